@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from sluice.agent.costs.rates import PipelineRates, rates
@@ -146,7 +146,7 @@ class Controller:
         begun = [s for s in self._recent if s.rows]
         if not begun:
             return snapshot
-        return begun[(len(begun) - 1) // 2 if self.decisions == 1 else 0]
+        return begun[(len(begun) - 1) // 2] if self.decisions == 1 else _first_of_its_own(begun)
 
     def _begin(self, limits: Limits, knobs: Knobs) -> None:
         """Lets the policy start, with what was learned in an earlier run if that has not been used yet; a policy that
@@ -184,8 +184,7 @@ class Controller:
         sequence, before, predicted = self._unlogged
         self._unlogged = None
         window = list(self._recent)
-        # The first tick after a change still shows the old setting; it is left out where there are others.
-        after = rates(window[1 if len(window) > 2 else 0], window[-1])
+        after = rates(_first_of_its_own(window), window[-1])
         if after is None:
             return
         # Some came right after the start: then there is no earlier rate to compare with.
@@ -275,6 +274,12 @@ class Controller:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
+
+
+def _first_of_its_own(looks: Sequence[Snapshot]) -> Snapshot:
+    """The look from which on the rate is that of a change: the first after it still shows the old setting, and is left
+    out where there are others."""
+    return looks[1 if len(looks) > 2 else 0]
 
 
 def _alike(before: Knobs, after: Knobs) -> bool:

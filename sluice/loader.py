@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from inspect import signature
+from numbers import Integral
 from typing import TYPE_CHECKING, Any, Self
 
 from sluice.agent.report.beside import shown
@@ -19,7 +20,7 @@ from sluice.agent.tunable import Policy
 from sluice.agent.tuning import TunedRun, TuningStatus, policy_of
 from sluice.etl.spec.permission import Permission
 from sluice.ingest.batch import FORMS, Batch
-from sluice.ingest.knobs import Knobs, nearest
+from sluice.ingest.knobs import Knobs, nearest, parse_bytes
 from sluice.ingest.loader import BatchLoader, LoaderError
 from sluice.ingest.machine import Machine, SharedMachine
 from sluice.ingest.progress import Progress
@@ -73,6 +74,15 @@ class Reading:
     """What Petastorm's Reader is asked for besides: a predicate, a selector of row groups, a schema, a cache."""
 
 
+_KINDS: Mapping[str, tuple[Any, str]] = {
+    **dict.fromkeys(("batch_size", "rank", "ranks", "seed", "epochs"), (Integral, "8")), "live": (Integral, "8080"),
+    "memory_limit": ((Integral, str), "'2GiB'"), "roles": ((Mapping, str), "'label=click;dense=I*;sparse=C*'"),
+    "hash": (Mapping, "{'user': 1_000_000}"), "knobs": (Knobs, "Knobs(workers={'read': 2})"),
+    "order": (Order, "Order(shuffle=False)"), "errors": (Errors, "Errors(on_error='quarantine')"),
+    "reading": (Reading, "Reading(reader='arrow')")}
+"""What some arguments must be, with an example of each."""
+
+
 class Loader(BatchLoader):
     """Batches of a table for one rank, loaded by a pipeline that an agent tunes while you train.
 
@@ -98,6 +108,11 @@ class Loader(BatchLoader):
         known = signature(cls.__init__).parameters
         for name in given.keys() - known.keys():
             raise TypeError(f"{cls.__name__} has no argument {name!r}{nearest(name, known)}")
+        for name, value in given.items():
+            kind, example = _KINDS.get(name, (object, ""))
+            if not (value is None or isinstance(value, kind)):
+                raise LoaderError(f"{name}={value!r} is of another kind than it takes; write for instance "
+                                  f"{name}={example}")
         return super().__new__(cls)
 
     def __init__(self, source: FeatureTable | ParquetFiles | Paths, *, batch_size: int,
@@ -107,7 +122,7 @@ class Loader(BatchLoader):
                  hash: Mapping[str, int] | None = None, spec: Spec | str | os.PathLike[str] | None = None,
                  fill: Mapping[str, float] | float | None = None,
                  split: str = "train", rank: int = 0, ranks: int = 1, seed: int = 0, epochs: int = 1,
-                 memory_limit: int | None = None, knobs: Knobs | None = None, order: Order = Order(),
+                 memory_limit: int | str | None = None, knobs: Knobs | None = None, order: Order = Order(),
                  errors: Errors = Errors(), reading: Reading = Reading(), workers: str | None = None,
                  as_: str = "batch", allow_code: Permission | Iterable[str] = ()):
         """`source` is a feature table, or any Parquet: a folder, a glob or a list of files.
@@ -134,7 +149,7 @@ class Loader(BatchLoader):
         which `sluice etl --spec` takes as well.
         `fill` replaces a missing number, for all columns or by name.
         `epochs` says how far the pipeline may read ahead over the end of an epoch; more may be asked for.
-        `memory_limit` is in bytes for the whole process tree, and never more than the machine's.
+        `memory_limit` is for the whole process tree, in bytes or as "2GiB", and never more than the machine's.
         `as_` is what `iter()` gives: `batch`; `dict`, tensors by column name; `numpy`, arrays by column name; `pandas`,
         a frame; or `kjt`, TorchRec's own batch, which has no weights. All but the frame are views.
         `workers` has others read and shuffle row groups, with the same rows in the same order: `local:4` starts so many
@@ -148,10 +163,9 @@ class Loader(BatchLoader):
                               "only fills a batch has weight 0. Take last='drop', or as_='batch' and batch.kjt()")
         if live is not None and run_dir is None:
             raise LoaderError(f"live={live} without run_dir: the page is that of a run folder; name one with run_dir")
-        if not (knobs is None or isinstance(knobs, Knobs)):
-            raise LoaderError(f"knobs={knobs!r} are no Knobs; write for instance Knobs(workers={{'read': 2}})")
         self._form = FORMS[as_]
         self._page = ExitStack()
+        memory_limit = None if memory_limit is None else parse_bytes(memory_limit)
         tuning = tuning if tuning is not None else "auto" if knobs is None else "fixed"
         policy = policy_of(tuning)
         table = table_of(source, roles, allow_code, hash, spec, transform_spec=without_spec(transforms)[1])

@@ -130,7 +130,8 @@ def test_what_is_misspelt_is_refused_before_anything_starts(clicks, tmp_path):
                         ({"roles": "label=clikced;dense=price"}, "did you mean 'clicked'"),
                         ({"roles": "label"}, "has no '='"),
                         ({"hash": {"itm": 5}}, "hash: there is no column 'itm' .did you mean 'item'"),
-                        ({"errors": {"on_error": "skip"}}, "skip")]:
+                        ({"errors": {"on_error": "skip"}}, "skip"),
+                        ({"memory_limit": "2 lots"}, "'2 lots' is not a number of bytes")]:
         with pytest.raises(ValueError, match=said):
             loader_of(clicks, **{**wrong, **({"errors": Errors(**wrong["errors"])} if "errors" in wrong else {})})
     assert not [t for t in threading.enumerate() if t.name.startswith("sluice")]
@@ -218,6 +219,19 @@ class TestWhatItSays:
             Loader(clicks, batchsize=80)
         with pytest.raises(TypeError, match="batch_size"):
             Loader(clicks)
+
+    @pytest.mark.parametrize(("name", "value", "example"), [
+        ("batch_size", "80", "8"), ("seed", "one", "8"), ("epochs", 1.5, "8"), ("roles", ["label"], "'label=click"),
+        ("hash", 1000, r"\{'user'"), ("order", "shuffle", r"Order\(shuffle=False\)"), ("knobs", {"read": 2}, "Knobs"),
+        ("errors", "quarantine", "Errors"), ("reading", "arrow", "Reading"), ("live", "8080", "8080")])
+    def test_an_argument_of_another_kind_is_named_with_an_example(self, clicks, name, value, example):
+        with pytest.raises(LoaderError, match=f"{name}=.* is of another kind than it takes; write for instance "
+                                              f"{name}={example}"):
+            loader_of(clicks, **{name: value})
+
+    def test_a_memory_limit_may_be_a_text(self, clicks):
+        with loader_of(clicks, memory_limit="1GiB") as loader:
+            assert loader.snapshot().memory_limit == 2**30
 
     def test_rows_that_fill_no_batch_are_told_and_rows_set_aside_at_the_end(self, clicks, tmp_path, capsys):
         """Of 2,000 rows 1,800 are in batches of 300; six of them have a price that is none."""

@@ -15,6 +15,8 @@ SMOOTH = 0.02  # a stall up to this is reported as none
 HARDLY = 0.1  # up to this stall, more could be gained elsewhere
 _SAME = 0.05  # of the rate: a smaller difference counts as none
 _LEAST = 3  # looks at a run that has started; fewer say nothing
+_AFTER = ("end", "opening")
+"""Events that are written when the run is over."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,7 +123,7 @@ def outcome(run: Run) -> RunOutcome:
         memory_limit=alone.get("memory", {}).get("limit") or (looks[-1].get("memory_limit") if looks else None),
         auc=evaluations[-1]["auc"] if evaluations else None,
         bayes_auc=next((e["bayes_auc"] for e in (*reversed(ends), run.config) if e.get("bayes_auc")), None),
-        seconds=max((float(line.get("at", 0.0)) for line in lines if line.get("kind") != "end"), default=0.0),
+        seconds=max((float(line.get("at", 0.0)) for line in lines if line.get("kind") not in _AFTER), default=0.0),
         ended=bool(ends),
         faults=tuple(str(f.get("text", "a fault without words")) for f in run.of("fault") if "fault" not in f))
 

@@ -33,6 +33,9 @@ class TableLayout:
     def __init__(self, config: ModelConfig, columns: Sequence[Table], missing: MissingNumbers | None = None) -> None:
         """`missing` masks dense features that are not finite numbers."""
         self.columns, self.missing = tuple(columns), missing
+        if dotted := next((t.name for t in columns if "." in t.name), None):
+            raise ConfigError(f"column {dotted!r}: a model's table has no dot in its name; in the spec write name = "
+                              f"{dotted.replace('.', '_')!r} and from = {dotted!r}, and make the feature table anew")
         inputs = tower_of(config.kind).inputs
         reads = "history" in inputs
         if (bool(config.history), bool(config.target)) != (reads, reads):

@@ -150,7 +150,7 @@ def selected(spec: Spec, parsed: Parsed) -> tuple[dict[str, pa.Array], Keys | No
         columns = {name: values.filter(both) for name, values in columns.items()}
     if rows.sample:
         keys = row_keys(columns, spec)
-        keep = rows.sample.keeps(columns[spec.label], keys)
+        keep = rows.sample.keeps(spec.labels(columns), keys)
         columns = {name: values.filter(keep) for name, values in columns.items()}
         keys = keys[keep.to_numpy(zero_copy_only=False)]
     return columns, keys

@@ -87,8 +87,8 @@ class Features:
         if not self._needs:
             return {}
         count = len(next(iter(columns.values())))
-        label = columns.get(self.spec.label)
-        found = {"label": pa.nulls(count, pa.int8()) if label is None else label.cast(pa.int8()),
+        there = self.spec.label in columns
+        found = {"label": (self.spec.labels(columns) if there else pa.nulls(count)).cast(pa.int8()),
                  "key": pa.nulls(count, pa.int64()), "time": pa.nulls(count, pa.float64())}
         if keys is not None:
             others = ~in_training(columns, keys, self.spec, split)

@@ -42,7 +42,7 @@ class InputParser:
 
     def __init__(self, spec: Spec) -> None:
         self.types = spec.input.columns
-        self.label = spec.label
+        self._spec, self.label = spec, spec.label
         self.schema = pa.schema([(name, ARROW_TYPES[kind]) for name, kind in self.types.items()])
         self._delimited = Delimited(self.schema, spec.input.delimiter, quoted=spec.input.format == "csv",
                                     optional=len(spec.input.optional))
@@ -123,7 +123,7 @@ class InputParser:
                        if name is not None])
 
     def _with_good_labels(self, parsed: Parsed) -> Parsed:
-        label = parsed.columns[self.label]
+        label = self._spec.labels(parsed.columns)
         good = pc.fill_null(pc.is_in(label, pa.array([0, 1], label.type)), False)
         if pc.all(good).as_py() is not False:
             return parsed

@@ -1,9 +1,11 @@
-"""Operators on single numbers that learn nothing: fill, missing, clip, log, boxcox, logit, bucketize, one_hot."""
+"""Operators on single numbers that learn nothing: fill, missing, clip, log, boxcox, logit, compare, bucketize,
+one_hot."""
 
 from __future__ import annotations
 
 import itertools
 import math
+import re
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -12,6 +14,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sluice.etl.ops.base import FIRST, NULL, Operator, OperatorError, values_of, within
+
+COMPARISONS = {"==": pc.equal, "!=": pc.not_equal, "<=": pc.less_equal, "<": pc.less, ">=": pc.greater_equal,
+               ">": pc.greater}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,6 +146,33 @@ class Logit(Operator):
         values, nulls = values_of(column)
         kept = np.clip(values, self.margin, 1 - self.margin)
         return pa.array(np.log(kept) - np.log1p(-kept), mask=nulls)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compare(Operator):
+    """1 where the number compares so, as `to = ">= 4"` says, else 0; nulls stay, and NaN is one."""
+
+    name: ClassVar[str] = "compare"
+    takes: ClassVar[tuple[str, ...]] = ("number",)
+    gives: ClassVar[str] = "number"
+    to: str
+
+    def __post_init__(self) -> None:
+        self._parts()
+
+    def _parts(self) -> tuple[str, float]:
+        found = re.fullmatch(rf"\s*({'|'.join(COMPARISONS)})\s*(\S+)\s*", self.to)
+        try:
+            return ("", float("")) if found is None else (found[1], float(found[2]))
+        except ValueError:
+            raise OperatorError(f"to = {self.to!r}: must be one of {' '.join(COMPARISONS)} and a number, for instance "
+                                ">= 4") from None
+
+    def apply(self, column: pa.Array, _state: Any) -> pa.Array:
+        sign, number = self._parts()
+        there = pc.invert(pc.is_null(column, nan_is_null=True))
+        holds = COMPARISONS[sign](column.cast(pa.float64(), safe=False), number).cast(pa.float64())
+        return pc.if_else(there, holds, pa.scalar(None, pa.float64()))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -122,7 +122,7 @@ def _expanded(column: ColumnSpec) -> list[ColumnSpec]:
         flag = ColumnSpec(name=f"{column.name}_missing", sources=column.sources, role=column.role, ops=(Missing(),))
         plain = tuple(dataclasses.replace(op, indicator=False) if isinstance(op, _FILLS) else op for op in column.ops)
         return [dataclasses.replace(column, ops=plain), flag]
-    if column.ops and isinstance(last := column.ops[-1], OneHot):
+    if column.ops and isinstance(last := column.ops[-1], OneHot) and column.role != "label":
         return [dataclasses.replace(column, name=f"{column.name}={one}", ops=(*column.ops[:-1], OneHot(values=(one,))))
                 for one in last.values]
     return [column]

@@ -15,11 +15,10 @@ from sluice.etl.common.suggest import nearest
 from sluice.etl.ops.base import MAX_VALUES
 from sluice.etl.ops.hashing import mix
 from sluice.etl.ops.ids import Categorify
+from sluice.etl.ops.numeric import COMPARISONS
 from sluice.etl.spec.toml_keys import SpecError, column, known, needed, section, sections, texts, value
 
-_COMPARE = {"==": pc.equal, "!=": pc.not_equal, "<": pc.less, "<=": pc.less_equal, ">": pc.greater,
-            ">=": pc.greater_equal}
-FILTERS = (*_COMPARE, "in", "not in", "present", "missing")
+FILTERS = (*COMPARISONS, "in", "not in", "present", "missing")
 JOIN_FORMATS = ("parquet", "delta", "csv", "json")
 _SAMPLE, _DRAW = np.uint64(0x5A3B1E0000000001), np.uint64(0xD4A3000000000001)
 NEGATIVES_KEY = "rows/negatives"
@@ -40,7 +39,7 @@ class Filter:
         if self.op in ("in", "not in"):
             there = pc.is_in(values, pa.array(self.value, values.type))
             return there if self.op == "in" else pc.and_(pc.is_valid(values), pc.invert(there))
-        return pc.fill_null(_COMPARE[self.op](values, pa.scalar(self.value, values.type)), False)
+        return pc.fill_null(COMPARISONS[self.op](values, pa.scalar(self.value, values.type)), False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import itertools
 import json
@@ -17,8 +18,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+
 from sluice.etl.common.suggest import nearest
 from sluice.etl.ops import Fitted, OperatorError
+from sluice.etl.ops.chain import step
 from sluice.etl.ops.user_function import Python
 from sluice.etl.schema import Field
 from sluice.etl.spec.columns import ColumnSpec, read_columns
@@ -207,6 +211,11 @@ class Spec:
         """The input column that the label is made from."""
         return next(c.sources[0] for c in self.columns if c.role == "label")
 
+    def labels(self, columns: Mapping[str, pa.Array]) -> pa.Array:
+        """What the label's operators, if it has any, make of the rows."""
+        made = next(c for c in self.columns if c.role == "label")
+        return functools.reduce(lambda values, op: step(op, values, None, {}), made.ops, columns[self.label])
+
     @property
     def hidden(self) -> tuple[ColumnSpec, ...]:
         """Columns that are learned only because rules on rows need them: they do not become columns of the table."""
@@ -237,8 +246,9 @@ class Spec:
     @property
     def chains(self) -> dict[str, Any]:
         """Everything that the fitted states depend on, by their keys, as plain values."""
+        made = tuple((c, len(c.ops)) for c in self.columns if c.role == "label" and c.ops)
         return {learned.key: [[list(c.sources), [op.described for op in c.ops[:number + 1]]]
-                              for c, number in learned.users]
+                              for c, number in (*learned.users, *(made if "label" in learned.op.needs else ()))]
                 for learned in self.fitted}
 
     @property
@@ -276,8 +286,14 @@ def _spec(raw: dict[str, Any], text: str) -> Spec:
     if len(labels) != 1:
         names = [c.name for c in labels] or "none"
         raise SpecError(f"column: exactly one must have role = \"label\", but {names} has")
-    if labels[0].ops or labels[0].sources[0] not in source.columns:
-        raise SpecError(f"column {labels[0].name!r}: a label is an input column as it is, 0 or 1")
+    if len(labels[0].sources) != 1 or labels[0].sources[0] not in source.columns:
+        raise SpecError(f"column {labels[0].name!r}: a label is made of one input column")
+    if wrong := next((op.name for op in labels[0].ops if isinstance(op, (Fitted, Python)) or op.needs), None):
+        raise SpecError(f"column {labels[0].name!r}: {wrong} cannot make a label; operators that learn nothing can, "
+                        'for instance {op = "compare", to = ">= 4"}')
+    if labels[0].ops and (rows.negatives or any(one.positive for one in rows.histories)):
+        raise SpecError(f"column {labels[0].name!r}: [negatives], and a [[history]] of positive rows, need a label "
+                        "that is an input column as it is, 0 or 1")
     if not any(c.role in ("dense", "sparse", "id_list") for c in columns):
         raise SpecError("column: none has role \"dense\" or \"sparse\": there is nothing to learn from")
     if rows.sample and rows.sample.weight:
@@ -308,7 +324,7 @@ def _weight(columns: tuple[ColumnSpec, ...], rows: RowRules, label: ColumnSpec) 
     if any(c.name == rows.sample.weight for c in columns):
         raise SpecError(f"sample.weight = {rows.sample.weight!r}: there is a column of this name already")
     return ColumnSpec(name=rows.sample.weight, sources=label.sources, role="weight",
-                      ops=(InverseShare(share=rows.sample.negatives),))
+                      ops=(*label.ops, InverseShare(share=rows.sample.negatives)))
 
 
 def _input(raw: dict[str, Any]) -> Input:

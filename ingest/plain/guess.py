@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from sluice.etl.ops.timestamps import ParseTime
 from sluice.ingest.plain.probe import ColumnFacts
-from sluice.ingest.plain.roles import GuessError, ParquetError
+from sluice.ingest.plain.roles import GuessError, ParquetError, label_of
 
 LABELS = ("label", "target", "click", "clicked", "y", "is_click", "conversion")
 _WEIGHTS = ("weight", "sample_weight")
@@ -45,6 +45,8 @@ class Proposal:
     """For a time as text: how a spec reads it as seconds."""
     why: str = ""
     """Why it is left out."""
+    label: str = ""
+    """For the label: the name or the comparison by which it was asked for."""
 
 
 def proposals(facts: Mapping[str, ColumnFacts], rows: int, label: str | None = None, hashed: Iterable[str] = ()
@@ -57,10 +59,11 @@ def proposals(facts: Mapping[str, ColumnFacts], rows: int, label: str | None = N
         raise GuessError(f"no column is called {', '.join(LABELS[:-1])} or {LABELS[-1]}: say which is the label, "
                          "roles=\"label=NAME\", or `sluice guess --label NAME` (columns: "
                          f"{', '.join(list(facts)[:20])})")
-    if label not in facts:
-        raise ParquetError(f"there is no column {label!r} to be the label (columns: {', '.join(list(facts)[:20])})")
+    wanted, _ = label_of(label, {name: str(one.type) for name, one in facts.items()})
+    if wanted not in facts:
+        raise ParquetError(f"there is no column {wanted!r} to be the label (columns: {', '.join(list(facts)[:20])})")
     hashed = set(hashed)
-    return {name: Proposal(name=name, facts=one, role="label") if name == label else
+    return {name: Proposal(name=name, facts=one, role="label", label=label) if name == wanted else
             Proposal(name=name, facts=one, role="id_list" if _is_list(one.type) else "sparse") if name in hashed else
             _proposal(name, one, rows) for name, one in facts.items()}
 

@@ -207,7 +207,8 @@ def check_values(recipes: Sequence[Recipe], columns: Columns, paths: Sequence[st
     if label is None or not isinstance(label.low, (int, float)) or 0 <= label.low <= label.high <= 1:
         return ""
     return (f"the label {columns.label!r} goes from {_shown(label.low)} to {_shown(label.high)}, and is loaded so; a "
-            "loss of clicks (binary cross-entropy) takes 0 to 1")
+            "loss of clicks (binary cross-entropy) takes 0 to 1, as roles=\"label="
+            f"{taken[columns.label]} >= {_shown(label.high)}\" makes them")
 
 
 def _refuse(name: str, source: str, kind: Any, place: Place, filled: bool) -> None:

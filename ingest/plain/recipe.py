@@ -33,12 +33,13 @@ class Recipe:
     """None: the values as they are."""
 
     @classmethod
-    def stored(cls, name: str, role: str, kind: str, size: int | None = None) -> Recipe:
-        """A column as files hold it, or hashed to so many ids; `kind` is the name of its Arrow type."""
+    def stored(cls, name: str, role: str, kind: str, size: int | None = None,
+               operators: tuple[ops.Operator, ...] = ()) -> Recipe:
+        """A column as files hold it, hashed to so many ids, or by operators; `kind` is the name of its Arrow type."""
         if size is not None:
             return cls(name=name, role=role, sources=(name,), operators=(Hash(size=size),))
         numbers = kind.startswith("decimal") or kind.startswith(_DICTIONARIES)
-        return cls(name=name, role=role, sources=(name,), kinds=("float",) if numbers else ())
+        return cls(name=name, role=role, sources=(name,), kinds=("float",) if numbers else (), operators=operators)
 
     @property
     def as_it_is(self) -> bool:

@@ -7,6 +7,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from sluice.etl.common.errors import UsageError
+from sluice.etl.ops import Operator, OperatorError
+from sluice.etl.ops.numeric import COMPARISONS, Compare, OneHot
 from sluice.ingest.knobs import nearest
 from sluice.ingest.plain.hashed_ids import MOST_IDS, can_hash
 from sluice.ingest.plain.recipe import Recipe
@@ -14,8 +16,10 @@ from sluice.ingest.plain.recipe import Recipe
 ROLES = ("label", "weight", "dense", "sparse", "id_list")
 Roles = Mapping[str, str | Sequence[str]]
 """Maps a role to the names, or patterns of names, of its columns: `{"label": "click", "dense": "I*", "sparse":
-["C*", "user%1000000"]}`; a number after a percent sign is how many ids the values are hashed to."""
+["C*", "user%1000000"]}`; a number after a percent sign is how many ids the values are hashed to. A label may be a
+comparison: `stars >= 4`, `event == buy`."""
 _SIZED = re.compile(r"(.+)%(\d[\d_]*)")
+_COMPARED = re.compile(rf"(.+?)\s*({'|'.join(COMPARISONS)})\s*(\S.*)")
 
 
 class ParquetError(UsageError):
@@ -40,10 +44,29 @@ def roles_of(text: str) -> dict[str, list[str]]:
     return roles
 
 
+def _several(names: str | Sequence[str]) -> list[str]:
+    return [names] if isinstance(names, str) else list(names)
+
+
 def only_label(roles: Roles) -> str | None:
     """The label, if that is all that is said."""
-    said = [roles["label"]] if isinstance(roles.get("label"), str) else list(roles.get("label", ()))
-    return str(said[0]) if len(roles) == len(said) == 1 else None
+    said = _several(roles.get("label", ()))
+    return said[0] if len(roles) == len(said) == 1 else None
+
+
+def label_of(text: str, types: Mapping[str, str]) -> tuple[str, tuple[Operator, ...]]:
+    """The label's column, and what makes a label of it: `stars >= 4` compares numbers, `event == buy` texts."""
+    if text in types or not (match := _COMPARED.fullmatch(text)):
+        return text, ()
+    name, sign, right = match.groups()
+    if "string" in types.get(name, ""):
+        if sign != "==":
+            raise ParquetError(f"label {text!r}: column {name!r} holds {types[name]}, of which a label is made by ==")
+        return name, (OneHot(values=(right,)),)
+    try:
+        return name, (Compare(to=f"{sign} {right}"),)
+    except OperatorError as error:
+        raise ParquetError(f"label {text!r}: {error}") from None
 
 
 def recipes_of(roles: Roles, hashed: Mapping[str, int], types: Mapping[str, str], lacking: Mapping[str, str]
@@ -52,7 +75,8 @@ def recipes_of(roles: Roles, hashed: Mapping[str, int], types: Mapping[str, str]
     number of ids of those that are hashed. `types` are the Arrow types of the columns that all files have, by their
     names; `lacking` names a file for each other."""
     sizes = _sizes(hashed, types, lacking)
-    asked = list(_asked(roles, types, lacking))
+    labels = dict(label_of(text, types) for text in _several(roles.get("label", ())))
+    asked = list(_asked({**roles, "label": list(labels)} if labels else roles, types, lacking))
     exact: dict[str, str] = {}
     for role, pattern, names, _ in asked:
         if names == [pattern]:
@@ -75,7 +99,8 @@ def recipes_of(roles: Roles, hashed: Mapping[str, int], types: Mapping[str, str]
         if role not in ("sparse", "id_list"):
             raise ParquetError(f"hash: column {name!r} is asked for as {role}; only ids are hashed")
     return tuple(Recipe.stored(name, "id_list" if role == "sparse" and _is_list(types[name]) else role, types[name],
-                               sizes.get(name)) for name, role in role_of.items()), sizes
+                               sizes.get(name), labels.get(name, ()) if role == "label" else ())
+                 for name, role in role_of.items()), sizes
 
 
 def _is_list(kind: str) -> bool:
@@ -88,7 +113,7 @@ def _asked(roles: Roles, types: Mapping[str, str], lacking: Mapping[str, str]
     for role, wanted in roles.items():
         if role not in ROLES:
             raise ParquetError(f"roles: {role!r} is no role{nearest(role, ROLES)}")
-        for text in [wanted] if isinstance(wanted, str) else wanted:
+        for text in _several(wanted):
             pattern, size = text, None
             if text not in types and (match := _SIZED.fullmatch(text)):
                 pattern, size = match[1], int(match[2])

@@ -31,7 +31,7 @@ from sluice.ingest.plain.guess import Proposal, proposals
 from sluice.ingest.plain.made_columns import MadeColumns
 from sluice.ingest.plain.probe import ColumnFacts, check_values, probe
 from sluice.ingest.plain.recipe import Recipe
-from sluice.ingest.plain.roles import ROLES, GuessError, ParquetError, Roles, only_label, recipes_of, roles_of
+from sluice.ingest.plain.roles import ROLES, GuessError, ParquetError, Roles, label_of, only_label, recipes_of, roles_of
 from sluice.ingest.plain.row_selection import RowSelection
 from sluice.ingest.plain.unreadable import unreadable
 from sluice.ingest.read.footers import Footer, FooterError, footers_of
@@ -104,7 +104,8 @@ class ParquetFiles:
                      if name in edited or name in types}
         roles = roles_of(roles) if isinstance(roles, str) else roles
         label = None if roles is None or hash else only_label(roles)
-        hashed, fill, guessed = dict(hash or {}), dict[str, float](), spec is None and (roles is None or label in types)
+        hashed, fill, guessed = dict(hash or {}), dict[str, float](), spec is None and (
+            roles is None or label_of(label or "", types)[0] in types)
         if spec is not None:
             if roles is not None or hash:
                 raise ParquetError("a spec says itself which roles the columns have and what is hashed: give either "
@@ -153,6 +154,7 @@ class ParquetFiles:
         """Hash of names, sizes and row groups: another version means other rows, or another order."""
         named = [[os.path.basename(f.path), f.bytes, f.row_group_rows] for f in self.files]
         made: list[Any] = [self.hash] if self.hash else []
+        made += [recipe.described for recipe in self.recipes if recipe.role == "label" and recipe.operators]
         if self.spec is not None:
             table = self.spec.table
             made = [[recipe.described for recipe in self.recipes],
@@ -263,9 +265,9 @@ def _guessed(uri: str, found: Mapping[str, Proposal], others: Mapping[str, str],
     roles: dict[str, list[str]] = {role: [] for role in ROLES}
     for one in found.values():
         if one.role:
-            roles[one.role].append(one.name)
+            roles[one.role].append(one.label or one.name)
     fill = {one.name: 0.0 for one in found.values() if one.fill}
-    taken = "; ".join(f"{role}: {', '.join(_said(found[name].hash, name) for name in names)}"
+    taken = "; ".join(f"{role}: {', '.join(_said(found[name].hash if name in found else None, name) for name in names)}"
                       for role, names in roles.items() if names)
     why = {one.name: one.why for one in found.values() if not one.role} | dict(others)
     left = [f"{name} ({reason})" for name, reason in why.items()]

@@ -16,7 +16,7 @@ from sluice.ingest.tools.spec_text import spec_text
 _EXAMPLES = """\
 examples:
   sluice guess 'logs/*.parquet' > clicks.toml
-  sluice guess logs --label bought --out clicks.toml
+  sluice guess logs --label 'stars >= 4' --out clicks.toml
   sluice bench logs --spec clicks.toml
 """
 _DESCRIPTION = ("Reads footers and a few rows, and writes a spec: roles, types, what is hashed, filled or made of "
@@ -30,7 +30,8 @@ class GuessOptions:
 
     files: tuple[str, ...] = setting(help="a folder, glob or files of Parquet", metavar="FILES", positional=True,
                                      several=True)
-    label: str | None = setting(None, "the column that is the label (default: guessed by its name)", metavar="NAME")
+    label: str | None = setting(None, "the column that is the label, or a comparison such as 'stars >= 4' (default: "
+                                      "guessed by its name)", metavar="NAME")
     out: str = setting("", "a new file for the spec (default: it is printed)", metavar="FILE")
 
 

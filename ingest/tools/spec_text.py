@@ -9,9 +9,11 @@ from collections.abc import Iterator, Mapping
 
 import pyarrow as pa
 
+from sluice.etl.ops.numeric import Compare, OneHot
 from sluice.etl.spec.input_values import converted
 from sluice.ingest.plain.guess import Proposal, user_of
 from sluice.ingest.plain.probe import facts_text
+from sluice.ingest.plain.roles import label_of
 
 _HEAD = """\
 # Guessed by `sluice guess` from names, types and a few rows: read it, and change what is wrong.
@@ -35,7 +37,8 @@ def spec_text(found: Mapping[str, Proposal], others: Mapping[str, str]) -> str:
         lines += ["# Left out:", *left]
     lines += ["", "[table]", *_split(found), ""]
     for one in used.values():
-        lines += _columns(one)
+        plain = one.name.replace(".", "_")  # a model's table has no dot in its name
+        lines += _columns(one, one.name if plain in found else plain)
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -43,6 +46,8 @@ def _type(one: Proposal) -> str:
     """The type of an input column of a spec."""
     kind = one.facts.type.value_type if pa.types.is_dictionary(one.facts.type) else one.facts.type
     if one.role == "label":
+        if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+            return "text"
         return "int" if pa.types.is_boolean(kind) or not one.facts.values or 0 <= one.facts.low <= one.facts.high <= 1 \
             else "float"
     if one.time:
@@ -79,7 +84,7 @@ def _seconds(value: object, one: Proposal) -> float:
     return float(number[0].as_py())
 
 
-def _columns(one: Proposal) -> list[str]:
+def _columns(one: Proposal, name: str) -> list[str]:
     seen = f"# {facts_text(one.facts)}"
     if one.time:
         clock = "%H" in one.format if one.format else not pa.types.is_date(one.facts.type)
@@ -87,16 +92,18 @@ def _columns(one: Proposal) -> list[str]:
         named = getattr(one.facts.type, "tz", None)
         zone = f', zone = "{named}"' if named in zoneinfo.available_timezones() - {"UTC"} else ""
         return [line for part, size in ([("hour", 24)] if clock else []) + [("weekday", 7)] for line in
-                _column(f"{one.name}_{part}", "sparse",
+                _column(f"{name}_{part}", "sparse",
                         [*read, f'{{op = "{part}"{zone}}}', f'{{op = "modulus", size = {size}}}'], seen, one.name)]
-    return _column(one.name, one.role, _operators(one), seen)
+    return _column(name, one.role, _operators(one), seen, None if name == one.name else one.name)
 
 
 def _operators(one: Proposal) -> list[str]:
     if one.role in ("dense", "weight"):
         return ['{op = "fill"}']
     if one.role == "label":
-        return []
+        _, made = label_of(one.label, {one.name: str(one.facts.type)})
+        return [f'{{op = "one_hot", values = {json.dumps(op.values)}}}' if isinstance(op, OneHot) else
+                f'{{op = "compare", to = {json.dumps(op.to)}}}' for op in made if isinstance(op, (OneHot, Compare))]
     if one.hash is None and isinstance(one.facts.high, int) and one.facts.high < _MOST_ROOM:
         return [f'{{op = "modulus", size = {one.facts.high + 1}}}']
     return [f'{{op = "hash", size = {one.hash or 1_000_000}}}']

@@ -72,6 +72,28 @@ def test_the_effect_of_a_change_is_logged_before_the_next():
         ("decision", 1), ("effect", 1), ("decision", 2), ("effect", 2)]
 
 
+def test_the_rate_after_a_change_is_the_rate_before_the_next():
+    class Idle(FakePipeline):
+        """Nothing passes in the second after a change, as its workers start."""
+
+        changed = False
+
+        def apply(self, knobs):
+            super().apply(knobs)
+            self.changed = True
+
+        def advance(self, seconds):
+            if self.changed:
+                self.now, self.changed = self.now + seconds, False
+            else:
+                super().advance(seconds)
+
+    _, events, _ = _run(Idle(_pipeline().stages), Script(1, 1, 1, 4, 4, 4, 8), 14)
+    first, second = (event for event in events if event["kind"] == "effect")
+    assert second["rows_per_s_before"] == pytest.approx(first["rows_per_s_after"])
+    assert second["stall_before"] == pytest.approx(first["stall_after"])
+
+
 def test_stopping_logs_the_effect_that_is_still_due():
     pipeline = _pipeline()
     controller, events, _ = _run(pipeline, Script(1, 1, 4), 5)

@@ -74,6 +74,7 @@ def test_the_headline_is_of_the_part_before_the_first_fault_and_page_explain_and
     told = narrative.summary(run, end)
     with open(tmp_path / "events.jsonl", "a") as events:
         events.write(json.dumps({"at": 40.0, "kind": "end", **end}) + "\n")
+        events.write(json.dumps({"at": 43.0, "kind": "opening", "text": "so", "record": {"tried": True}}) + "\n")
     run = Run.read(tmp_path)
     assert narrative.summary(run) == told, "before the last event and after it"
     assert told["headline"] == ("Waiting for input 50 % → 10 % in 7 s, 2 times the rows (200 → 400 rows/s) after one "

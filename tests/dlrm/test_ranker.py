@@ -128,6 +128,12 @@ def test_a_history_that_cannot_be_is_refused(settings, message):
         TableLayout(ModelConfig(width=8, **{"kind": "dien", **settings}), COLUMNS)
 
 
+def test_a_column_with_a_dot_in_its_name_is_told_what_to_be_called():
+    columns = [replace(COLUMNS[0], name="device.os"), *COLUMNS[1:]]
+    with pytest.raises(ConfigError, match=r"column 'device.os': .* name = 'device_os' and from = 'device.os'"):
+        TableLayout(ModelConfig(width=8), columns)
+
+
 @pytest.mark.parametrize(("text", "expected"), [
     ("sum", [1, 1, 1, 1]), ("mean", [1 / 3, 1 / 3, 1 / 3, 1]), ("sqrt", [3**-0.5, 3**-0.5, 3**-0.5, 1]),
     ("decay:0.5", [0.25, 0.5, 1, 1])])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import itertools
 import math
+import operator
 import random
 import re
 import statistics
@@ -24,7 +25,7 @@ from sluice.etl.ops.exact_sums import parts, total
 from sluice.etl.ops.hashing import hash_rows
 from sluice.etl.ops.ids import Categorify, Cross, Hash, Modulus, Vocabulary
 from sluice.etl.ops.lists import Bag, FirstX, Flags, Overlap, packed
-from sluice.etl.ops.numeric import BoxCox, Bucketize, Logit, Missing, OneHot
+from sluice.etl.ops.numeric import COMPARISONS, BoxCox, Bucketize, Compare, Logit, Missing, OneHot
 from sluice.etl.ops.scaling import FillMean, FillMedian, MinMax, Quantiles, Standardise
 from sluice.etl.ops.statistics import Count, Group, Target
 from sluice.etl.ops.text import Concat, Lower, Map, Ngram, Replace, Split
@@ -137,6 +138,17 @@ def test_bucketize_and_missing(values):
     got = Bucketize(boundaries=(-1.0, 0.0, 2.5)).apply(column, None).to_pylist()
     assert got == [1 if v is None or math.isnan(v) else 2 + (v >= -1) + (v >= 0) + (v >= 2.5) for v in values]
     assert Missing().apply(column, None).to_pylist() == [float(not is_number(v)) for v in values]
+
+
+@given(NUMBERS, st.sampled_from(sorted(COMPARISONS)))
+def test_a_comparison_is_1_or_0_or_nobody_knows(values, sign):
+    got = Compare(to=f"{sign} -1.5").apply(pa.array(values, pa.float64()), None).to_pylist()
+    holds = {"==": operator.eq, "!=": operator.ne, "<": operator.lt, "<=": operator.le, ">": operator.gt,
+             ">=": operator.ge}[sign]
+    assert got == [None if v is None or math.isnan(v) else float(holds(v, -1.5)) for v in values]
+    for wrong in ("4", f"{sign} four", f"{sign}{sign} 4", "", f"{sign} 4 5"):
+        with pytest.raises(OperatorError, match=r"must be one of .* and a number, for instance >= 4"):
+            Compare(to=wrong)
 
 
 @given(st.lists(ODD | st.floats(-1e6, 1e6)), st.sampled_from([-0.5, 0.0, 0.5, 2.0]))
@@ -467,6 +479,7 @@ NEEDED = {"clip": {"low": 0.0}, "hash": {"size": 3}, "cross": {"size": 3}, "modu
           "boxcox": {"power": 1.0}, "bucketize": {"boundaries": (1.0,)}, "quantiles": {"buckets": 3},
           "one_hot": {"values": ("a",)}, "vocabulary": {"values": ("a",)}, "map": {"values": ("a",), "to": ("b",)},
           "replace": {"pattern": "a"}, "first_x": {"size": 1}, "lookup": {"width": 3},
+          "compare": {"to": "> 0"},
           "python": {"function": f"{__name__}:double", "inputs": ("number",), "output": "number"}}
 EMPTY = {"text": pa.string(), "number": pa.float64(), "texts": pa.list_(pa.string()), "numbers": pa.list_(pa.float64()),
          "id": pa.int32(), "row": pa.struct([("a", pa.string()), ("b", pa.float64())])}

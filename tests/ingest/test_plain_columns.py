@@ -14,7 +14,7 @@ import pytest
 
 from sluice.etl.jobs.job_run import Job
 from sluice.etl.ops.ids import Hash
-from sluice.etl.spec.spec import Spec
+from sluice.etl.spec.spec import Spec, SpecError
 from sluice.etl.table.store import TableStore
 from sluice.etl.table.table import FeatureTable
 from sluice.ingest.__main__ import main
@@ -26,6 +26,7 @@ from sluice.ingest.stages.transform import Transform, TransformError
 from sluice.ingest.tools import guess
 from sluice.ingest.tools.guess import guessed_spec
 from tests.etl.jobs import on
+from tests.etl.jobs import rows_of as rows_of_table
 
 pytestmark = pytest.mark.slow
 
@@ -316,6 +317,70 @@ def test_an_id_of_a_function_beyond_what_embeddings_have_is_refused(clicks, valu
         list(loader)
 
 
+RATED = """
+[input]
+format = "parquet"
+columns = ["score:int", "country:text", "user_id:int"]
+[table]
+split = {{all = 1}}
+[[column]]
+name = "liked"
+from = "{source}"
+role = "label"
+ops = [{ops}]
+[[column]]
+name = "user_id"
+role = "sparse"
+ops = [{{op = "hash", size = 100}}]
+[[column]]
+name = "score"
+role = "dense"
+ops = [{{op = "fill"}}]
+"""
+
+
+@pytest.mark.parametrize(("asked", "ops", "is_one"), [
+    ("user_id >= 0", '{op = "compare", to = ">= 0"}', lambda n: n % 50 >= 7),
+    ("country == de", '{op = "lower"}, {op = "one_hot", values = ["de"]}', lambda n: n % 3 == 1)])
+def test_a_comparison_makes_the_label_by_roles_by_a_guess_by_a_spec_and_by_a_job(clicks, tmp_path, asked, ops, is_one):
+    source = asked.split()[0]
+    expected = {n: float(is_one(n)) for n in range(ROWS * FILES)}
+    spec, guessed = Spec.own(RATED.format(source=source, ops=ops)), Spec.own(guessed_spec(str(clicks), asked))
+    on(None, Job(spec=spec, inputs=(str(clicks),), store=TableStore(tmp_path / "table")))
+    for name, files in (("liked", FeatureTable.open(tmp_path / "table")),
+                              ("liked", ParquetFiles.open(clicks, spec=spec)),
+                              (source, table_of(clicks, f"label={asked};dense=score")),
+                              (source, table_of(clicks, f"label={asked}"))):
+        found = rows_of(files, "all" if name == "liked" else "train")
+        assert {n: dict(row)[name] for n, row in found.items()} == expected
+    found = {n: dict(row)[source] for n, row in rows_of(ParquetFiles.open(clicks, spec=guessed), "test").items()}
+    assert found
+    assert found.items() <= expected.items()
+
+
+def test_the_rows_that_have_a_label_stay_and_a_sample_goes_by_what_was_compared(clicks, tmp_path):
+    text = RATED.format(source="score", ops='{op = "compare", to = "< 300"}') + (
+        "[sample]\nnegatives = 0.5\nweight = 'w'\n")
+    on(None, Job(spec=Spec.own(text), inputs=(str(clicks),), store=TableStore(tmp_path / "table")))
+    rows = rows_of_table(FeatureTable.open(tmp_path / "table"))
+    positive = [row for row in rows if row["liked"]]
+    assert sorted(row["score"] for row in positive) == list(range(300))
+    assert 350 < len(rows) - len(positive) < 550, "about half of the other 900"
+    assert {(row["liked"], row["w"]) for row in rows} == {(1, 1.0), (0, 2.0)}
+    for wrong, said in ((text + "[negatives]\ncolumn = 'country'\n", r"\[negatives\].* need a label that is an input"),
+                        (text.replace('op = "compare", to = "< 300"', 'op = "standardise"'), "cannot make a label")):
+        with pytest.raises(SpecError, match=said):
+            Spec.parse(wrong)
+
+
+@pytest.mark.parametrize(("label", "said"), [
+    ("score >= many", "must be one of .* and a number"), ("country != de", "of which a label is made by =="),
+    ("scor >= 4", r"no column 'scor' \(did you mean 'score'\?\)")])
+def test_a_comparison_that_cannot_be_is_refused(clicks, label, said):
+    with pytest.raises(ParquetError, match=said):
+        ParquetFiles.open(clicks, f"label={label};dense=price")
+
+
 def first_batch(files, spec: str, rows: int = 4):
     """The first rows of files, as they lie."""
     source = table_of(files, spec=Spec.own(spec, "guessed"))
@@ -333,7 +398,8 @@ class TestGuesses:
         assert roles == {
             "clicked": "label", "price": "dense", "score": "dense", "is_new": "dense", "user_id": "sparse",
             "country": "sparse", "ts_hour": "sparse", "ts_weekday": "sparse", "day_weekday": "sparse",
-            "device.os": "sparse", "device.size.width": "sparse", "items": "id_list", "tags": "id_list"}
+            "device_os": "sparse", "device_size_width": "sparse", "items": "id_list", "tags": "id_list"}
+        assert {column.sources for column in spec.columns if column.name == "device_os"} == {("device.os",)}
         assert "blob: binary" in out.read_text()
         on(None, Job(spec=spec, inputs=(str(clicks),), store=TableStore(tmp_path / "table")))
         assert rows_of(FeatureTable.open(tmp_path / "table"), "test") == rows_of(
