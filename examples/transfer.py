@@ -25,7 +25,7 @@ from clicks import Loss, Model, judged, planted_clicks, trained
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 WIDTH, LAYERS = 8, (128, 64)
-RATES = (0.003, 0.01, 0.03)
+RATES = (0.001, 0.003, 0.01, 0.03)
 
 
 def fresh(seed: int, part: int = 1) -> Model:
@@ -44,21 +44,18 @@ def taught_by(teacher: Model) -> Loss:
     return loss
 
 
-def best_rate(make: Callable[[float], Model], held_out: Path) -> float:
-    """The rate whose model ranks rows best that it has not seen."""
-    return max(RATES, key=lambda rate: judged(make(rate), held_out))
+def best(make: Callable[[float], Model], held_out: Path) -> Model:
+    """The model of the rate that ranks rows best that it has not seen."""
+    return max(map(make, RATES), key=lambda model: judged(model, held_out))
 
 
 def distilled(folder: Path, seed: int, epochs: int) -> dict[str, float]:
     """Test AUCs of the teacher, the student alone and the student beside the teacher."""
     train, held_out, test = (folder / name for name in ("train", "held out", "test"))
-
-    def best(make: Callable[[float], Model]) -> Model:
-        return make(best_rate(make, held_out))
-
-    teacher = best(lambda rate: trained(fresh(seed), train, epochs=epochs, rate=rate))
-    alone = best(lambda rate: trained(fresh(seed, 2), train, epochs=epochs, rate=rate))
-    student = best(lambda rate: trained(fresh(seed, 2), train, epochs=epochs, rate=rate, loss=taught_by(teacher)))
+    teacher = best(lambda rate: trained(fresh(seed), train, epochs=epochs, rate=rate), held_out)
+    alone = best(lambda rate: trained(fresh(seed, 2), train, epochs=epochs, rate=rate), held_out)
+    student = best(lambda rate: trained(fresh(seed, 2), train, epochs=epochs, rate=rate, loss=taught_by(teacher)),
+                   held_out)
     torch.save(teacher.state_dict(), folder / f"teacher-{seed}.pt")
     return {"teacher": judged(teacher, test), "student alone": judged(alone, test),
             "student beside the teacher": judged(student, test)}
@@ -73,13 +70,10 @@ def moved(folder: Path, seed: int, epochs: int) -> dict[str, float]:
         model.load_state_dict(torch.load(folder / f"teacher-{seed}.pt", weights_only=True))
         return model
 
-    def best(start: Callable[[], Model]) -> Model:
-        def make(rate: float) -> Model:
-            return trained(start(), other, epochs=epochs, rate=rate / 3)
-        return make(best_rate(make, held_out))
+    def on_from(start: Callable[[], Model]) -> float:
+        return judged(best(lambda rate: trained(start(), other, epochs=epochs, rate=rate), held_out), test)
 
-    return {"as it is": judged(checkpoint(), test), "moved": judged(best(checkpoint), test),
-            "anew": judged(best(lambda: fresh(seed)), test)}
+    return {"as it is": judged(checkpoint(), test), "moved": on_from(checkpoint), "anew": on_from(lambda: fresh(seed))}
 
 
 def main(argv: list[str] | None = None) -> dict[str, float]:
@@ -92,9 +86,9 @@ def main(argv: list[str] | None = None) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as made:
         folder, few = Path(made), max(1000, given.rows // 20)
         for number, (name, rows) in enumerate((("train", given.rows), ("held out", 2 * few), ("test", 4 * few))):
-            best = planted_clicks(folder / name, rows, seed=10 + number)
+            true = planted_clicks(folder / name, rows, seed=10 + number)
         for number, (name, rows) in enumerate((("other", few), ("other held out", 2 * few), ("other test", 4 * few))):
-            best_other = planted_clicks(folder / name, rows, seed=20 + number, shop=1, drift=0.1)
+            true_other = planted_clicks(folder / name, rows, seed=20 + number, shop=1, drift=0.1)
         runs = []
         for seed in range(given.seeds):
             runs.append({**distilled(folder, seed, given.epochs), **moved(folder, seed, given.epochs)})
@@ -104,7 +98,7 @@ def main(argv: list[str] | None = None) -> dict[str, float]:
     found |= {"below the teacher": round(found["teacher"] - beside, 4),
               "above itself alone": round(beside - found["student alone"], 4),
               "moved above anew": round(found["moved"] - found["anew"], 4),
-              "true chances": round(best, 4), "true chances, other shop": round(best_other, 4)}
+              "true chances": round(true, 4), "true chances, other shop": round(true_other, 4)}
     print(json.dumps(found))
     return found
 

@@ -72,13 +72,17 @@ def test_a_student_learns_half_from_clicks_and_half_from_its_teacher(example):
     assert torch.allclose(logits.grad, (0.5 - wanted) / 4)
 
 
-def test_a_checkpoint_that_moves_to_another_shop_is_ahead_of_a_model_that_begins_there(example, capsys, monkeypatch):
-    transfer = example("transfer")
+def test_a_checkpoint_that_moves_to_another_shop_is_ahead_of_a_model_that_begins_there(example, tmp_path, monkeypatch):
+    transfer, clicks = example("transfer"), example("clicks")
     monkeypatch.setattr(transfer, "RATES", (0.01,))
-    found = transfer.main(["--rows", "12000", "--seeds", "1"])
-    assert found["moved above anew"] > 0.01
-    assert found["teacher"] < found["true chances"]
-    assert json.loads(capsys.readouterr().out.splitlines()[-1]) == found
+    true = clicks.planted_clicks(tmp_path / "train", 20_000, seed=1)
+    for name, seed in (("other", 2), ("other held out", 3), ("other test", 4)):
+        clicks.planted_clicks(tmp_path / name, 1000, seed=seed, shop=1, drift=0.1)
+    teacher = clicks.trained(transfer.fresh(0), tmp_path / "train", rate=0.03)
+    assert 0.6 < clicks.judged(teacher, tmp_path / "train") < true
+    torch.save(teacher.state_dict(), tmp_path / "teacher-0.pt")
+    found = transfer.moved(tmp_path, 0, 1)
+    assert found["moved"] > found["anew"] + 0.01
 
 
 def test_the_planted_structure_of_sessions_is_found(example, tmp_path, monkeypatch):
