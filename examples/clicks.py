@@ -7,7 +7,7 @@ that a model has to learn embeddings and how they meet; numbers add to it.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +20,7 @@ from sluice import Loader, Order
 
 IDS, NUMBERS, COLUMNS, HIDDEN = 100, 4, 8, 3
 ROLES = {"label": "click", "dense": ["I*"], "sparse": ["C*"]}
+Batch = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 Loss = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
@@ -43,15 +44,16 @@ def planted_clicks(folder: Path, rows: int, *, seed: int, shop: int = 0, drift: 
     return auc(torch.from_numpy(logit), torch.from_numpy(clicks))
 
 
-def inputs(folder: Path, batch_size: int, *, epochs: int = 1, shuffle: bool = True
-           ) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
-    """Numbers [rows, NUMBERS], ids [COLUMNS, rows] and clicks of each batch."""
-    with Loader(str(folder), batch_size=batch_size, epochs=epochs, roles=ROLES, tuning="fixed",
-                order=Order(shuffle=shuffle, last="pad")) as loader:
-        for _ in range(epochs):
-            for batch in loader:
-                real = batch.weight > 0
-                yield batch.dense[real], batch.values.view(COLUMNS, -1)[:, real].long(), batch.label[real]
+def batches_of(folder: Path, batch_size: int = 256, *, shuffle: bool = True) -> list[Batch]:
+    """All batches of an epoch: numbers [rows, NUMBERS], ids [COLUMNS, rows] and clicks. They are kept, as many models
+    learn from the same ones."""
+    with Loader(str(folder), batch_size=batch_size, roles=ROLES, order=Order(shuffle=shuffle, last="pad"),
+                tuning="fixed") as loader:
+        found = []
+        for batch in loader:
+            real = batch.weight > 0
+            found.append((batch.dense[real], batch.values.view(COLUMNS, -1)[:, real].long(), batch.label[real]))
+    return found
 
 
 class Model(torch.nn.Module):
@@ -81,12 +83,11 @@ class Model(torch.nn.Module):
         return self.over(entering).squeeze(1)
 
 
-def trained(model: Model, folder: Path, *, epochs: int = 1, rate: float = 0.01, batch_size: int = 256,
-            loss: Loss | None = None) -> Model:
-    """The model after so many epochs of Adam. `loss` is one of logits, clicks and a batch's numbers and ids; None: the
+def trained(model: Model, batches: Sequence[Batch], *, rate: float = 0.01, loss: Loss | None = None) -> Model:
+    """The model after an epoch of Adam. `loss` is one of logits, clicks and a batch's numbers and ids; None: the
     cross-entropy."""
     optimizer = torch.optim.Adam(model.parameters(), lr=rate)
-    for dense, ids, clicks in inputs(folder, batch_size, epochs=epochs):
+    for dense, ids, clicks in batches:
         optimizer.zero_grad()
         logits = model(dense, ids)
         (binary_cross_entropy_with_logits(logits, clicks) if loss is None else loss(logits, clicks, dense, ids)
@@ -105,7 +106,7 @@ def auc(scores: torch.Tensor, clicks: torch.Tensor) -> float:
 
 
 @torch.no_grad()
-def judged(model: Model, folder: Path) -> float:
-    """A model's AUC on a folder of clicks."""
-    found = [(model(dense, ids), clicks.clone()) for dense, ids, clicks in inputs(folder, 8192, shuffle=False)]
-    return auc(torch.cat([scores for scores, _ in found]), torch.cat([clicks for _, clicks in found]))
+def judged(model: Model, batches: Sequence[Batch]) -> float:
+    """A model's AUC."""
+    scores = torch.cat([model(dense, ids) for dense, ids, _ in batches])
+    return auc(scores, torch.cat([clicks for *_, clicks in batches]))

@@ -1,7 +1,7 @@
 """A compact network by a score without training, as DE-NAS finds one: each candidate is scored, then trained.
 
     python examples/compact_network.py
-    python examples/compact_network.py --rows 400000 --candidates 30 --seed 1
+    python examples/compact_network.py --rows 400000 --seed 1
 
 Fixed beforehand, from one batch at the first weights and without any step:
 
@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from clicks import Model, inputs, judged, planted_clicks, trained
+from clicks import Model, batches_of, judged, planted_clicks, trained
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 KINDS, WIDTHS = ("layers", "dots", "cross"), (2, 4, 8, 16)
@@ -95,16 +95,16 @@ def scored(parts: Sequence[dict[str, float]]) -> list[float]:
 
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name, number, what in (("--rows", 200_000, "of the trainings"), ("--candidates", 30, "that are compared"),
+    for name, number, what in (("--rows", 100_000, "of the trainings"), ("--candidates", 30, "that are compared"),
                                ("--batch", 128, "rows that a score looks at"), ("--seed", 0, "")):
         parser.add_argument(name, type=int, default=number, help=f"{what} (default %(default)s)")
     given = parser.parse_args(argv)
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as made:
-        train, test = Path(made, "train"), Path(made, "test")
-        planted_clicks(train, given.rows, seed=given.seed + 1)
-        best = planted_clicks(test, max(20_000, given.rows // 4), seed=given.seed + 2)
-        some = next(inputs(train, given.batch))
+        planted_clicks(Path(made, "train"), given.rows, seed=given.seed + 1)
+        best = planted_clicks(Path(made, "test"), 40_000, seed=given.seed + 2)
+        train, test = batches_of(Path(made, "train")), batches_of(Path(made, "test"), 8192, shuffle=False)
+        some = train[0][0][:given.batch], train[0][1][:, :given.batch], train[0][2][:given.batch]
         all_of_them = candidates(given.candidates, given.seed)
         began = time.process_time()
         parts = [parts_of(one.model(given.seed), *some) for one in all_of_them]

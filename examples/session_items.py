@@ -1,7 +1,7 @@
 """The next item of a session, after Intel's entry to the RecSys Challenge 2022 (SIHG4SR), from features/sessions.toml.
 
     python examples/session_items.py
-    python examples/session_items.py --sessions 60000 --epochs 4
+    python examples/session_items.py --sessions 50000 --epochs 4
 
 Sessions of JSON lines become a feature table (by Spark, as histories are looked for across rows); a loader gives the
 items that a session clicked on before, oldest first, and the item that it clicked on then. The model looks at a session
@@ -31,7 +31,7 @@ import torch
 
 from sluice import FeatureTable, Loader, Order
 
-ITEMS, TASTES, SUCCESSORS, LONGEST, TOP = 1000, 20, 5, 20, 20
+ITEMS, TASTES, SUCCESSORS, LONGEST, TOP = 400, 20, 5, 20, 20
 FOLLOWS, TASTED = 0.55, 0.30
 SPEC = Path(__file__).resolve().parent.parent / "features" / "sessions.toml"
 GENRES = ("drama", "comedy", "crime", "war", "music")
@@ -148,7 +148,7 @@ def hits(scores: torch.Tensor, then: torch.Tensor) -> tuple[float, float]:
 
 def main(argv: list[str] | None = None) -> dict[str, dict[str, float]]:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name, number in (("--sessions", 20_000), ("--epochs", 6), ("--seed", 1)):
+    for name, number in (("--sessions", 5000), ("--epochs", 6), ("--seed", 1)):
         parser.add_argument(name, type=int, default=number, help="(default %(default)s)")
     given = parser.parse_args(argv)
     torch.set_num_threads(1)

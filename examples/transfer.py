@@ -17,15 +17,15 @@ import argparse
 import json
 import statistics
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
-from clicks import Loss, Model, judged, planted_clicks, trained
+from clicks import Batch, Loss, Model, batches_of, judged, planted_clicks, trained
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 WIDTH, LAYERS = 8, (128, 64)
-RATES = (0.001, 0.003, 0.01, 0.03)
+RATES = (0.003, 0.01, 0.03)
 
 
 def fresh(seed: int, part: int = 1) -> Model:
@@ -44,61 +44,61 @@ def taught_by(teacher: Model) -> Loss:
     return loss
 
 
-def best(make: Callable[[float], Model], held_out: Path) -> Model:
+def best(make: Callable[[float], Model], held_out: Sequence[Batch]) -> Model:
     """The model of the rate that ranks rows best that it has not seen."""
     return max(map(make, RATES), key=lambda model: judged(model, held_out))
 
 
-def distilled(folder: Path, seed: int, epochs: int) -> dict[str, float]:
-    """Test AUCs of the teacher, the student alone and the student beside the teacher."""
-    train, held_out, test = (folder / name for name in ("train", "held out", "test"))
-    teacher = best(lambda rate: trained(fresh(seed), train, epochs=epochs, rate=rate), held_out)
-    alone = best(lambda rate: trained(fresh(seed, 2), train, epochs=epochs, rate=rate), held_out)
-    student = best(lambda rate: trained(fresh(seed, 2), train, epochs=epochs, rate=rate, loss=taught_by(teacher)),
-                   held_out)
-    torch.save(teacher.state_dict(), folder / f"teacher-{seed}.pt")
-    return {"teacher": judged(teacher, test), "student alone": judged(alone, test),
-            "student beside the teacher": judged(student, test)}
+def distilled(data: Mapping[str, Sequence[Batch]], seed: int, checkpoint: Path) -> dict[str, float]:
+    """Test AUCs of the teacher, which is kept, the student alone and the student beside the teacher."""
+    def model(part: int, loss: Loss | None = None) -> Model:
+        return best(lambda rate: trained(fresh(seed, part), data["train"], rate=rate, loss=loss), data["held out"])
+
+    teacher, alone = model(1), model(2)
+    torch.save(teacher.state_dict(), checkpoint)
+    return {name: judged(one, data["test"]) for name, one in (
+        ("teacher", teacher), ("student alone", alone), ("student beside the teacher", model(2, taught_by(teacher))))}
 
 
-def moved(folder: Path, seed: int, epochs: int) -> dict[str, float]:
+def moved(data: Mapping[str, Sequence[Batch]], seed: int, checkpoint: Path) -> dict[str, float]:
     """Test AUCs at the other shop: the checkpoint as it is, after it went on there, and a model that begins there."""
-    other, held_out, test = (folder / name for name in ("other", "other held out", "other test"))
-
-    def checkpoint() -> Model:
+    def kept() -> Model:
         model = fresh(seed)
-        model.load_state_dict(torch.load(folder / f"teacher-{seed}.pt", weights_only=True))
+        model.load_state_dict(torch.load(checkpoint, weights_only=True))
         return model
 
-    def on_from(start: Callable[[], Model]) -> float:
-        return judged(best(lambda rate: trained(start(), other, epochs=epochs, rate=rate), held_out), test)
+    def on_from(start: Callable[[], Model]) -> Model:
+        return best(lambda rate: trained(start(), data["train"], rate=rate), data["held out"])
 
-    return {"as it is": judged(checkpoint(), test), "moved": on_from(checkpoint), "anew": on_from(lambda: fresh(seed))}
+    return {name: judged(one, data["test"]) for name, one in (
+        ("as it is", kept()), ("moved", on_from(kept)), ("anew", on_from(lambda: fresh(seed))))}
 
 
 def main(argv: list[str] | None = None) -> dict[str, float]:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name, number, what in (("--rows", 200_000, "that are trained on"), ("--seeds", 3, "of the first weights"),
-                               ("--epochs", 1, "of each training")):
+    for name, number, what in (("--rows", 100_000, "that are trained on"), ("--seeds", 3, "of the first weights")):
         parser.add_argument(name, type=int, default=number, help=f"{what} (default %(default)s)")
     given = parser.parse_args(argv)
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as made:
-        folder, few = Path(made), max(1000, given.rows // 20)
-        for number, (name, rows) in enumerate((("train", given.rows), ("held out", 2 * few), ("test", 4 * few))):
-            true = planted_clicks(folder / name, rows, seed=10 + number)
-        for number, (name, rows) in enumerate((("other", few), ("other held out", 2 * few), ("other test", 4 * few))):
-            true_other = planted_clicks(folder / name, rows, seed=20 + number, shop=1, drift=0.1)
-        runs = []
+        few, true, runs = given.rows // 20, [], []
+        shops: list[dict[str, list[Batch]]] = []
+        for shop, (rows, drift) in enumerate(((given.rows, 0.0), (few, 0.1))):
+            shops.append({})
+            for number, (name, count) in enumerate((("train", rows), ("held out", 4 * few), ("test", 8 * few))):
+                folder = Path(made, f"{shop} {name}")
+                true.append(planted_clicks(folder, count, seed=10 * shop + number, shop=shop, drift=drift))
+                shops[-1][name] = batches_of(folder, 256 if name == "train" else 8192)
         for seed in range(given.seeds):
-            runs.append({**distilled(folder, seed, given.epochs), **moved(folder, seed, given.epochs)})
+            checkpoint = Path(made, f"teacher-{seed}.pt")
+            runs.append({**distilled(shops[0], seed, checkpoint), **moved(shops[1], seed, checkpoint)})
             print("  ".join(f"{name} {auc:.4f}" for name, auc in runs[-1].items()), flush=True)
     found = {name: round(statistics.mean(run[name] for run in runs), 4) for name in runs[0]}
     beside = found["student beside the teacher"]
     found |= {"below the teacher": round(found["teacher"] - beside, 4),
               "above itself alone": round(beside - found["student alone"], 4),
               "moved above anew": round(found["moved"] - found["anew"], 4),
-              "true chances": round(true, 4), "true chances, other shop": round(true_other, 4)}
+              "true chances": round(true[2], 4), "true chances, other shop": round(true[5], 4)}
     print(json.dumps(found))
     return found
 

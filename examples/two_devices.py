@@ -18,18 +18,16 @@ import json
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from clicks import COLUMNS, IDS, NUMBERS, inputs, planted_clicks
+from clicks import COLUMNS, IDS, NUMBERS, Batch, batches_of, planted_clicks
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 EMBEDDED = 8
 ENTERING = NUMBERS + COLUMNS * EMBEDDED
-Batch = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 class Cost(NamedTuple):
@@ -118,7 +116,7 @@ class Part:
         self._optimizer.step()
 
 
-def alone(layers: Sequence[torch.nn.Module], batches: Iterator[Batch], rate: float = 0.05) -> float:
+def alone(layers: Sequence[torch.nn.Module], batches: Sequence[Batch], rate: float = 0.05) -> float:
     """The same steps on one device, each of a whole batch: the median of their seconds."""
     whole, times = torch.nn.Sequential(*layers), []
     optimizer = torch.optim.SGD(whole.parameters(), lr=rate)
@@ -148,7 +146,7 @@ def rank_main(rank: int, made: str, given: argparse.Namespace, cut: int, said: t
 
     layers, times = layers_of(given.width, given.layers), []
     part = Part(layers[:cut] if rank == 0 else layers[cut:], rank == 0, send, receive)
-    for batch in itertools.islice(inputs(Path(made, "clicks"), given.batch_size), given.steps):
+    for batch in batches_of(Path(made, "clicks"), given.batch_size):
         began = time.perf_counter()
         part.step(batch, given.micro_batches, ENTERING if cut == 1 else given.width)
         while waits:
@@ -179,11 +177,11 @@ def main(argv: list[str] | None = None) -> None:
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as made:
         planted_clicks(Path(made, "clicks"), given.batch_size * given.steps, seed=1)
-        batches = partial(inputs, Path(made, "clicks"), given.batch_size)
+        batches = batches_of(Path(made, "clicks"), given.batch_size)
         layers = layers_of(given.width, given.layers)
-        some, _ = given_of(next(batches()))
+        some, _ = given_of(batches[0])
         costs = costs_of(layers, some[:given.batch_size // given.micro_batches])
-        one_s = alone(layers, itertools.islice(batches(), given.steps))
+        one_s = alone(layers, batches)
         whole = [weight for layer in layers for weight in layer.state_dict().values()]
         told: list[dict[str, float]] = []
         chosen = min(range(1, len(costs)), key=lambda cut: step_seconds(costs, cut, given.micro_batches))

@@ -74,14 +74,16 @@ def test_a_student_learns_half_from_clicks_and_half_from_its_teacher(example):
 
 def test_a_checkpoint_that_moves_to_another_shop_is_ahead_of_a_model_that_begins_there(example, tmp_path, monkeypatch):
     transfer, clicks = example("transfer"), example("clicks")
-    monkeypatch.setattr(transfer, "RATES", (0.01,))
-    true = clicks.planted_clicks(tmp_path / "train", 20_000, seed=1)
-    for name, seed in (("other", 2), ("other held out", 3), ("other test", 4)):
-        clicks.planted_clicks(tmp_path / name, 1000, seed=seed, shop=1, drift=0.1)
-    teacher = clicks.trained(transfer.fresh(0), tmp_path / "train", rate=0.03)
-    assert 0.6 < clicks.judged(teacher, tmp_path / "train") < true
-    torch.save(teacher.state_dict(), tmp_path / "teacher-0.pt")
-    found = transfer.moved(tmp_path, 0, 1)
+    monkeypatch.setattr(transfer, "RATES", (0.03,))
+    data, shops = {}, (("here", 20_000, 1, {}), *((name, 1000, seed, {"shop": 1, "drift": 0.1}) for name, seed in
+                                                  (("train", 2), ("held out", 3), ("test", 4))))
+    for name, rows, seed, other in shops:
+        true = clicks.planted_clicks(tmp_path / name, rows, seed=seed, **other)
+        data[name] = clicks.batches_of(tmp_path / name)
+        assert sum(len(label) for *_, label in data[name]) == rows
+    found = transfer.distilled({**data, "train": data["here"]}, 0, tmp_path / "teacher.pt")
+    assert 0.6 < found["teacher"] < true
+    found = transfer.moved(data, 0, tmp_path / "teacher.pt")
     assert found["moved"] > found["anew"] + 0.01
 
 
@@ -119,9 +121,9 @@ def test_a_cut_tower_learns_what_the_whole_one_does(example, tmp_path):
     """Two parts in threads, with queues for what goes between them."""
     devices, clicks = example("two_devices"), example("clicks")
     clicks.planted_clicks(tmp_path / "clicks", 600, seed=1)
-    batches = [tuple(part.clone() for part in batch) for batch in clicks.inputs(tmp_path / "clicks", 200)]
+    batches = clicks.batches_of(tmp_path / "clicks", 200)
     whole = devices.layers_of(16, 3)
-    devices.alone(whole, iter(batches))
+    devices.alone(whole, batches)
     for cut in range(1, len(whole)):
         layers, there, back = devices.layers_of(16, 3), Queue(), Queue()
         first = devices.Part(layers[:cut], True, there.put, lambda shape, back=back: back.get(timeout=30))
