@@ -191,8 +191,8 @@ def model(dense: int) -> torch.nn.Module:
 
 
 def rank_main(argv: list[str]) -> None:
-    """One rank of a setting: trains on what a loader gives, or on batches that are there already, and prints its rows a
-    second."""
+    """One rank of a setting: trains on what a loader gives, or on batches that are there already. It prints the seconds
+    of a step, and those of them in which its thread was at work."""
     data, rank, ranks, batch_size, workers, seconds, store, cached = json.loads(argv[0])
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=ranks)
@@ -203,11 +203,11 @@ def rank_main(argv: list[str]) -> None:
         if cached:
             batches = itertools.cycle(list(itertools.islice(batches, FEW)))
             loader.close()
-        began, over = 0.0, torch.zeros(1)
+        began, used, over = 0.0, 0.0, torch.zeros(1)
         for number, batch in enumerate(batches):
             if number == FEW:
                 torch.distributed.barrier()
-                began = time.perf_counter()
+                began, used = time.perf_counter(), time.thread_time()
             loss = torch.nn.functional.binary_cross_entropy_with_logits(net(batch.dense).squeeze(1), batch.label)
             loss.backward()
             for parameter in net.parameters():
@@ -222,34 +222,35 @@ def rank_main(argv: list[str]) -> None:
                     torch.distributed.broadcast(over, 0)  # all stop at the same step
                     if over[0]:
                         break
-        print(json.dumps(steps * batch_size / (time.perf_counter() - began)), flush=True)
+        print(json.dumps([(time.perf_counter() - began) / steps, (time.thread_time() - used) / steps]), flush=True)
     torch.distributed.destroy_process_group()
 
 
-def trained(data: str, ranks: int, batch: int, workers: int, seconds: float, *, cached: bool = False) -> float:
-    """The rows a second of all ranks together."""
+def trained(data: str, ranks: int, batch: int, workers: int, seconds: float, *, cached: bool = False
+            ) -> tuple[float, float]:
+    """The seconds of a step, and those of them in which a rank's thread was at work: means over the ranks."""
     code = "import sys; from benchmarks.what_if import rank_main; rank_main(sys.argv[1:])"
     with tempfile.TemporaryDirectory() as folder:
         started = [subprocess.Popen(
             [sys.executable, "-c", code, json.dumps([data, rank, ranks, batch, workers, seconds, f"{folder}/store",
                                                      cached])],
             cwd=ROOT, stdout=subprocess.PIPE, text=True) for rank in range(ranks)]
-        said = [process.communicate()[0] for process in started]
-    return float(statistics.mean(json.loads(out.splitlines()[-1]) for out in said))
+        said = [json.loads(process.communicate()[0].splitlines()[-1]) for process in started]
+    step_s, work_s = (statistics.mean(each) for each in zip(*said, strict=True))
+    return step_s, work_s
 
 
 def ranks_sweep(data: str, seconds: float) -> list[dict[str, Any]]:
     """The whole table, foretold and measured."""
     paces = {batch: measured(data, Conditions(), seconds, batch) for batch in BATCHES}
-    alone = [(batch, batch / trained(data, 1, batch, 1, seconds, cached=True)) for batch in BATCHES]
-    step = Step.of(*alone, {})
-    two = BATCHES[0] / trained(data, 2, BATCHES[0], 1, seconds, cached=True)
-    step = Step.of(*alone, {2: max(0.0, two - step.seconds(BATCHES[0] / 2, 1))})
+    small, large = ((batch, trained(data, 1, batch, 1, seconds, cached=True)[1]) for batch in BATCHES)
+    two_s, work_s = trained(data, 2, BATCHES[0], 1, seconds, cached=True)
+    step = Step.of(small, large, {2: two_s - work_s})
     say(f"a step: {step.fixed_s * 1e3:.2f} ms and {step.row_s * 1e6:.2f} µs a row; agreeing "
         f"{step.sync_s[2] * 1e3:.2f} ms")
     told, found = ranks_table(paces, step, RANKS, WORKERS), []
     for ranks, batch, workers in itertools.product(RANKS, BATCHES, WORKERS):
-        came, foretold = trained(data, ranks, batch, workers, seconds), told[ranks, batch, workers]
+        came, foretold = batch / trained(data, ranks, batch, workers, seconds)[0], told[ranks, batch, workers]
         found.append({"ranks": ranks, "batch": batch, "readers a rank": workers, "foretold": foretold, "came": came,
                       "foretold ÷ came": round(foretold / came, 3)})
         say(str(found[-1]))

@@ -93,13 +93,15 @@ def rows_of(table: FeatureTable, split: str) -> Sessions:
 class Model(torch.nn.Module):
     """Items of a session, passing their vectors on, against all items."""
 
-    def __init__(self, items: int, width: int = 32) -> None:
+    def __init__(self, items: int, width: int = 64) -> None:
         super().__init__()
-        self.items = torch.nn.Embedding(items, width, padding_idx=0)
+        self.items, self.next = (torch.nn.Embedding(items, width, padding_idx=0) for _ in range(2))
         self.places = torch.nn.Embedding(LONGEST, width)
         self.steps, self.together = (torch.nn.Linear(width, width, bias=False) for _ in range(2))
         self.weigh = torch.nn.Linear(2 * width, 1)
         self.last, self.popular = torch.nn.Linear(width, width), torch.nn.Embedding(items, 1)
+        for table in (self.items, self.next, self.places, self.popular):
+            torch.nn.init.normal_(table.weight, std=0.1)
 
     def forward(self, before: torch.Tensor) -> torch.Tensor:
         vectors, there = self.items(before), (before > 0).unsqueeze(2)
@@ -110,14 +112,14 @@ class Model(torch.nn.Module):
         weight = self.weigh(torch.cat([vectors + self.places.weight, last.unsqueeze(1).expand_as(vectors)], 2))
         weight = weight.masked_fill(~there, -torch.inf).softmax(1)
         session = (weight * vectors).sum(1) + self.last(last)
-        return session @ self.items.weight.T + self.popular.weight.T
+        return session @ self.next.weight.T + self.popular.weight.T
 
 
 def trained(rows: Sessions, items: int, epochs: int, *, stages: int, seed: int, batch_size: int = 256) -> Model:
     """With two stages the last third of the epochs is SGD's, at a falling rate."""
     torch.manual_seed(seed)
     model, first = Model(items), epochs if stages == 1 else max(1, epochs - max(1, epochs // 3))
-    optimizer: torch.optim.Optimizer = torch.optim.Adam(model.parameters(), lr=0.003)
+    optimizer: torch.optim.Optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     for epoch in range(epochs):
         if epoch == first:
             optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
