@@ -10,12 +10,13 @@ import itertools
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from sluice.etl.common.errors import UsageError
 from sluice.ingest.loader import BatchLoader
 from sluice.ingest.stats import Snapshot
+from sluice.ingest.tools.what_if import Pace
 
 CACHED = 8  # batches that are used over and over to time the consumer alone
 _COUNTS = 0.02  # share of a step; less waiting is noise
@@ -57,6 +58,8 @@ class Headroom:
     idle_cores: float | None = None
     """The number of idle cores while both run."""
     what_if: WhatIf | None = None
+    foretold: Mapping[str, float] = field(default_factory=dict)
+    """What other changes would bring, in rows a second of both together."""
 
     @property
     def gain(self) -> float:
@@ -112,6 +115,8 @@ class Headroom:
             tried = "" if self.what_if.measured is None else f" (tried: {self.what_if.measured:,.0f})"
             lines.append(f"  with {self.what_if.workers} workers in {self.what_if.stage}: loading alone "
                          f"{self.what_if.predicted:,.0f} rows/s{tried}")
+        lines += [f"  foretold for both together, with {what}: {rate:,.0f} rows/s"
+                  for what, rate in self.foretold.items()]
         return "\n".join(lines)
 
     def to_dict(self) -> dict[str, Any]:
@@ -119,7 +124,8 @@ class Headroom:
         return {"verdict": self.verdict, "gain": round(self.gain, 4), "stall_fraction": round(self.stall, 4),
                 "consumer_rows_per_s": round(self.consumer), "loading_rows_per_s": round(self.loading),
                 "together_rows_per_s": round(self.together), "cold_rows_per_s": self.cold and round(self.cold),
-                "slowest": self.slowest, "idle_cores": self.idle_cores, "what_if": what_if}
+                "slowest": self.slowest, "idle_cores": self.idle_cores, "what_if": what_if,
+                "foretold_rows_per_s": {what: round(rate) for what, rate in self.foretold.items()}}
 
 
 def rows_of(batch: Any) -> int:
@@ -182,23 +188,6 @@ def _endless(loader: Iterable[Any]) -> Iterator[Any]:
             return
 
 
-def what_if(before: Snapshot, after: Snapshot, cores: float, rate: float) -> WhatIf:
-    """Predicts the effect of one more worker in the busiest stage on the present rate, by what a row costs in each
-    stage between two snapshots."""
-    rows = max(1, after.rows - before.rows)
-    busy = {s.name: (s.busy_s - before.stage(s.name).busy_s) / rows for s in after.stages}
-    cpu = sum(s.cpu_s - before.stage(s.name).cpu_s for s in after.stages) / rows
-    workers = {s.name: s.workers for s in after.stages}
-    slowest = max(busy, key=lambda name: busy[name] / workers[name])
-
-    def capacity() -> float:
-        return min(cores / max(cpu, 1e-12), *(workers[name] / max(cost, 1e-12) for name, cost in busy.items()))
-
-    now = capacity()
-    workers[slowest] += 1
-    return WhatIf(stage=slowest, workers=workers[slowest], predicted=rate * capacity() / now)
-
-
 def measure(loader: BatchLoader, step: Step, *, seconds: float = 5.0, files: Iterable[str] = (),
             clock: Clock = time.perf_counter) -> Headroom:
     """Measures the headroom of our loader: with the stages' names, what another worker would bring, and `files` warm
@@ -211,27 +200,32 @@ def measure(loader: BatchLoader, step: Step, *, seconds: float = 5.0, files: Ite
         cold, _ = timed(_endless(loader), lambda batch: None, seconds, clock)
     found = report(loader, step, seconds=seconds, clock=clock)
 
-    def alone() -> tuple[float, Snapshot, Snapshot]:
+    def paced(step: Step) -> tuple[float, float, Snapshot, Snapshot]:
         before = loader.snapshot()
-        rate, _ = timed(_endless(loader), lambda batch: None, seconds, clock)
-        return rate, before, loader.snapshot()
+        rate, stall = timed(_endless(loader), step, seconds, clock)
+        return rate, stall, before, loader.snapshot()
+
+    def head(name: str) -> str:
+        return loader.limits.head(knobs, name)
 
     knobs = loader.knobs
-    _, before, after = alone()
-    guess = what_if(before, after, after.cpu_quota, found.loading)
-    measured = None
-    if guess.workers <= loader.limits.workers[guess.stage][1]:
-        loader.apply(knobs.with_workers(**{guess.stage: guess.workers}))
-        measured, *_ = alone()
+    _, _, before, after = paced(lambda batch: None)
+    alone = Pace.between(before, after, head=head)
+    name, measured = alone.narrowest, None
+    workers = knobs.workers[name] + 1
+    predicted = found.loading * alone.rate(alone.with_workers(name, workers)) / alone.measured
+    if workers <= loader.limits.workers[name][1]:
+        loader.apply(knobs.with_workers(**{name: workers}))
+        measured, *_ = paced(lambda batch: None)
         loader.apply(knobs)
-    before = loader.snapshot()
-    together, stall = timed(_endless(loader), step, seconds, clock)
-    after = loader.snapshot()
+    together, stall, before, after = paced(step)
+    step_s = 1 / found.consumer
+    more_s = Pace.between(before, after, head=head).other_cpu_s - alone.other_cpu_s
+    pace = Pace.between(before, after, head=head, step_s=step_s, step_cpu_s=min(max(0.0, more_s), step_s))
     used = (after.cpu_used_s - before.cpu_used_s) / max(after.at - before.at, 1e-9)
     return Headroom(consumer=found.consumer, loading=found.loading, together=together, stall=stall, cold=cold,
-                    slowest=guess.stage, idle_cores=round(max(0.0, after.cpu_quota - used), 2),
-                    what_if=WhatIf(stage=guess.stage, workers=guess.workers, predicted=guess.predicted,
-                                   measured=measured))
+                    slowest=name, idle_cores=round(max(0.0, after.cpu_quota - used), 2), foretold=pace.cases(),
+                    what_if=WhatIf(stage=name, workers=workers, predicted=predicted, measured=measured))
 
 
 def forget(files: Iterable[str]) -> None:

@@ -12,8 +12,7 @@ import torch
 import sluice
 from sluice.ingest.__main__ import main
 from sluice.ingest.loader import BatchLoader
-from sluice.ingest.stats import Snapshot, StageStats
-from sluice.ingest.tools.headroom import Headroom, HeadroomError, WhatIf, measure, report, rows_of, what_if
+from sluice.ingest.tools.headroom import Headroom, HeadroomError, WhatIf, measure, report, rows_of
 
 
 class Clock:
@@ -83,31 +82,16 @@ def test_rows_of_batches_of_other_loaders():
     assert rows_of([1.0, 2.0, 3.0]) == 3
 
 
-def snapshot(at, rows, read_s, shuffle_s, batches=0):
-    stages = tuple(StageStats(name=name, items=0, rows=rows, bytes=0, busy_s=busy, cpu_s=busy, wait_input_s=0,
-                              wait_output_s=0, workers=workers)
-                   for name, busy, workers in (("read", read_s, 2), ("shuffle", shuffle_s, 1)))
-    return Snapshot(at=at, sequence=0, stages=stages, batches=batches, rows=rows, consumer_wait_s=0,
-                    consumer_compute_s=0, memory_used=0, memory_limit=1, cpu_quota=8, cpu_used_s=0)
-
-
-def test_another_worker_is_foretold_from_what_a_row_costs():
-    before, after = snapshot(0, 0, 0, 0), snapshot(10, 1000, 8, 10)
-    found = what_if(before, after, cores=8, rate=100)
-    assert (found.stage, found.workers) == ("shuffle", 2)
-    assert found.predicted == pytest.approx(2 / 0.010)  # now shuffle 200, read 250
-    assert what_if(before, after, cores=2, rate=100).predicted == pytest.approx(2 / 0.018)
-    assert what_if(before, after, cores=8, rate=10).predicted == pytest.approx(20), "at most twice what there is"
-
-
 def test_the_table_names_the_stalls_of_a_step():
     found = Headroom(consumer=100.0, loading=50.0, cold=25.0, together=50.0, stall=0.5, slowest="read", idle_cores=3.2,
-                     what_if=WhatIf(stage="read", workers=3, predicted=75.0, measured=70.0))
+                     what_if=WhatIf(stage="read", workers=3, predicted=75.0, measured=70.0),
+                     foretold={"twice the cores": 60.0})
     lines = str(found).splitlines()
     assert lines[0] == "input-bound: 50% of each step waits; slowest stage read; at best +100%; 3.2 cores idle"
-    assert lines[-2] == ("  of a step's time: computing 50%, waiting 50% (50% as loading is slower, 0% in each other's "
+    assert lines[-3] == ("  of a step's time: computing 50%, waiting 50% (50% as loading is slower, 0% in each other's "
                          "way)")
-    assert lines[-1].strip() == "with 3 workers in read: loading alone 75 rows/s (tried: 70)"
+    assert lines[-1].strip() == "foretold for both together, with twice the cores: 60 rows/s"
+    assert lines[-2].strip() == "with 3 workers in read: loading alone 75 rows/s (tried: 70)"
 
 
 @pytest.mark.parametrize(("loading", "together", "stall", "bound", "shares"), [
@@ -133,6 +117,8 @@ def test_our_loader_is_measured_warm_and_cold_and_keeps_its_knobs(table):
         assert loader.knobs == knobs
         assert found.cold is not None
         assert found.slowest in [s.name for s in loader.snapshot().stages]
+        assert found.foretold.keys() > {"twice the cores", "files in a cache"}
+        assert min(found.foretold.values()) > 0
         assert found.what_if.workers == knobs.workers[found.slowest] + 1
         deque(loader, maxlen=0)
 
