@@ -14,7 +14,6 @@ core-seconds. Differences are paired by seed, their intervals are bootstrapped."
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import multiprocessing
 from dataclasses import dataclass
@@ -35,7 +34,7 @@ from sluice.etl.common.program import say
 from sluice.etl.common.settings import parse, setting
 
 BATCH, GROUP = 8192, 65536
-POLICIES = ("planner", "ray-thresholds", "ds2", "planner, no price", "most")
+POLICIES = ("planner", "ray-thresholds", "ds2", "planner, no price")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,17 +107,13 @@ def made(name: str, price: float) -> Policy:
     return {"ray-thresholds": RayThresholds, "ds2": Ds2Fleet}[name]()
 
 
-def held(case: Case, name: str, seed: int, price: float, tell: Any = None) -> dict[str, float]:
+def held(case: Case, name: str, seed: int, price: float) -> dict[str, float]:
     """One run of one policy."""
     pipeline = FleetPipeline(case.scenario, case.truth, seed=seed)
-    controller = Controller(pipeline, made(name, price) if name != "most" else made("planner", price),
-                            record=lambda event: tell(event) if tell else None, clock=lambda: pipeline.now)
-    if name == "most":  # as many as there may be, throughout
-        pipeline.apply(dataclasses.replace(pipeline.knobs, workers={**pipeline.knobs.workers, "read": 64}))
+    controller = Controller(pipeline, made(name, price), record=lambda _: None, clock=lambda: pipeline.now)
     begun: tuple[float, float] | None = None
     for second in range(int(case.scenario.seconds)):
-        if name != "most":
-            controller.step()
+        controller.step()
         pipeline.advance(1.0)
         if begun is None and second >= 2 * case.truth.start_s:
             begun = pipeline.sim.wait_s, pipeline.sim.compute_s

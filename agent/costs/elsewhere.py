@@ -23,7 +23,8 @@ def at_work(seen: Snapshot, before: Snapshot, weighed: Snapshot) -> Snapshot:
     earlier = {stage.name: stage for stage in before.stages}
     added = {name: stage.busy_s - earlier[name].busy_s for name, stage in stages.items() if name in earlier}
     waited = sum(added.values())
-    there = (seen.elsewhere["workers"] + before.elsewhere.get("workers", 0)) / 2 * (seen.at - before.at)
+    workers = (seen.elsewhere["workers"] + before.elsewhere.get("workers", 0)) / 2 if a_core else 0
+    there = workers / seen.elsewhere.get("ranks", 1) * (seen.at - before.at)
     scale = min(a_core, a_core * there / waited) if waited > 0 else 0.0
     known = {stage.name: stage.busy_s for stage in weighed.stages}
     return replace(seen, stages=tuple(

@@ -28,7 +28,7 @@ _FAILED_STARTS = 3  # processes in a row that end before they listen
 _LEAVE_S = 5.0
 
 
-class WorkerProcess(Protocol):
+class RunningWorker(Protocol):
     """A process, here or elsewhere, as `subprocess.Popen` has it."""
 
     pid: int
@@ -44,7 +44,7 @@ class RemoteWorker:
     """One worker, and what it was asked for and has not answered yet."""
 
     connection: Connection
-    process: WorkerProcess | None = None
+    process: RunningWorker | None = None
     asked: int = 0
     rests_until: float = float("-inf")
     leaving: bool = False
@@ -156,7 +156,7 @@ class LocalFleet(Fleet):
         self._most, self._job, self._given = most, job, {"table": table, "functions": list(functions)}
         self._target = 0
         self._threads: list[threading.Thread] = []
-        self._processes: set[WorkerProcess] = set()
+        self._processes: set[RunningWorker] = set()
         self._failed = 0
         self.scale = {"requests_a_core": 2}
         self._budget = RestartBudget(limit=60)
@@ -247,7 +247,7 @@ class LocalFleet(Fleet):
             self._processes.discard(process)
         self._gone(worker, why)
 
-    def _start(self, given: dict[str, Any]) -> tuple[WorkerProcess, int, Any]:
+    def _start(self, given: dict[str, Any]) -> tuple[RunningWorker, int, Any]:
         return started(given)
 
     def _gone(self, worker: RemoteWorker | None, why: str) -> None:
@@ -309,7 +309,7 @@ def started(given: dict[str, Any]) -> tuple[subprocess.Popen[bytes], int, Any]:
     return process, ours, os.fdopen(announced, "rb")
 
 
-def _kill(process: WorkerProcess | None) -> None:
+def _kill(process: RunningWorker | None) -> None:
     if process is not None and process.returncode is None:
         process.kill()
 

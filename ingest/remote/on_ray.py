@@ -14,8 +14,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from sluice.etl.common import extras
-from sluice.ingest.remote.fleet import LocalFleet, WorkerProcess, started
+from sluice.ingest.remote.fleet import LocalFleet, RunningWorker, started
 from sluice.ingest.remote.unit import RemoteError, RemoteJob
 
 _MOST = 256
@@ -91,10 +90,8 @@ class RayFleet(LocalFleet):
     def __init__(self, address: str, job: RemoteJob, table: str | list[str], functions: Sequence[str] = ()):
         """`address` is the HOST:PORT that `ray start --address` takes."""
         super().__init__(_MOST, job, table, functions)
-        try:
-            import ray
-        except ModuleNotFoundError as error:
-            raise RemoteError(f"workers='ray://{address}': {extras.advice(error) or error}") from None
+        import ray
+
         if ray.is_initialized():
             return
         host, _, port = address.rpartition(":")
@@ -115,7 +112,7 @@ class RayFleet(LocalFleet):
     def pids(self) -> list[int]:
         return []
 
-    def _start(self, given: dict[str, Any]) -> tuple[WorkerProcess, int, Any]:
+    def _start(self, given: dict[str, Any]) -> tuple[RunningWorker, int, Any]:
         placed = PlacedWorker(given)
         return placed, os.open(os.devnull, os.O_RDONLY), placed
 

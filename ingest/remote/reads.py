@@ -129,10 +129,10 @@ def remote_reads(workers: str, source: FeatureTable | ParquetFiles, *, plan: Row
         if not rest.isdigit() or not 1 <= int(rest) <= _MOST_LOCAL:
             raise RemoteError(f"workers={workers!r}: {rest!r} is no number of workers from 1 to {_MOST_LOCAL}")
         return WorkerReads(LocalFleet(int(rest), job, table, functions), groups)
-    if kind == "ray":
+    if workers.startswith("ray://"):
         from sluice.ingest.remote.on_ray import RayFleet
 
-        return WorkerReads(RayFleet(rest.removeprefix("//"), job, table, functions), groups)
+        return WorkerReads(RayFleet(workers.removeprefix("ray://"), job, table, functions), groups)
     return WorkerReads(Fleet(_connections(workers, job, (rank, secrets.token_hex(8)))), groups)
 
 

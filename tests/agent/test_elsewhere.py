@@ -38,6 +38,9 @@ def test_time_at_work_elsewhere_does_not_depend_on_who_waits(asking, workers, wo
     weighed = dataclasses.replace(before, stages=(dataclasses.replace(before.stages[0], busy_s=7.0), before.stages[1]))
     after = at_work(_seen(2.0, 3.0 + asking, workers, requests_a_core=REQUESTS_A_CORE), before, weighed)
     assert after.stages[0].busy_s == pytest.approx(7.0 + work)
+    ranks = {"requests_a_core": REQUESTS_A_CORE, "ranks": 3}
+    alike = at_work(_seen(2.0, 3.0 + asking, 3 * workers, **ranks), _seen(1.0, 3.0, 3 * workers, **ranks), weighed)
+    assert alike.stages[0].busy_s == after.stages[0].busy_s, "three ranks, each with as many workers"
     assert after.stages[1].busy_s == 3.0 + asking, "what this host does is left as it is"
     assert at_work(_seen(2.0, 4.0, workers), before, before).stages[0].busy_s == 4.0, "a fleet that does not scale"
 

@@ -31,7 +31,7 @@ from sluice.ingest.loader import BatchLoader
 from sluice.ingest.remote.unit import RemoteError
 from tests.ingest.remote.test_processes import ended, hashes
 
-_STARTS_S = 120
+_STARTS_S = 300
 
 
 class Node:
@@ -73,10 +73,12 @@ def cluster(folder: Path) -> Any:
         nodes.callback(head.end)
         second = Node(f"--address=127.0.0.1:{port}")
         nodes.callback(second.end)
-        yield f"127.0.0.1:{port}", head, second
-        import ray  # looks for its token once, when it is imported
+        import ray
 
-        ray.shutdown()
+        try:
+            yield f"127.0.0.1:{port}", head, second
+        finally:
+            ray.shutdown()
 
 
 def listening(*nodes: Node) -> set[str]:
@@ -100,8 +102,9 @@ def places_restarts_and_scales(table: Any, address: str, head: Node, second: Nod
 
         def there(workers: int) -> list[int]:
             with fleet.changed:
-                assert fleet.changed.wait_for(lambda: not fleet.starting and sum(
+                came = fleet.changed.wait_for(lambda: not fleet.starting and sum(
                     not w.leaving and w.process.returncode is None for w in fleet.workers) == workers, _STARTS_S)
+                assert came, f"{len(fleet.workers)} of {workers} are there, {fleet.starting} are starting"
                 now = [w.process.pid for w in fleet.workers]
                 pids.update(now)
                 return now
