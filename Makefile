@@ -35,6 +35,12 @@ test-adapters: setup  ## examples/ that feed FuxiCTR and Lightning, on the real 
 	@bash .ci/peers fuxictr lightning
 	@$(PY) -m pytest tests/e2e/test_adapters.py $(PYTEST_ARGS)
 
+.PHONY: test-ray
+test-ray: setup  ## workers that a real Ray cluster of two nodes places, in a network of its own that has only 127.0.0.1
+	@bash .ci/peers ray-workers
+	@unshare --user --map-root-user --net sh -c \
+		'ip link set lo up && exec .venv-peers-ray-workers/bin/python -m tests.ingest.remote.ray_cluster'
+
 .PHONY: storm
 storm: setup  ## the loader under schedules and faults drawn from seeds, held against its one-thread twin (SEEDS=1000, SEED=7)
 	@$(PY) -m tests.storm $(if $(TABLES),--tables) $(if $(SEED),--seed $(SEED),--seeds $(or $(SEEDS),1000) --first $(or $(FIRST),0))

@@ -45,6 +45,15 @@ class PlannerSettings:
     spare_kept: float = 0.999
     """… and never if less than this share of them would be left."""
 
+    # What workers elsewhere are worth.
+    core_price: float = 0.01
+    """Share of the rows that the trainer would take that a core elsewhere has to bring: a trainer with a GPU costs
+    about as much as a hundred of them."""
+    cheaper: int = 8
+    """How many smaller fleets are looked at."""
+    regret: float = 0.1
+    """Times what calling workers elsewhere again would cost that keeping them without need may cost before they go."""
+
     # What a change on trial has to bring.
     smooth: float = 0.02
     """Stall up to which the trainer counts as fed."""
@@ -206,6 +215,6 @@ _TIMES = {"worth", "crowd", "contended", "headroom", "in_hand", "worth_lean", "d
 _SHARES = {"matters", "lately", "slim", "memory_alarm", "smooth", "least_gain", "least_kept", "crash", "harm",
            "saturated", "memory_target", "process_share", "lean", "buffer_share", "learning", "forget", "flat",
            "least_wait", "busiest", "freer", "spare_workers", "spare_kept", "clear_share", "clear_kept", "trusted",
-           "fulfilled", "lower", "mostly"}
+           "fulfilled", "lower", "mostly", "core_price"}
 _RANGES = {(0, math.inf): "above 0", (1, math.inf): "of at least 1", (0, 1.0): "from 0 to 1"}
 DEFAULT = PlannerSettings()

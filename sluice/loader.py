@@ -153,7 +153,8 @@ class Loader(BatchLoader):
         `as_` is what `iter()` gives: `batch`; `dict`, tensors by column name; `numpy`, arrays by column name; `pandas`,
         a frame; or `kjt`, TorchRec's own batch, which has no weights. All but the frame are views.
         `workers` has others read and shuffle row groups, with the same rows in the same order: `local:4` starts so many
-        processes on this host, and `HOST:PORT,…?token=FILE` asks those that `sluice worker` runs elsewhere.
+        processes on this host, `ray://HOST:PORT` has a Ray cluster place them, and `HOST:PORT,…?token=FILE` asks those
+        that `sluice worker` runs elsewhere.
         `knobs` is where the knobs start. `allow_code` names the modules whose functions a table's spec may have
         imported when they must run (`sluice.etl.spec.permission`)."""
         if as_ not in FORMS:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,7 +13,7 @@ from sluice.agent.costs.contention import Contention
 from sluice.agent.costs.rates import PipelineRates
 from sluice.agent.costs.stage_cost import StageCost
 from sluice.agent.planner_settings import DEFAULT, PlannerSettings
-from sluice.ingest.knobs import MAX_WORKERS, Knobs, Limits
+from sluice.ingest.knobs import MAX_WORKERS, REMOTE, Knobs, Limits
 from sluice.ingest.machine import WORKER_PROCESS_BYTES
 
 _MIB = 2**20
@@ -48,18 +48,21 @@ class Forecast:
     """How many times slower a core is than a free one, as other programs use it too."""
     buffers: float = 1.0
     """The share of the buffers' wanted bytes that they get."""
+    requests_a_core: float = 0.0
+    """How many workers of stages that are done elsewhere hold a core there. 0: those cost nothing more."""
     settings: PlannerSettings = DEFAULT
 
     @classmethod
     def of(cls, rates: PipelineRates, knobs: Knobs, limits: Limits, services: Mapping[str, StageCost], *,
-           other_cpu_s: float, demand: float, settings: PlannerSettings = DEFAULT) -> Forecast:
+           other_cpu_s: float, demand: float, requests_a_core: float = 0.0,
+           settings: PlannerSettings = DEFAULT) -> Forecast:
         known = {name: service for name, service in services.items() if service.points}
         pressure = Contention.of(rates, settings)
         empty = cls(knobs=knobs, limits=limits, services=_joined(known, knobs, limits), each=known, demand=demand,
                     base_bytes=0.0, memory_limit=rates.memory_limit, slow=pressure.slow, cores=rates.cpu_quota,
                     processes={n: count for n, count in knobs.workers.items() if knobs.backend.get(n) == "process"},
                     free_bytes=max(0.0, rates.memory_limit - rates.memory_used), stage_cores=pressure.cores,
-                    other_cpu_s=other_cpu_s, settings=settings)
+                    other_cpu_s=other_cpu_s, requests_a_core=requests_a_core, settings=settings)
         # A worker at work holds an item; a process holds its libraries, at work or not.
         in_hand = sum(min(rates.stages[n].busy, knobs.workers[n]) * empty._item_bytes(n)
                       + knobs.workers[n] * empty._process_bytes(n) for n in empty.services if n in rates.stages)
@@ -92,6 +95,25 @@ class Forecast:
         return min([self.cores_rate(workers), self.demand,
                     *(self.capacity(n, workers[n]) for n in self.services if n != name)])
 
+    @property
+    def elsewhere(self) -> list[str]:
+        """The stages whose workers hold cores of other hosts."""
+        return [name for name in self.services if self.requests_a_core and self.knobs.backend.get(name) == REMOTE]
+
+    def cores_elsewhere(self, workers: Mapping[str, int]) -> float:
+        return sum(workers[name] for name in self.elsewhere) / (self.requests_a_core or 1)
+
+    @property
+    def core_rows_per_s(self) -> float:
+        """The price of a core elsewhere, in rows a second."""
+        most = min(self.demand, self.cores_rate(self.knobs.workers))
+        return self.settings.core_price * (most if math.isfinite(most) else self.rate(self.knobs.workers))
+
+    def price(self, workers: Mapping[str, int]) -> float:
+        """The price of the cores that so many workers hold elsewhere, in rows a second."""
+        held = self.cores_elsewhere(workers)
+        return held * self.core_rows_per_s if held else 0.0
+
     def bottleneck(self) -> str:
         """What bounds the rate now: a stage, `cores`, or `consumer`."""
         bounds = {"consumer": self.demand, "cores": self.cores_rate(self.knobs.workers),
@@ -113,10 +135,24 @@ class Forecast:
         A stage with enough workers keeps them, unless `fewest` is set. Buffers grow to what they need. They shrink to
         that only where memory is `tight`, or would become so, and below it where workers in their place bring more."""
         chosen = self._best(ranges, fewest=fewest, tight=tight)
-        if sum(ranges[n][1] * self._worker_bytes(n) for n in self.services) <= self._room:
+        if sum(ranges[n][1] * self._worker_bytes(n) for n in self.services) > self._room:
+            leaner = replace(self, buffers=self.settings.lean)._best(ranges, fewest=fewest, tight=tight)
+            if leaner[1] >= self.settings.worth_lean * chosen[1]:
+                chosen = leaner
+        if not self.elsewhere:
             return chosen
-        leaner = replace(self, buffers=self.settings.lean)._best(ranges, fewest=fewest, tight=tight)
-        return leaner if leaner[1] >= self.settings.worth_lean * chosen[1] else chosen
+        return max([chosen, *self._cheaper(chosen, ranges, fewest=fewest, tight=tight)],
+                   key=lambda choice: choice[1] - self.price(choice[0].workers))
+
+    def _cheaper(self, chosen: tuple[Knobs, float], ranges: Mapping[str, tuple[int, int]], *, fewest: bool, tight: bool
+                 ) -> Iterator[tuple[Knobs, float]]:
+        """The best knobs for fewer rows: the last of them may cost more elsewhere than they are worth."""
+        for name in self.elsewhere:
+            least, most = ranges[name][0], chosen[0].workers[name]
+            for count in range(least, most, max(1, (most - least) // self.settings.cheaper)):
+                aim = self.capacity(name, count) / self.settings.headroom
+                if aim < chosen[1]:
+                    yield replace(self, demand=aim)._best(ranges, fewest=fewest, tight=tight)
 
     def _best(self, ranges: Mapping[str, tuple[int, int]], *, fewest: bool, tight: bool) -> tuple[Knobs, float]:
         requests = []

@@ -115,7 +115,8 @@ def machine(run: Run, end: float) -> str:
             Series(name="at hand", points=_points(loader, "cpu_quota"), style="limit")]), end=end, note=whose)]
     if there := loader[-1].get("elsewhere") if loader else None:
         drawn.append(chart("Workers elsewhere", Panel(axis=charts.WHOLE, series=[
-            Series(name="workers", points=_points(loader, "elsewhere", "workers"), style="step")]), end=end, note=(
+            Series(name="workers", points=_points(loader, "elsewhere", "workers"), style="step"),
+            Series(name="starting", points=_points(loader, "elsewhere", "starting"), style="step")]), end=end, note=(
                 f"{format_bytes(there['bytes'])} came from them for {there['core_s']:,.0f} core-seconds; "
                 f"{there['retries']:,} requests were made again, {there['hedges']:,} to a second worker as the first "
                 "was slow")))

@@ -25,6 +25,7 @@ from sluice.ingest.stats import Snapshot, StageStats
 _STAGE_SUMS = ("items", "rows", "bytes", "busy_s", "cpu_s", "core_wait_s", "wait_input_s", "wait_output_s")
 _SUMS = ("batches", "rows", "cpu_used_s", "held_back", "held_back_pressure")
 _LARGEST = ("workers", "queue_bytes", "queue_limit_bytes", "process_bytes")
+_OF_A_WORKER = {"requests_a_core", "start_s"}
 _WHOLE = {"items", "rows", "bytes", "batches", "held_back", "held_back_pressure"}
 
 
@@ -186,7 +187,7 @@ class HostTunable:
                          for name in (s.name for s in first.stages)),
             consumer_wait_s=self._sum("", "consumer_wait_s", step_s * stall),
             consumer_compute_s=self._sum("", "consumer_compute_s", step_s * (1 - stall)),
-            elsewhere={name: sum(s.elsewhere.get(name, 0) for s in local) for name in first.elsewhere},
+            elsewhere=_elsewhere(local, share),
             memory_used=max(s.memory_used for s in local),
             memory_limit=min(s.memory_limit for s in local) // share,
             cpu_quota=min(s.cpu_quota for s in local) / share,
@@ -201,6 +202,14 @@ class HostTunable:
     def _sum(self, owner: str, name: str, gained: float) -> float:
         total = self._sums[owner, name] = self._sums.get((owner, name), 0.0) + gained
         return int(total) if name in _WHOLE else total
+
+
+def _elsewhere(local: Sequence[Snapshot], ranks: int) -> dict[str, float]:
+    """What workers elsewhere do for all ranks of this host, and for how many that is: each rank has workers of its
+    own."""
+    merged = {name: (max if name in _OF_A_WORKER else sum)(s.elsewhere.get(name, 0) for s in local)
+              for name in local[0].elsewhere}
+    return {**merged, "ranks": ranks} if merged else {}
 
 
 def _rise(gains: Sequence[tuple[Any, Any]], name: str) -> float:

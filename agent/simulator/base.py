@@ -94,6 +94,12 @@ class SimulatedPipeline:
         self._knobs = knobs
         self._changed()
 
+    def man(self, i: int, workers: float) -> None:
+        """Says how many workers a stage has from now on, where others than this host decide that."""
+        if self.ready[i] != workers:
+            self.ready[i] = workers
+            self._changed()
+
     @staticmethod
     def _workers_of(name: str, knobs: Knobs) -> int:
         """The workers of a stage; 1 for a fused one, which passes rows on at once, as by a worker that takes no

@@ -120,15 +120,16 @@ def _loader_metrics(snapshot: Snapshot) -> Iterator[Metric]:
             yield by_stage
 
 
-_ELSEWHERE = {"workers": "Workers on other hosts", "bytes": "Bytes that came from them",
+_ELSEWHERE = {"workers": "Workers on other hosts", "starting": "Those that are starting",
+              "start_s": "How long they take to start", "bytes": "Bytes that came from them",
               "retries": "Requests made again", "hedges": "Requests to a second worker as the first was slow",
-              "core_s": "Cores that they held, times seconds"}
+              "core_s": "Cores that they held, times seconds: their price"}
 
 
 def _elsewhere_metrics(counts: Mapping[str, float]) -> Iterator[Metric]:
     for name, text in _ELSEWHERE.items():
         if name in counts:
-            family = GaugeMetricFamily if name == "workers" else CounterMetricFamily
+            family = GaugeMetricFamily if name in {"workers", "starting", "start_s"} else CounterMetricFamily
             yield family(f"sluice_loader_elsewhere_{_with_unit(name)}", text, counts[name])
 
 

@@ -12,6 +12,7 @@ EXTRAS = {
     "torchrec": "trainer", "fbgemm_gpu": "trainer", "tensorboardX": "trainer", "prometheus_client": "trainer",
     "uvicorn": "serve", "httptools": "serve",
     "rich": "live",
+    "ray": "ray",
 }
 """A package, by the name that it is imported by, and the least extra that holds it."""
 OF_VERBS = {"train": "trainer", "evaluate": "trainer", "export": "trainer", "serve": "serve", "search": "search"}

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Any
+from typing import Any, Protocol
 
 from sluice.etl.common import interpreter
 from sluice.ingest.machine import WORKER_PROCESS_BYTES
@@ -28,12 +28,23 @@ _FAILED_STARTS = 3  # processes in a row that end before they listen
 _LEAVE_S = 5.0
 
 
+class RunningWorker(Protocol):
+    """A process, here or elsewhere, as `subprocess.Popen` has it."""
+
+    pid: int
+    returncode: int | None
+
+    def wait(self) -> int: ...
+
+    def kill(self) -> None: ...
+
+
 @dataclass(eq=False)
 class RemoteWorker:
     """One worker, and what it was asked for and has not answered yet."""
 
     connection: Connection
-    process: subprocess.Popen[bytes] | None = None
+    process: RunningWorker | None = None
     asked: int = 0
     rests_until: float = float("-inf")
     leaving: bool = False
@@ -66,6 +77,9 @@ class Fleet:
         self.starting, self.closed, self.reads = 0, False, False
         self._core_s, self._counted_at = 0.0, clock()
         self.charge: Callable[[int], None] = lambda _: None
+        self.scale: dict[str, float] = {}
+        """Where the number of workers follows that of requests: how many requests go to a core, and how many seconds
+        workers take to start."""
         self._clock = clock
 
     @property
@@ -142,8 +156,9 @@ class LocalFleet(Fleet):
         self._most, self._job, self._given = most, job, {"table": table, "functions": list(functions)}
         self._target = 0
         self._threads: list[threading.Thread] = []
-        self._processes: set[subprocess.Popen[bytes]] = set()
+        self._processes: set[RunningWorker] = set()
         self._failed = 0
+        self.scale = {"requests_a_core": 2}
         self._budget = RestartBudget(limit=60)
 
     @property
@@ -199,9 +214,9 @@ class LocalFleet(Fleet):
 
     def _life(self) -> None:
         """One worker, from its start to its end."""
-        worker, token = None, secrets.token_hex(16)
+        worker, token, began = None, secrets.token_hex(16), self._clock()
         try:
-            process, lifeline, announced = _started({**self._given, "token": token})
+            process, lifeline, announced = self._start({**self._given, "token": token})
         except OSError as error:
             self._gone(None, f"a worker process could not be started: {error}")
             return
@@ -221,6 +236,8 @@ class LocalFleet(Fleet):
                 self.core_s()
                 self.workers.append(worker)
                 self._failed, self.starting = 0, self.starting - 1
+                took = self._clock() - began
+                self.scale["start_s"] = took + 0.75 * (self.scale.get("start_s", took) - took)
                 self.changed.notify_all()
         if worker is not None:
             self._weigh(worker)
@@ -229,6 +246,9 @@ class LocalFleet(Fleet):
         with self.changed:
             self._processes.discard(process)
         self._gone(worker, why)
+
+    def _start(self, given: dict[str, Any]) -> tuple[RunningWorker, int, Any]:
+        return started(given)
 
     def _gone(self, worker: RemoteWorker | None, why: str) -> None:
         if worker is not None:
@@ -269,7 +289,7 @@ class LocalFleet(Fleet):
             self.charge(more)
 
 
-def _started(given: dict[str, Any]) -> tuple[subprocess.Popen[bytes], int, Any]:
+def started(given: dict[str, Any]) -> tuple[subprocess.Popen[bytes], int, Any]:
     """A process, the end of a pipe whose closing ends it, and what it says once it listens."""
     lifeline, ours = os.pipe()
     announced, theirs = os.pipe()
@@ -289,7 +309,7 @@ def _started(given: dict[str, Any]) -> tuple[subprocess.Popen[bytes], int, Any]:
     return process, ours, os.fdopen(announced, "rb")
 
 
-def _kill(process: subprocess.Popen[bytes] | None) -> None:
+def _kill(process: RunningWorker | None) -> None:
     if process is not None and process.returncode is None:
         process.kill()
 

@@ -101,7 +101,8 @@ class WorkerReads:
         with self._fleet.changed:
             return {"workers": len(self._fleet.workers) if self._at_the_end is None else self._at_the_end,
                     **{name: counts[name] for name in ("units", "calls", "bytes", "retries", "hedges", "late")},
-                    "starting": self._fleet.starting, "core_s": round(self._fleet.core_s(), 3)}
+                    "starting": self._fleet.starting, "core_s": round(self._fleet.core_s(), 3),
+                    **self._fleet.scale}
 
     def close(self) -> None:
         """Ends all waiting, and the workers that are this process's own. Does nothing in a fork of it."""
@@ -123,11 +124,15 @@ def remote_reads(workers: str, source: FeatureTable | ParquetFiles, *, plan: Row
             raise RemoteError(f"workers={workers!r}: {what} is of this process alone; leave one of the two out")
     job = job_of(source, plan=plan, split=split, columns=columns, reader=reader, sample=sample)
     kind, _, rest = workers.partition(":")
+    table = [file.path for file in source.files] if isinstance(source, ParquetFiles) else str(source.uri)
     if kind == "local":
         if not rest.isdigit() or not 1 <= int(rest) <= _MOST_LOCAL:
             raise RemoteError(f"workers={workers!r}: {rest!r} is no number of workers from 1 to {_MOST_LOCAL}")
-        table = [file.path for file in source.files] if isinstance(source, ParquetFiles) else str(source.uri)
         return WorkerReads(LocalFleet(int(rest), job, table, functions), groups)
+    if workers.startswith("ray://"):
+        from sluice.ingest.remote.on_ray import RayFleet
+
+        return WorkerReads(RayFleet(workers.removeprefix("ray://"), job, table, functions), groups)
     return WorkerReads(Fleet(_connections(workers, job, (rank, secrets.token_hex(8)))), groups)
 
 
@@ -136,8 +141,8 @@ def _connections(workers: str, job: RemoteJob, asker: tuple[str, str]) -> list[C
     addresses, _, query = workers.partition("?")
     options = parse_qs(query)
     if "token" not in options or options.keys() - {"token", "ca"}:
-        raise RemoteError(f"workers={workers!r}: write local:4, or HOST:PORT,HOST:PORT?token=FILE, with &ca=FILE for "
-                          "TLS")
+        raise RemoteError(f"workers={workers!r}: write local:4, ray://HOST:PORT, or HOST:PORT,HOST:PORT?token=FILE, "
+                          "with &ca=FILE for TLS")
     for address in addresses.split(","):
         host, _, port = address.rpartition(":")
         if not host or not port.isdigit():

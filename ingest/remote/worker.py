@@ -76,10 +76,11 @@ def local(_owner: str, *descriptors: str) -> None:
     lifeline, announced = map(int, descriptors)
     end_with_parent(lifeline)
     given = json.loads(sys.stdin.buffer.read())
-    server = _server("127.0.0.1:0", given["token"], opener(given["table"], CodeOptions()), threads=1,
+    listen = given.get("listen", "127.0.0.1:0")
+    server = _server(listen, given["token"], opener(given["table"], CodeOptions()), threads=1,
                      permission=Permission(functions=frozenset(given["functions"])))
     with os.fdopen(announced, "w") as told:
-        told.write(json.dumps({"listening": f"127.0.0.1:{server.port}"}) + "\n")
+        told.write(json.dumps({"listening": f"{listen.rpartition(':')[0]}:{server.port}"}) + "\n")
     threading.Event().wait()
 
 

@@ -88,7 +88,8 @@ class RunOptions:
                                  "10 GiB)", metavar="LIMIT", bare="10GiB", parse=parse_bytes)
     packed_folder: str = setting("", "where (default: a hidden folder beside the files)", metavar="DIR")
     workers: str = setting("", "let others read and shuffle row groups: local:N starts N processes here (for each "
-                           "rank), HOST:PORT,…?token=FILE asks `sluice worker`s (default: none)", metavar="WORKERS")
+                           "rank), ray://HOST:PORT has a Ray cluster place them, HOST:PORT,…?token=FILE asks "
+                           "`sluice worker`s (default: none)", metavar="WORKERS")
     inject: str = setting("", "faults on purpose, for instance kill-worker@30s,stall-store=5s@10s,corrupt@part-0: "
                           + "; ".join(f"{n} {k.what}" for n, k in KINDS.items()), metavar="FAULT@TIME,…")
 

@@ -43,6 +43,20 @@ def _advance(pipelines, members, seconds=1.0):
         member.step()
 
 
+class Elsewhere(FakePipeline):
+    def snapshot(self):
+        return dataclasses.replace(super().snapshot(), elsewhere={"workers": 3, "bytes": 7, "requests_a_core": 2,
+                                                                  "start_s": 5.0})
+
+
+def test_workers_elsewhere_are_counted_over_ranks_and_told_of_each():
+    store, pipelines = MemoryStore(), [Elsewhere([FakeStage(name="read", cpu_s=0.002)]) for _ in range(2)]
+    members = [HostMember(store, "a", rank, p) for rank, p in enumerate(pipelines)]
+    tunable = HostTunable(store, "a", pipelines[0], ranks={"a": 2})
+    _advance(pipelines, members)
+    assert tunable.snapshot().elsewhere == {"workers": 6, "bytes": 14, "requests_a_core": 2, "start_s": 5.0, "ranks": 2}
+
+
 def test_ranks_are_seen_as_one_and_all_get_the_knobs():
     store, pipelines = MemoryStore(), [_pipeline(), _pipeline()]
     members = [HostMember(store, "a", rank, p) for rank, p in enumerate(pipelines)]

@@ -113,16 +113,31 @@ def release(state: PlannerState, forecast: Forecast, recent: PipelineRates, rang
     knobs_before, settings = state.knobs, state.settings
     alone = forecast if calm.bottleneck == "consumer" else forecast.alone  # perhaps our own threads slow us
     knobs = _lean(state, alone, ranges)
+    now = state.last.at if state.last is not None else 0.0
+    if forecast.elsewhere:
+        needed = {name: max(knobs.workers[name], state.needed.get(name, 0) if state.spare else 0)
+                  for name in forecast.elsewhere}
+        state = replace(state, needed=needed, spare_at=state.spare_at if state.spare else now)
+        knobs = knobs.with_workers(**needed)
     spare = knobs_before.total_workers - knobs.total_workers
-    gain = alone.rate(knobs.workers) / alone.rate(knobs_before.workers)
+    saved = alone.price(knobs_before.workers) - alone.price(knobs.workers)
+    gain = (alone.rate(knobs.workers) + saved) / alone.rate(knobs_before.workers)
     few = spare < settings.spare_workers * knobs_before.total_workers
     if spare < 1 or gain < settings.spare_kept or (few and gain < settings.spare_gain):
         return knobs_before, replace(state, spare=0), calm
-    if state.spare + 1 < settings.spare:
+    if state.spare + 1 < settings.spare or (saved and now - state.spare_at < _keep_s(state, alone)):
         return knobs_before, replace(state, spare=state.spare + 1), calm
     return change(replace(state, spare=0), knobs, "release", recent, replace(
         calm, text=f"{calm.text}: {moves(knobs_before, knobs)} costs it nothing",
         predicted_rows_per_s=recent.rows_per_s, details=details(forecast, recent, knobs, recent.rows_per_s)))
+
+
+def _keep_s(state: PlannerState, forecast: Forecast) -> float:
+    """Seconds for which workers elsewhere stay without need: as long as keeping one costs no more than calling it again
+    would, which is its price, and the rows that it would have brought, for as long as it takes to start."""
+    workers, core_rows_per_s = state.knobs.workers, forecast.core_rows_per_s
+    brought = forecast.rate(workers) / forecast.cores_elsewhere(workers)
+    return state.settings.regret * state.start_s * (1 + brought / core_rows_per_s) if core_rows_per_s > 0 else 0.0
 
 
 def change(state: PlannerState, knobs: Knobs, kind: str | None, recent: PipelineRates,

@@ -45,6 +45,8 @@ def details(forecast: Forecast, recent: PipelineRates, knobs: Knobs, rate: float
             "best_rows_per_s": _finite(rate), "cores_rows_per_s": _finite(forecast.cores_rate(forecast.knobs.workers)),
             "demand_rows_per_s": _finite(forecast.demand), "memory_bytes": forecast.memory(knobs),
             "memory_limit": forecast.memory_limit, "core_slowdown": forecast.slow,
+            **({"cores_elsewhere": forecast.cores_elsewhere(knobs.workers),
+                "price_rows_per_s": forecast.price(knobs.workers)} if forecast.elsewhere else {}),
             "stages": {name: service.describe(forecast.knobs.workers[name])
                        for name, service in forecast.services.items()}}
 

@@ -23,6 +23,7 @@ from dataclasses import replace
 from typing import Any
 
 from sluice.agent.costs import stage_layouts
+from sluice.agent.costs.elsewhere import at_work
 from sluice.agent.costs.forecast import Forecast, what_if
 from sluice.agent.costs.rates import PipelineRates, StageRates, rates
 from sluice.agent.costs.stage_cost import StageCost, between
@@ -48,7 +49,7 @@ class Planner(Policy):
 
     def learned(self, state: PlannerState) -> dict[str, Any]:
         """The stages' costs as plain data, for `recall` in another process on such a machine."""
-        return {"other_cpu_s": state.other_cpu_s,
+        return {"other_cpu_s": state.other_cpu_s, **({"start_s": state.start_s} if state.start_s else {}),
                 "services": {name: s.to_dict() for name, s in state.services.items() if s.points}}
 
     def recall(self, state: PlannerState, learned: Mapping[str, Any]) -> PlannerState:
@@ -61,9 +62,14 @@ class Planner(Policy):
         known = {name: StageCost.from_dict(name, values, self.settings) for name, values in learned["services"].items()
                  if name in state.services}
         return replace(state, limits=limits, knobs=limits.clamp(state.knobs), services={**state.services, **known},
-                       other_cpu=learned["other_cpu_s"], passed=1.0)
+                       other_cpu=learned["other_cpu_s"], passed=1.0, start_s=learned.get("start_s", 0.0))
 
     def decide(self, snapshot: Snapshot, state: PlannerState) -> tuple[Knobs, PlannerState, Reason]:
+        if snapshot.elsewhere:
+            told = snapshot
+            if state.told is not None and state.last is not None:
+                snapshot = at_work(told, state.told, state.last)
+            state = replace(state, told=told, start_s=told.elsewhere.get("start_s") or state.start_s)
         if state.last is None:
             watched = {s.name: state.services[s.name].observe(s, False) for s in snapshot.stages
                        if s.name in state.services}
@@ -163,7 +169,8 @@ def rates_of(state: PlannerState, earlier: Snapshot, later: Snapshot) -> Pipelin
 
 def forecast_of(state: PlannerState, latest: PipelineRates) -> Forecast:
     return Forecast.of(latest, state.knobs, state.limits, state.services, other_cpu_s=state.other_cpu_s,
-                       demand=max(state.demands, default=math.inf), settings=state.settings)
+                       demand=max(state.demands, default=math.inf), settings=state.settings,
+                       requests_a_core=0.0 if state.told is None else state.told.elsewhere.get("requests_a_core", 0.0))
 
 
 def _expecting(state: PlannerState, snapshot: Snapshot, latest: PipelineRates) -> PlannerState:
@@ -265,7 +272,9 @@ def _plan(state: PlannerState, latest: PipelineRates, recent: PipelineRates) -> 
         if thinned is not None:
             return thinned
         knobs, best = forecast.best(ranges, fewest=False)
-        if best >= state.settings.worth * present_rate and knobs.workers != state.knobs.workers:
+        present_price = forecast.price(state.knobs.workers)
+        if (best - forecast.price(knobs.workers) >= state.settings.worth * present_rate - present_price
+                and knobs.workers != state.knobs.workers):
             return change(replace(state, spare=0), knobs, "grow", recent, Reason(
                 text=f"{cause}: {moves(state.knobs, knobs)}, {best / present_rate:.2g} times the rows predicted",
                 bottleneck=bottleneck, predicted_rows_per_s=best, details=details(forecast, recent, knobs, best)))
@@ -284,7 +293,11 @@ def _plan(state: PlannerState, latest: PipelineRates, recent: PipelineRates) -> 
                      f"trying {moves(state.knobs, knobs)}",
                 bottleneck=name, predicted_rows_per_s=hope, details=details(forecast, recent, knobs, hope)))
     if bottleneck not in ("consumer", "cores"):
-        return state.knobs, replace(state, spare=0), Reason(
-            text=f"{cause}, and nothing better is known", bottleneck=bottleneck, predicted_rows_per_s=present_rate)
+        calm = Reason(text=f"{cause}, and nothing better is known", bottleneck=bottleneck,
+                      predicted_rows_per_s=present_rate)
+        if not forecast.elsewhere:
+            return state.knobs, replace(state, spare=0), calm
+        kept = {name: (count, count) for name, count in state.knobs.workers.items() if name not in forecast.elsewhere}
+        return release(state, forecast, recent, {**ranges, **{n: kept[n] for n in ranges.keys() & kept}}, calm)
     calm = Reason(text=cause, bottleneck=bottleneck, predicted_rows_per_s=present_rate)
     return release(state, forecast, recent, ranges, calm)

@@ -74,6 +74,10 @@ class PlannerState:
     services: Mapping[str, StageCost]
     settings: PlannerSettings = DEFAULT
     last: Snapshot | None = None
+    told: Snapshot | None = None
+    """`last` as it was told, where some work is done elsewhere (`sluice.agent.costs.elsewhere`)."""
+    start_s: float = 0.0
+    """How long workers elsewhere take to start, as far as that was seen."""
     window: tuple[Look, ...] = ()
     """The latest looks that show the present knobs alone."""
     age: float = 0
@@ -93,6 +97,10 @@ class PlannerState:
     quiet_until: float = 0
     failures: int = 0
     spare: float = 0
+    spare_at: float = 0.0
+    """When the first of these ticks was, by the snapshots' clock."""
+    needed: Mapping[str, int] = field(default_factory=dict)
+    """The most workers of each stage that were needed elsewhere since then."""
 
     @property
     def other_cpu_s(self) -> float:
@@ -103,8 +111,8 @@ class PlannerState:
         """This state with all that was learned, but as if nothing had been changed; `before` is the state before the
         decision."""
         assert self.last is not None, "a decision comes after a look"
-        return replace(before, services=self.services, last=self.last, tick=self.tick,
-                       age=before.age + self.tick - before.tick,
+        return replace(before, services=self.services, last=self.last, told=self.told, start_s=self.start_s,
+                       tick=self.tick, age=before.age + self.tick - before.tick,
                        window=seen(before.window, self.last, self.tick, self.settings),
                        other_cpu=self.other_cpu, passed=self.passed)
 

@@ -14,6 +14,7 @@ from zlib import crc32
 
 import pytest
 
+from sluice.agent.costs.elsewhere import REQUESTS_A_CORE
 from sluice.etl.table.table import FeatureTable
 from sluice.ingest.knobs import Knobs
 from sluice.ingest.loader import BatchLoader
@@ -82,6 +83,8 @@ def test_order_and_rows_stay_with_workers_that_are_killed_come_and_go(table):
 
         found = hashes(loader, 6, at)
         assert loader.remote["units"] > 0
+        assert loader.remote["start_s"] > 0
+        assert loader.remote["requests_a_core"] == REQUESTS_A_CORE, "the planner reckons with as many"
         last = set(loader.remote_pids)
     assert found == expected
     assert len(killed) == 3

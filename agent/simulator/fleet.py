@@ -1,0 +1,178 @@
+"""Workers elsewhere, in numbers: hosts that differ, take their time to start and are taken away.
+
+`SimulatedFleet` is the fleet, `FleetPipeline` a simulated pipeline that reads by it."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from sluice.agent.costs.elsewhere import REQUESTS_A_CORE
+from sluice.agent.simulator.base import CHUNK_S
+from sluice.agent.simulator.fluid import Simulator
+from sluice.agent.simulator.scenario import Scenario
+from sluice.ingest.knobs import REMOTE, Knobs, Limits
+from sluice.ingest.stats import Snapshot
+
+_QUEUEING = 8  # the power of the share of workers at work by which requests wait for each other
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetTruth:
+    """How the hosts truly are."""
+
+    start_s: float = 30.0
+    """Mean seconds until a new worker answers; each takes from .7 to 1.3 times that."""
+    unlike: float = 0.0
+    """Standard deviation of the logarithm of a host's speed, from .4 to 2.5 times the usual one. 0: all are alike."""
+    life_s: float = math.inf
+    """Mean seconds until a worker's host is taken away; another is placed at once."""
+    hosts: tuple[tuple[float, int], ...] = ((0.0, 10**6),)
+    """From each moment on, how many hosts other jobs leave for this one."""
+
+    def most(self, now: float) -> int:
+        return next(count for at, count in reversed(self.hosts) if at <= now)
+
+
+@dataclass(slots=True)
+class SimulatedWorker:
+    """A worker of one core."""
+
+    called_at: float
+    ready_at: float
+    ends_at: float
+    speed: float
+
+
+@dataclass(slots=True)
+class SimulatedFleet:
+    """The workers that there are. Whoever has waited for a host counts as starting, and costs nothing until it has
+    one."""
+
+    truth: FleetTruth
+    random: np.random.Generator
+    now: float = 0.0
+    wanted: int = 0
+    workers: list[SimulatedWorker] = field(default_factory=list)
+    core_s: float = 0.0
+    lost: int = 0
+    """Workers whose hosts were taken away."""
+    start_s: float = 0.0
+    """How long the workers that came last took, weighed as the loader's fleet weighs it."""
+
+    def use(self, wanted: int) -> None:
+        """Places workers, or takes some away: those that have not started first, of the others any."""
+        self.wanted = wanted
+        leaving = max(0, len(self.workers) - wanted)
+        if leaving:
+            order = self.random.permutation(len(self.workers)).tolist()
+            order.sort(key=lambda n: self.workers[n].ready_at <= self.now)
+            gone = set(order[:leaving])
+            self.workers = [worker for n, worker in enumerate(self.workers) if n not in gone]
+        self._place()
+
+    def pass_time(self, seconds: float) -> None:
+        self.core_s += len(self.workers) * seconds
+        before, self.now = self.now, self.now + seconds
+        for worker in self.workers:
+            if before < worker.ready_at <= self.now:
+                took = worker.ready_at - worker.called_at
+                self.start_s = took if not self.start_s else self.start_s + 0.25 * (took - self.start_s)
+        left = [worker for worker in self.workers if worker.ends_at > self.now]
+        taken = len(left) - min(len(left), self.truth.most(self.now))
+        if taken:
+            kept = sorted(self.random.permutation(len(left))[taken:].tolist())
+            left = [left[n] for n in kept]
+        self.lost += len(self.workers) - len(left)
+        self.workers = left
+        self._place()
+
+    def _place(self) -> None:
+        truth, random = self.truth, self.random
+        while len(self.workers) < min(self.wanted, truth.most(self.now)):
+            ready_at = self.now + truth.start_s * random.uniform(0.7, 1.3)
+            life_s = random.exponential(truth.life_s) if math.isfinite(truth.life_s) else math.inf
+            speed = min(2.5, max(0.4, math.exp(truth.unlike * random.standard_normal())))
+            self.workers.append(SimulatedWorker(self.now, ready_at, ready_at + life_s, speed))
+
+    @property
+    def ready(self) -> int:
+        return sum(worker.ready_at <= self.now for worker in self.workers)
+
+    @property
+    def speed(self) -> float:
+        """What those that are there do together, in units of a usual host."""
+        return sum(worker.speed for worker in self.workers if worker.ready_at <= self.now)
+
+
+class FleetPipeline:
+    """A `Tunable` of its own clock whose first stage asks a fleet, two requests for each worker."""
+
+    def __init__(self, scenario: Scenario, truth: FleetTruth, *, seed: int = 0) -> None:
+        self.sim = Simulator(scenario.truth_at, scenario.limits, scenario.first_knobs, seed=seed)
+        self.fleet = SimulatedFleet(truth, np.random.default_rng((3, seed)))
+        self._name = scenario.stages[0].name
+        self._busy_s = self._in_s = self._out_s = 0.0
+        self.apply(scenario.first_knobs)
+        for worker in self.fleet.workers:  # the run begins once those that it begins with are there
+            worker.ends_at += worker.called_at - worker.ready_at
+            worker.ready_at = worker.called_at
+        self._man()
+
+    @property
+    def limits(self) -> Limits:
+        return self.sim.limits
+
+    @property
+    def knobs(self) -> Knobs:
+        return self.sim.knobs
+
+    @property
+    def now(self) -> float:
+        return self.sim.now
+
+    def apply(self, knobs: Knobs) -> None:
+        self.sim.apply(knobs)
+        self.fleet.use(math.ceil(self._requests / REQUESTS_A_CORE) if knobs.backend.get(self._name) == REMOTE else 0)
+        self._man()
+
+    def advance(self, seconds: float) -> None:
+        end = self.now + seconds
+        while self.now < end - 1e-9:
+            step_s = min(CHUNK_S, end - self.now)
+            before, speed = (self.sim.busy_s[0], self.sim.in_s[0], self.sim.out_s[0]), self.fleet.speed
+            self.sim.advance(step_s)
+            self._count(step_s, speed, *(now - then for now, then in zip(
+                (self.sim.busy_s[0], self.sim.in_s[0], self.sim.out_s[0]), before, strict=True)))
+            self.fleet.pass_time(step_s)
+            self._man()
+
+    def snapshot(self) -> Snapshot:
+        seen, fleet = self.sim.snapshot(), self.fleet
+        first = dataclasses.replace(seen.stages[0], busy_s=self._busy_s, wait_input_s=self._in_s,
+                                    wait_output_s=self._out_s)
+        return dataclasses.replace(seen, stages=(first, *seen.stages[1:]), elsewhere={
+            "workers": fleet.ready, "starting": fleet.wanted - fleet.ready, "core_s": fleet.core_s,
+            "requests_a_core": REQUESTS_A_CORE, "start_s": fleet.start_s})
+
+    @property
+    def _requests(self) -> int:
+        return self.knobs.workers[self._name]
+
+    def _man(self) -> None:
+        self.sim.man(0, self.fleet.speed)
+
+    def _count(self, step_s: float, speed: float, busy_s: float, in_s: float, out_s: float) -> None:
+        """Counts what the threads that ask do. While workers have room, a request takes as long as the work; where all
+        are at work, requests wait for each other, and where nobody is there, for a worker."""
+        share = min(1.0, busy_s / (speed * step_s)) if speed else 1.0
+        at_work = min(self._requests, share * self.fleet.ready)
+        asking = (at_work + (self._requests - at_work) * share**_QUEUEING) * step_s
+        self._busy_s += asking
+        idle_s = self._requests * step_s - asking
+        waits = in_s + out_s
+        self._in_s += idle_s * (in_s / waits if waits > 0 else 0.0)
+        self._out_s += idle_s * (out_s / waits if waits > 0 else 1.0)
