@@ -70,17 +70,17 @@ def decimate(points: Points, max_points: int = MOST_POINTS) -> Points:
 def chart(title: str, *panels: Panel, end: float, note: str = "", kind: str = "", aside: str = "") -> str:
     """A figure, or nothing if no series has a point. `end` is the last moment of the run, the same in all charts.
     `aside` is HTML at the end of the head line, in place of the series' names."""
-    drawn = [(panel, some) for panel in panels if (some := [s for s in panel.series if s.points])]
+    colours = itertools.count()  # a series has its colour by its place, whether the ones before it have points or not
+    placed = [(panel, [(next(colours) % COLOURS, s) for s in panel.series]) for panel in panels]
+    drawn = [(panel, some) for panel, all_ in placed if (some := [(n, s) for n, s in all_ if s.points])]
     if not drawn:
         return ""
-    keys = "".join(f'<li class="c{n % COLOURS} {s.style}"><i></i>{escape(s.name)}</li>' for n, s in enumerate(
-        s for _, some in drawn for s in some))
-    colours = itertools.count()
+    keys = "".join(f'<li class="c{n} {s.style}"><i></i>{escape(s.name)}</li>' for _, some in drawn for n, s in some)
     data = {"end": max(end, 1e-9), "panels": [
         {"form": panel.axis.form, "base": panel.axis.base, "zero": panel.axis.from_zero, "top": panel.axis.top,
-         "name": panel.name, "series": [{"name": s.name, "style": s.style, "colour": next(colours) % COLOURS,
+         "name": panel.name, "series": [{"name": s.name, "style": s.style, "colour": n,
                                          **_columns(s, panel.axis.top, FEW_POINTS if kind == "part" else MOST_POINTS)}
-                    for s in some]}
+                    for n, s in some]}
         for panel, some in drawn]}
     about = f"<small>{escape(note)}</small>" if note else ""
     return (f'<figure class="{kind}"><figcaption><h2>{escape(title)}</h2>{about}'

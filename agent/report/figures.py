@@ -22,11 +22,11 @@ def hero(run: Run, figures: RunOutcome, story: Sequence[DecisionEffect], inciden
     """The chart that says it all, after what happened when, which all charts show."""
     looks, end = run.looks() or run.of("loader"), figures.seconds  # where each has an evaluation in it, they are all
     rate, decisions = figures.rows_per_s_first, run.of("decision")
-    before: list[Series] = []
+    before = Series(name="before tuning", points=[])
     if figures.changes_settling and rate is not None:
         alone = set((decisions[0].get("before") or {}).get("workers", {}).values()) == {1}
-        before = [Series(name="with one worker a stage" if alone else "before tuning", style="level",
-                         points=[(0.0, rate), (end, rate)])]
+        before = Series(name="with one worker a stage" if alone else "before tuning", style="level",
+                        points=[(0.0, rate), (end, rate)])
     moments = {"decisions": [{"at": c.at, "label": str(c.number), "text": f"{c.number}. {c.moves}: {c.effect}"}
                              for c in story],
                "bands": [{"from": one.at, "to": until, "label": one.label, "what": one.what,
@@ -36,7 +36,7 @@ def hero(run: Run, figures: RunOutcome, story: Sequence[DecisionEffect], inciden
         "Rows a second, and waiting for input",
         Panel(name="rows a second", axis=charts.ROWS, series=[
             Series(name="taken by the trainer", points=_points(looks, "rows_per_s"), style="area"),
-            Series(name="what it would take without waiting", points=_headroom(looks), style="limit"), *before]),
+            Series(name="what it would take without waiting", points=_headroom(looks), style="limit"), before]),
         Panel(name="time that the trainer waits for input", axis=charts.SHARE, series=[
             Series(name="waiting", points=_points(looks, "stall"), style="area")]),
         end=end, kind="hero", note=_whose(run))

@@ -187,6 +187,8 @@ def _add(group: Any, field: dataclasses.Field[Any], hint: Any) -> None:
         how |= {"nargs": "?", "const": option.bare}
     elif option.several:
         how["nargs"] = "+" if required or not option.positional else "*"
+        if not option.positional:
+            how["action"] = "extend"  # an option that is given again would else replace what came before it
     elif option.positional and not required:
         how["nargs"] = "?"
     if required and not option.positional:

@@ -292,6 +292,17 @@ def test_thousands_of_points_stay_a_small_page_and_keep_their_peaks(tmp_path):
     assert report.write(tmp_path / "run").stat().st_size < 60_000
 
 
+def test_waiting_has_one_colour_on_all_pages(tmp_path):
+    _tuned_run(tmp_path / "tuned")
+    with RunFolder.create(tmp_path / "left alone", {}) as folder:
+        for _ in range(9):
+            folder.metric({"kind": "loader", "rows": 1, "rows_per_s": 1000.0, "stall": 0.5})
+    colours = [re.findall(r'<li class="(c\d) area"><i></i>waiting', report.page(Run.read(tmp_path / run)))
+               for run in ("tuned", "left alone")]
+    assert len(colours[0]) == 1
+    assert colours[0] == colours[1]
+
+
 def test_no_share_is_above_all_there_is(tmp_path):
     """Two clocks make a stall of 100.04 %; three times what was predicted is no percentage."""
     text = page_of(grown_run.write(tmp_path / "run", 60.0, looks=60, decisions=3))

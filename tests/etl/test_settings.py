@@ -71,6 +71,14 @@ def test_every_kind_of_value_arrives():
     assert outer("--follow", "parts").follow == "parts"
 
 
+def test_words_of_an_option_that_is_given_again_are_added():
+    @dataclass(frozen=True, kw_only=True)
+    class Inputs:
+        input: tuple[str, ...] = setting(help="files", metavar="PATH", several=True)
+
+    assert parse(Inputs, argv=["--input", "a", "b", "--input", "c"], prog="x").input == ("a", "b", "c")
+
+
 def test_what_is_given_replaces_what_a_run_recorded_and_nothing_else_does():
     recorded = outer("--rate", "3", "--layers", "7")
     given = read(Outer, argv=["u", "--kinds", "C1=x", "--seed", "0"], prog="p")
