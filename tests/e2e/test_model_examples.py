@@ -75,7 +75,7 @@ def test_a_student_learns_half_from_clicks_and_half_from_its_teacher(example):
 def test_a_checkpoint_that_moves_to_another_shop_is_ahead_of_a_model_that_begins_there(example, tmp_path, monkeypatch):
     transfer, clicks = example("transfer"), example("clicks")
     monkeypatch.setattr(transfer, "RATES", (0.03,))
-    data, shops = {}, (("here", 20_000, 1, {}), *((name, 1000, seed, {"shop": 1, "drift": 0.1}) for name, seed in
+    data, shops = {}, (("here", 12_000, 1, {}), *((name, 1000, seed, {"shop": 1, "drift": 0.1}) for name, seed in
                                                   (("train", 2), ("held out", 3), ("test", 4))))
     for name, rows, seed, other in shops:
         true = clicks.planted_clicks(tmp_path / name, rows, seed=seed, **other)
