@@ -34,9 +34,9 @@ import torch
 from benchmarks.results import ROOT, table
 from sluice import Loader
 from sluice.etl.common.program import run, say
+from sluice.ingest.costs.what_if import RowCosts, StepCost, ranks_table
 from sluice.ingest.stats import Snapshot
 from sluice.ingest.tools.headroom import timed
-from sluice.ingest.tools.what_if import Pace, Step, ranks_table
 
 RANKS, BATCHES, WORKERS = (1, 2), (1024, 8192), (1, 2)
 FEW = 8  # batches that are used over and over to time a step alone
@@ -65,7 +65,7 @@ class Pair:
 
     before: Conditions
     after: Conditions
-    foretold: Callable[[Pace], Pace]
+    foretold: Callable[[RowCosts], RowCosts]
 
 
 PAIRS = {
@@ -132,7 +132,7 @@ def step_of(conditions: Conditions) -> Callable[[Any], object]:
     return lambda batch: time.sleep(conditions.step_ms / 1000) if conditions.step_ms else None
 
 
-def measured(data: str, conditions: Conditions, seconds: float, batch_size: int = 8192) -> Pace:
+def measured(data: str, conditions: Conditions, seconds: float, batch_size: int = 8192) -> RowCosts:
     """The pace under these conditions, from a loader of its own."""
     uri = f"latency://{conditions.delay_ms:g}ms{data}" if conditions.delay_ms else data
     step = step_of(conditions)
@@ -154,7 +154,8 @@ def measured(data: str, conditions: Conditions, seconds: float, batch_size: int 
         timed(batches, step, seconds, time.perf_counter)
         after: Snapshot = loader.snapshot()
         head = loader.limits.head
-        return Pace.between(before, after, head=lambda name: head(knobs, name), step_s=step_s, step_cpu_s=step_cpu_s)
+        return RowCosts.between(before, after, head=lambda name: head(knobs, name), step_s=step_s,
+                                step_cpu_s=step_cpu_s)
 
 
 def endless(loader: Loader) -> Iterator[Any]:
@@ -245,7 +246,7 @@ def ranks_sweep(data: str, seconds: float) -> list[dict[str, Any]]:
     paces = {batch: measured(data, Conditions(), seconds, batch) for batch in BATCHES}
     small, large = ((batch, trained(data, 1, batch, 1, seconds, cached=True)[1]) for batch in BATCHES)
     two_s, work_s = trained(data, 2, BATCHES[0], 1, seconds, cached=True)
-    step = Step.of(small, large, {2: two_s - work_s})
+    step = StepCost.of(small, large, {2: two_s - work_s})
     say(f"a step: {step.fixed_s * 1e3:.2f} ms and {step.row_s * 1e6:.2f} µs a row; agreeing "
         f"{step.sync_s[2] * 1e3:.2f} ms")
     told, found = ranks_table(paces, step, RANKS, WORKERS), []

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sluice.etl.common.errors import UsageError
+from sluice.ingest.costs.what_if import RowCosts
 from sluice.ingest.loader import BatchLoader
 from sluice.ingest.stats import Snapshot
-from sluice.ingest.tools.what_if import Pace
 
 CACHED = 8  # batches that are used over and over to time the consumer alone
 _COUNTS = 0.02  # share of a step; less waiting is noise
@@ -210,7 +210,7 @@ def measure(loader: BatchLoader, step: Step, *, seconds: float = 5.0, files: Ite
 
     knobs = loader.knobs
     _, _, before, after = paced(lambda batch: None)
-    alone = Pace.between(before, after, head=head)
+    alone = RowCosts.between(before, after, head=head)
     name, measured = alone.narrowest, None
     workers = knobs.workers[name] + 1
     predicted = found.loading * alone.rate(alone.with_workers(name, workers)) / alone.measured
@@ -220,8 +220,8 @@ def measure(loader: BatchLoader, step: Step, *, seconds: float = 5.0, files: Ite
         loader.apply(knobs)
     together, stall, before, after = paced(step)
     step_s = 1 / found.consumer
-    more_s = Pace.between(before, after, head=head).other_cpu_s - alone.other_cpu_s
-    pace = Pace.between(before, after, head=head, step_s=step_s, step_cpu_s=min(max(0.0, more_s), step_s))
+    more_s = RowCosts.between(before, after, head=head).other_cpu_s - alone.other_cpu_s
+    pace = RowCosts.between(before, after, head=head, step_s=step_s, step_cpu_s=min(max(0.0, more_s), step_s))
     used = (after.cpu_used_s - before.cpu_used_s) / max(after.at - before.at, 1e-9)
     return Headroom(consumer=found.consumer, loading=found.loading, together=together, stall=stall, cold=cold,
                     slowest=name, idle_cores=round(max(0.0, after.cpu_quota - used), 2), foretold=pace.cases(),

@@ -81,10 +81,10 @@ def test_a_checkpoint_that_moves_to_another_shop_is_ahead_of_a_model_that_begins
         true = clicks.planted_clicks(tmp_path / name, rows, seed=seed, **other)
         data[name] = clicks.batches_of(tmp_path / name)
         assert sum(len(label) for *_, label in data[name]) == rows
-    found = transfer.distilled({**data, "train": data["here"]}, 0, tmp_path / "teacher.pt")
+    found = transfer.distilled({**data, "train": 3 * data["here"]}, 0, tmp_path / "teacher.pt")
     assert 0.6 < found["teacher"] < true
     found = transfer.moved(data, 0, tmp_path / "teacher.pt")
-    assert found["moved"] > found["anew"] + 0.01
+    assert found["moved"] > found["anew"] + 0.03
 
 
 def test_the_planted_structure_of_sessions_is_found(example, tmp_path, monkeypatch):

@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
+from sluice.ingest.costs.what_if import RECEIVED_S, RowCosts, Share, StepCost, ranks_table
 from sluice.ingest.stats import Snapshot, StageStats
-from sluice.ingest.tools.what_if import RECEIVED_S, Pace, Share, Step, ranks_table
 
 
-def pace(**given) -> Pace:
+def pace(**given) -> RowCosts:
     stages = {"read": Share(workers=1, cpu_s=0.002, store_s=0.008), "batch": Share(workers=1, cpu_s=0.001)}
-    return Pace(**{"stages": stages, "cores": 4, "measured": 80.0, **given})
+    return RowCosts(**{"stages": stages, "cores": 4, "measured": 80.0, **given})
 
 
 @pytest.mark.parametrize(("case", "bound"), [
@@ -60,7 +60,7 @@ def snapshot(at, rows, *, read_s, wait_s=0.0, shuffle_s=0.0, others_s=0.0, used_
 
 
 def test_costs_are_read_from_two_snapshots():
-    found = Pace.between(snapshot(0, 0, read_s=0), snapshot(10, 1000, read_s=4, shuffle_s=2, others_s=3),
+    found = RowCosts.between(snapshot(0, 0, read_s=0), snapshot(10, 1000, read_s=4, shuffle_s=2, others_s=3),
                          head=lambda name: "read" if name == "shuffle" else name, step_s=0.004, step_cpu_s=0.001)
     assert found.measured == 100
     assert found.row_bytes == 50
@@ -74,22 +74,22 @@ def test_costs_are_read_from_two_snapshots():
 
 
 def test_others_are_counted_by_how_long_our_threads_wait_for_a_core():
-    idle = Pace.between(snapshot(0, 0, read_s=0, idle_s=0), snapshot(10, 1000, read_s=4, idle_s=35))
+    idle = RowCosts.between(snapshot(0, 0, read_s=0, idle_s=0), snapshot(10, 1000, read_s=4, idle_s=35))
     assert idle.others == 0
     after = snapshot(10, 1000, read_s=9, wait_s=10, idle_s=0)  # one core of ours, and our threads wait as long again
-    crowded = Pace.between(snapshot(0, 0, read_s=0, idle_s=0), after)
+    crowded = RowCosts.between(snapshot(0, 0, read_s=0, idle_s=0), after)
     assert crowded.others == pytest.approx(6), "the other three cores are wanted twice, too"
     assert crowded.stages["read"].store_s == pytest.approx(0.009), "a wait for a core is none for a store"
 
 
 def test_the_table_of_ranks_batches_and_workers():
-    step = Step.of((100, 0.010), (1100, 0.020), {2: 0.005})
+    step = StepCost.of((100, 0.010), (1100, 0.020), {2: 0.005})
     assert (step.fixed_s, step.row_s) == (pytest.approx(0.009), pytest.approx(1e-5))
     reads = {"read": Share(workers=1, cpu_s=0.0, store_s=1e-4)}  # 10,000 rows a second for each worker
-    told = ranks_table({1000: Pace(stages=reads, cores=2, measured=10_000.0)}, step, (1, 2), (1, 8))
+    told = ranks_table({1000: RowCosts(stages=reads, cores=2, measured=10_000.0)}, step, (1, 2), (1, 8))
     assert told[1, 1000, 1] == pytest.approx(10_000), "the reader"
     assert told[1, 1000, 8] == pytest.approx(1000 / 0.019), "the step"
     assert told[2, 1000, 1] == pytest.approx(20_000), "two readers, each for half of a batch"
     assert told[2, 1000, 8] == pytest.approx(1000 / (0.009 + 0.005 + 0.005)), "half of the rows, and agreeing"
-    few = ranks_table({1000: Pace(stages=reads, cores=0.5, measured=10_000.0)}, step, (2,), (8,))
+    few = ranks_table({1000: RowCosts(stages=reads, cores=0.5, measured=10_000.0)}, step, (2,), (8,))
     assert few[2, 1000, 8] == pytest.approx(0.5 / (2 * 0.009 / 1000 + 1e-5)), "half a core for both"

@@ -1,4 +1,4 @@
-"""What a pipeline would do under other conditions, from what a row costs now: `Pace`. Pure.
+"""What a pipeline would do under other conditions, from what a row costs now: `RowCosts`. Pure.
 
 A pipeline is as fast as its narrowest stage, its consumer and its cores allow. Where other programs want the cores too,
 all threads that want one share them: the nearer ours come to what is left, the longer each second of work takes. What
@@ -35,7 +35,7 @@ class Share:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pace:
+class RowCosts:
     """What a row costs everywhere, and the rate that came of it."""
 
     stages: Mapping[str, Share]
@@ -52,8 +52,8 @@ class Pace:
 
     @classmethod
     def between(cls, before: Snapshot, after: Snapshot, *, head: Callable[[str], str] = lambda name: name,
-                step_s: float = 0.0, step_cpu_s: float = 0.0) -> Pace:
-        """The pace between two snapshots. `head` names the stage whose workers do a stage's work. The consumer takes
+                step_s: float = 0.0, step_cpu_s: float = 0.0) -> RowCosts:
+        """The costs between two snapshots. `head` names the stage whose workers do a stage's work. The consumer takes
         `step_s` for a row if nothing is in its way, `step_cpu_s` of it on a processor."""
         seconds, rows = max(after.at - before.at, 1e-9), max(1, after.rows - before.rows)
         stages: dict[str, Share] = {}
@@ -102,30 +102,30 @@ class Pace:
         left = self.cores - rate * self.cpu_s
         return max(1.0, self.others / left) if left > 1e-9 else math.inf if self.others else 1.0
 
-    def rate(self, then: Pace) -> float:
-        """The rows a second of another pace: what the model leaves out, it leaves out of both."""
+    def rate(self, then: RowCosts) -> float:
+        """The rows a second of other costs: what the model leaves out, it leaves out of both."""
         now = self.bound
         return self.measured * then.bound / now if math.isfinite(now) and now > 0 else self.measured
 
     # ---- the cases
 
-    def with_workers(self, name: str, workers: float) -> Pace:
+    def with_workers(self, name: str, workers: float) -> RowCosts:
         return replace(self, stages={**self.stages, name: replace(self.stages[name], workers=workers)})
 
-    def with_cores(self, cores: float) -> Pace:
+    def with_cores(self, cores: float) -> RowCosts:
         return replace(self, cores=cores)
 
-    def with_store(self, times: float) -> Pace:
+    def with_store(self, times: float) -> RowCosts:
         """With a store that answers so many times as fast; infinity: files that lie in a cache of this host."""
         read = self.stages[READ.name]
         return replace(self, stages={**self.stages, READ.name: replace(read, store_s=read.store_s / times)})
 
-    def with_consumer(self, times: float) -> Pace:
+    def with_consumer(self, times: float) -> RowCosts:
         """With a consumer that is so many times as fast."""
         return replace(self, consumer=replace(self.consumer, cpu_s=self.consumer.cpu_s / times,
                                               store_s=self.consumer.store_s / times))
 
-    def with_remote(self, workers: float, *, cores: float = math.inf) -> Pace:
+    def with_remote(self, workers: float, *, cores: float = math.inf) -> RowCosts:
         """With workers elsewhere that read. Here each row is received; they have `cores` of their own, or 0: those of
         this host, where a row is packed as well."""
         read = self.stages[READ.name]
@@ -161,7 +161,7 @@ def _others(before: Snapshot, after: Snapshot, used: float, running: float, wait
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class StepCost:
     """What a training step takes on one rank alone: so much for a step, so much for each of its rows, and, beside
     others, so much until all ranks agree."""
 
@@ -171,7 +171,7 @@ class Step:
     """Ranks → seconds a step."""
 
     @classmethod
-    def of(cls, small: tuple[int, float], large: tuple[int, float], sync_s: Mapping[int, float]) -> Step:
+    def of(cls, small: tuple[int, float], large: tuple[int, float], sync_s: Mapping[int, float]) -> StepCost:
         """From two measured steps, each its rows and seconds."""
         row_s = max(0.0, (large[1] - small[1]) / (large[0] - small[0]))
         return cls(fixed_s=max(0.0, small[1] - row_s * small[0]), row_s=row_s, sync_s={1: 0.0, **sync_s})
@@ -180,7 +180,7 @@ class Step:
         return self.fixed_s + self.row_s * rows + self.sync_s[ranks]
 
 
-def ranks_table(paces: Mapping[int, Pace], step: Step, ranks: Sequence[int], workers: Iterable[int]
+def ranks_table(paces: Mapping[int, RowCosts], step: StepCost, ranks: Sequence[int], workers: Iterable[int]
                 ) -> dict[tuple[int, int, int], float]:
     """(ranks, batch, workers of the narrowest stage a rank) → rows a second of all ranks on one host.
 

@@ -1,0 +1,1 @@
+"""What rows cost in a pipeline, and what rate other conditions would bring: pure functions."""
