@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -48,10 +49,15 @@ def main(argv: list[str]) -> dict[str, Any]:
     name = "etl/job.py" if __name__ == "__main__" else "sluice etl"
     request = parse(JobRequest, argv=argv, prog=name, description=_DESCRIPTION, epilog=_EXAMPLES)
     from sluice.etl.jobs.progress import JobProgress
-    from sluice.etl.packing import packing
     from sluice.etl.placing import placed
 
-    return request.answer(JobProgress(sys.stderr), argv, placed, packing)
+    return request.answer(JobProgress(sys.stderr), argv, placed, _packing)
+
+
+def _packing(limit: str, say: Callable[[str], None]) -> Callable[[str, int], dict[str, int]]:
+    from sluice.etl.packing import packing  # loads numba, which other jobs need not wait for
+
+    return packing(limit, say)
 
 
 def program() -> NoReturn:

@@ -47,9 +47,9 @@ from sluice.ingest.stages.scatter_kernel import (
 FOLDER = ".sluice-packed"
 _KEPT = 32 * 2**20  # bytes of memory that are kept for the next row groups
 VERSION = int.from_bytes(b"SluiceP2", "little")
-_HEAD, _SUM = 6, 5
-"""Six numbers begin an entry: its kind, its parts, the stream's bytes, its rows, the bytes of all parts, and a checksum
-of what lies before these."""
+_HEAD, _SUM = 7, 6
+"""Seven numbers begin an entry: its kind, its parts, the stream's bytes, its rows, the bytes of its parts, a checksum
+of these, and one of what lies before them."""
 _ALIGNED, _WORD = 64, 4
 _DESCRIBED, _WIDTH, _COUNT, _FROM, _CHECKSUM, _COLUMN = 11, 1, 5, 6, 9, 10
 """So many describe a part of the stream: its kind, a number's bytes, the bits of a packed one, the base to add; where
@@ -227,7 +227,7 @@ def packed(table: pa.Table, key: str) -> bytes | None:
             add(how, begin, count, distinct, pieces, n if alone else -n)
         done = begin + (how[_WIDTH] * count if how else 0)
     head = np.zeros(_front(len(parts) // _DESCRIBED), np.int64)
-    head[:_SUM] = VERSION, len(parts) // _DESCRIBED, len(content), batch.num_rows, len(entry)
+    head[:_SUM] = VERSION, len(parts) // _DESCRIBED, len(content), batch.num_rows, len(entry), crc32(entry)
     head[_HEAD:_HEAD + len(parts)] = parts
     head[_SUM] = crc32(head.data, crc32(key.encode()))
     return head.tobytes() + entry
@@ -317,19 +317,19 @@ class PackedTable:
         head = stored[:8 * _HEAD].view(np.int64) if len(stored) >= 8 * _HEAD else np.zeros(1, np.int64)
         if head[0] != VERSION:
             raise DamagedCopy("it is no packed copy of this version")
-        count, self.nbytes, self.num_rows, size, checksum = map(int, head[1:])
+        count, self.nbytes, self.num_rows, size, whole, checksum = map(int, head[1:])
         front = 8 * _front(count)
         described = stored[:front if 8 * _HEAD < front <= len(stored) else 8 * _HEAD].view(np.int64).copy()
         described[_SUM] = 0
         if min(count, self.nbytes) < 1 or crc32(described.data, crc32(key.encode())) != checksum:
             raise DamagedCopy("its head differs from its checksum (CRC-32), or is that of another row group")
         self._data, self._parts = stored[front:], described[_HEAD:][:_DESCRIBED * count].reshape(count, _DESCRIBED)
-        ends = [*self._parts[1:, _FROM].tolist(), len(self._data)]
-        for (begin, _, _, checksum, column), end in zip(self._parts[:, _FROM:].tolist(), ends, strict=True):
-            if crc32(self._data[begin:end].data) != checksum:
-                what = f"column {abs(column)}" if column else "what describes its columns"
-                raise DamagedCopy(f"{what}, at bytes {front + begin} to {front + end} of {len(stored)}, differs from "
-                                  "its checksum (CRC-32)")
+        if crc32(self._data.data) != whole:
+            ends = [*self._parts[1:, _FROM].tolist(), len(self._data)]
+            harmed = [f"column {abs(column)}" if column else "what describes its columns" for (
+                begin, _, _, checksum, column), end in zip(self._parts[:, _FROM:].tolist(), ends, strict=True)
+                if crc32(self._data[begin:end].data) != checksum]
+            raise DamagedCopy(f"{', '.join(harmed) or 'what it holds'} differs from its checksum (CRC-32)")
         if len(self._data) != size or not _fit(self._parts, size, self.nbytes):
             raise DamagedCopy(f"its parts do not fit each other, or into {len(stored)} bytes")
         first = self._data[self._parts[0, _FROM]:][:self._parts[0, _COUNT]]

@@ -97,8 +97,8 @@ class Decoded:
 
     @property
     def table(self) -> pa.Table:
-        """The rows as Arrow has them."""
-        if not isinstance(self.rows, pa.Table):  # two threads may both unpack them: they get the same
+        """The rows as Arrow has them; or, for users of Petastorm's own reader, as arrays by name."""
+        if not isinstance(self.rows, (pa.Table, dict)):  # two threads may both unpack them: they get the same
             self.rows = self.rows.table()
         return self.rows
 

@@ -14,6 +14,7 @@ from sluice.etl.common.errors import UsageError
 from sluice.etl.common.settings import parse
 from sluice.etl.job_request import JobRequest
 from sluice.etl.jobs.progress import JobProgress
+from sluice.etl.packing import packing
 from sluice.etl.placing import CannotPlace, placed
 from sluice.etl.spec.placement import left_from, placement_of, with_placement
 from sluice.etl.spec.spec import Spec
@@ -71,7 +72,7 @@ def answer(tmp_path: Path, *words: object, text: str = SPEC, said: Said | None =
     argv = ["--spec", tmp_path / "spec.toml", "--input", tmp_path / "log", "--engine", "local", *words]
     argv = [str(word) for word in argv]
     request = parse(JobRequest, argv=argv, prog="sluice etl")
-    return request.answer(JobProgress(said or Said()), argv, placed)
+    return request.answer(JobProgress(said or Said()), argv, placed, packing)
 
 
 def test_the_placed_table_gives_the_same_batches_and_an_append_lies_as_it_does(tmp_path):

@@ -144,8 +144,8 @@ class RowGroupStage:
             def shuffled(task: ReadTask, charge: Charge) -> Decoded:
                 decoded = work(task, charge)
                 if self._order.shuffle_rows:
-                    order = self._order.rows(task.schedule.epoch, task.read, rows_of(decoded.rows))
-                    decoded.rows = {name: values[order] for name, values in decoded.rows.items()}
+                    order = self._order.rows(task.schedule.epoch, task.read, rows_of(decoded.table))
+                    decoded.rows = {name: values[order] for name, values in decoded.table.items()}
                 return decoded
 
             return shuffled
@@ -181,7 +181,7 @@ def rows_of(columns: Mapping[str, npt.NDArray[Any]]) -> int:
 
 
 def _measured(decoded: Decoded) -> tuple[int, int]:
-    return rows_of(decoded.rows), sum(values.nbytes for values in decoded.rows.values())
+    return rows_of(decoded.table), sum(values.nbytes for values in decoded.table.values())
 
 
 @atexit.register
