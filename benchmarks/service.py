@@ -21,11 +21,12 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from benchmarks.loaders import made_table
+from benchmarks.lookup import WAIT_S, lookup
 from benchmarks.shapes import cpu_s
 from sluice.etl.common.errors import UsageError
 from sluice.etl.common.program import run as program
@@ -36,12 +37,7 @@ from sluice.ingest.loader import BatchLoader
 from sluice.ingest.stages.transform import Transform
 
 ROOT = Path(__file__).resolve().parent.parent
-BATCH, LOOKUP_S, FLEETS = 1024, 0.04, (1, 2, 4, 8, 16)
-
-
-def lookup(_: Mapping[str, Any]) -> None:
-    """Waits as for the answer of a service."""
-    time.sleep(LOOKUP_S)
+BATCH, FLEETS = 1024, (1, 2, 4, 8, 16)
 
 
 def process_s(pid: int) -> float:
@@ -55,7 +51,7 @@ def elsewhere(table: FeatureTable, workers: int, read: str = "thread", **how: An
     backend = {"read": read, "lookup": "remote"} if workers else {}
     return BatchLoader(table, batch_size=BATCH, fill=0.0, epochs=10**6, reader="arrow",
                        workers=f"local:{workers}" if workers else None, **{
-                           "transforms": [Transform("lookup", f"{__spec__.name}:lookup", pure=True)],
+                           "transforms": [Transform("lookup", f"{lookup.__module__}:lookup", pure=True)],
                            "knobs": Knobs(workers={"read": 1, "lookup": max(1, 2 * workers)}, backend=backend), **how})
 
 
@@ -111,7 +107,7 @@ def scaling(table: FeatureTable, options: argparse.Namespace) -> dict[str, Any]:
             rows, took, _ = trainer.run(options.seconds)
         found[workers] = rows / took
         say(f"| {workers} workers | {rows / took:,.0f} rows/s | {rows / took / workers / found[1]:.3f} of linear, "
-            f"{rows / took * LOOKUP_S / BATCH / workers:.3f} of what waiting allows |")
+            f"{rows / took * WAIT_S / BATCH / workers:.3f} of what waiting allows |")
     return {str(n): {"rows_per_s": round(rate), "linear": round(rate / n / found[1], 3)} for n, rate in found.items()}
 
 
@@ -120,7 +116,7 @@ def stall(table: FeatureTable, options: argparse.Namespace) -> dict[str, Any]:
     found = {}
     for workers in (0, 8):
         with elsewhere(table, workers) as loader:
-            trainer = Trainer(loader, LOOKUP_S / 6)
+            trainer = Trainer(loader, WAIT_S / 6)
             trainer.warm(workers)
             found[str(workers)] = round(trainer.run(options.seconds)[2], 4)
         say(f"| {workers} workers | the trainer waits {found[str(workers)]:.2%} |")
@@ -131,7 +127,7 @@ def kills(table: FeatureTable, options: argparse.Namespace) -> dict[str, Any]:
     """A worker is killed every five seconds, and their number changes as often."""
     over, killed, sizes = threading.Event(), [0], itertools.cycle((12, 4, 16, 8))
     with elsewhere(table, 8, "remote") as loader:
-        trainer = Trainer(loader, LOOKUP_S / 3)
+        trainer = Trainer(loader, WAIT_S / 3)
         trainer.warm(3)
 
         def disturb() -> None:

@@ -16,11 +16,12 @@ from sluice.ingest.remote.unit import RemoteError, Unit
 from sluice.ingest.stages.pool import Closed
 
 _FEW, _FIRST_S, _LEAST_S, _TIMES = 8, 10.0, 0.5, 4
-_TRIES = {SourceError: 2, WrongAnswer: 3, WorkerLost: 6}
-"""How often a unit may fail in which way. A store that one worker cannot see may be seen by another."""
+_TRIES = {SourceError: 2, WrongAnswer: 3, WorkerLost: 20}
+"""How often a unit may fail in which way. A store that one worker cannot see may be seen by another. So many workers
+that answered before, and are lost one after the other with the same unit, are lost by it."""
 _TIMEOUT_S = 60.0
 _NOBODY_S = 60.0  # how long a request waits while no worker is there at all, or none answers
-_LOOK_S = 1.0
+_LOOK_S = 0.25
 _QUIET_S, _PING_S = 0.5, 0.75  # whoever has not answered for so long is asked whether it is there, and has so long
 _TELL = 3  # pings in a row that are not answered: a busy host may miss one
 
@@ -37,7 +38,8 @@ def slow_after(seconds_a_row: Sequence[float], rows: int) -> float:
 class _Race:
     """One unit or call, and whoever was asked for it. The first right answer counts."""
 
-    def __init__(self) -> None:
+    def __init__(self, lock: threading.RLock):
+        self.changed = threading.Condition(lock)
         self.asked: set[RemoteWorker] = set()
         self.failed: set[RemoteWorker] = set()
         self.answer: Any = None
@@ -62,26 +64,28 @@ class Asking:
 
     def get(self, unit: Unit | Call) -> Any:
         """The batches of a unit, or the columns of a call. `Closed`, if this was closed meanwhile."""
-        race, fleet, alone_since = _Race(), self._fleet, self._clock()
-        with fleet.changed:
-            if self._watcher.ident is None:
-                self._watcher.start()
+        fleet, alone_since = self._fleet, self._clock()
+        race = _Race(fleet.lock)
         try:
             while True:
-                with fleet.changed:
+                with fleet.lock:
+                    if self._watcher.ident is None:
+                        self._watcher.start()
                     if self._settled(race):
                         return race.answer
                     now = self._clock()
+                    if fleet.starting or any(worker.is_there for worker in fleet.workers):
+                        alone_since = now
+                    elif now - alone_since > _NOBODY_S:
+                        raise RemoteError(f"no worker was there for {_NOBODY_S:g} s; the last: "
+                                          f"{fleet.last_lost or 'there was none'}")
                     wait_s = race.slow_at - now if any(not w.silent for w in race.asked) else 0.0
-                    worker = (fleet.lease(race.asked | race.failed, unit.key)
-                              or fleet.lease(race.asked, unit.key)) if wait_s <= 0 else None
+                    if wait_s > 0:  # all but the answer is seen at the next look: there may be many who wait
+                        race.changed.wait(min(_LOOK_S, wait_s))
+                        continue
+                    worker = fleet.lease(race.asked | race.failed, unit.key) or fleet.lease(race.asked, unit.key)
                     if worker is None:
-                        if fleet.starting or any(not w.silent for w in fleet.workers):
-                            alone_since = now
-                        elif now - alone_since > _NOBODY_S:
-                            raise RemoteError(f"no worker was there for {_NOBODY_S:g} s; the last: "
-                                              f"{fleet.last_lost or 'there was none'}")
-                        fleet.changed.wait(min(_LOOK_S, wait_s) if wait_s > 0 else _LOOK_S)
+                        fleet.changed.wait(_LOOK_S)
                         continue
                     patience_s = self._patience(self._rates[unit.kind], unit.rows)
                     if race.asked:
@@ -102,7 +106,8 @@ class Asking:
     def _watch(self) -> None:
         """Asks workers from whom nothing came for a while whether they are there."""
         while not self._over.wait(_QUIET_S):
-            with self._fleet.changed:
+            self._fleet.weigh()
+            with self._fleet.lock:
                 since = self._clock() - _QUIET_S
                 quiet = [w for w in self._fleet.workers if (w.asked or w.silent) and not w.pinged and w.heard <= since]
                 for worker in quiet:
@@ -112,7 +117,7 @@ class Asking:
 
     def _ping(self, worker: RemoteWorker) -> None:
         is_there = worker.connection.answers(_PING_S)
-        with self._fleet.changed:
+        with self._fleet.lock:
             worker.pinged, worker.silent = False, 0 if is_there else worker.silent + 1
             if is_there:
                 worker.heard = self._clock()
@@ -135,15 +140,15 @@ class Asking:
 
     def _ask(self, race: _Race, worker: RemoteWorker, unit: Unit | Call, timeout_s: float) -> None:
         """Asks one worker, on a thread of its own."""
-        began, lost = self._clock(), ""
+        began, answer, failed = self._clock(), None, Exception()
         try:
             answer = worker.connection.ask(unit, timeout_s)
         except Exception as error:
-            lost = str(error) if isinstance(error, WorkerLost) else ""
-            with self._fleet.changed:
-                self._failed(race, worker, unit, error)
-        else:
-            with self._fleet.changed:
+            failed = error
+        with self._fleet.lock:
+            if answer is None:
+                self._failed(race, worker, unit, failed)
+            else:
                 if race.over or race.answer is not None:
                     self.counts["late"] += 1
                 else:
@@ -152,22 +157,22 @@ class Asking:
                     self.counts["bytes"] += sum(
                         part.nbytes for part in (answer.values() if isinstance(answer, dict) else answer))
                 self._rates[unit.kind].append((self._clock() - began) / max(1, unit.rows))
-        finally:
-            self._fleet.give_back(worker, lost)
+            self._fleet.give_back(worker, str(failed) if isinstance(failed, WorkerLost) else "")
+            race.changed.notify()
 
     def _failed(self, race: _Race, worker: RemoteWorker, unit: Unit | Call, error: Exception) -> None:
         race.asked.discard(worker)
         race.failed.add(worker)
-        kind = type(error)
-        race.failures[kind] += 1
         if race.over or race.answer is not None or self._over.is_set():
             return
+        kind = type(error)
+        race.failures[kind] += kind is not WorkerLost or worker.answered
         if race.failures[kind] < _TRIES.get(kind, 1):
             self.counts["retries"] += 1
             race.slow_at = float("-inf")
-        elif isinstance(error, WorkerLost) and race.asked:
+        elif kind is WorkerLost and race.asked:
             pass  # whoever else was asked may answer yet
-        elif isinstance(error, (WorkerLost, WrongAnswer)):
+        elif kind in (WorkerLost, WrongAnswer):
             race.error = RemoteError(
                 f"worker {worker.connection.address}: {unit.said} was asked for "
                 f"{race.failures[kind]} times in vain; the last time: {error}")

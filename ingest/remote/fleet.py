@@ -37,6 +37,8 @@ class RemoteWorker:
     asked: int = 0
     rests_until: float = float("-inf")
     leaving: bool = False
+    answered: bool = False
+    """Since it was last lost."""
     lost: str = ""
     heard: float = float("-inf")
     """When it was last known to be there."""
@@ -50,15 +52,20 @@ class RemoteWorker:
     def load(self) -> float:
         return self.asked / self.connection.threads
 
+    @property
+    def is_there(self) -> bool:
+        return not (self.silent or self.lost)
+
 
 class Fleet:
-    """Workers that others have started. `changed` is notified of all that a waiting request may wait for."""
+    """Workers that others have started. `changed` is notified when one may be free, or all waiting shall end."""
 
     slack = 1.0
     """How much busier a worker may be that other loaders ask for the same."""
 
     def __init__(self, connections: Sequence[Connection] = (), *, clock: Callable[[], float] = time.monotonic):
-        self.changed = threading.Condition()
+        self.lock = threading.RLock()
+        self.changed = threading.Condition(self.lock)
         self.workers = [RemoteWorker(one) for one in connections]
         self.error: BaseException | None = None
         """Why there will be no workers any more."""
@@ -111,18 +118,21 @@ class Fleet:
         with self.changed:
             worker.asked -= 1
             if not lost:
-                worker.heard = self._clock()
-                worker.lost = ""
+                worker.heard, worker.answered, worker.lost = self._clock(), True, ""
             else:
                 if not worker.lost:
                     self.tell(lost)
-                worker.lost = lost
+                worker.lost, worker.answered = lost, False
                 worker.rests_until = self._clock() + _REST_S
             self.changed.notify_all()
 
     @property
     def pids(self) -> list[int]:
         return []
+
+    def weigh(self) -> None:
+        """Charges this host's memory with that of workers which are on it. Call it without the lock: the account is the
+        pipeline's."""
 
     def close(self) -> None:
         self.closed = True
@@ -144,6 +154,7 @@ class LocalFleet(Fleet):
         self._threads: list[threading.Thread] = []
         self._processes: set[subprocess.Popen[bytes]] = set()
         self._failed = 0
+        self._at_once = len(os.sched_getaffinity(0))  # to start takes a core, and the first shall be at work soon
         self._budget = RestartBudget(limit=60)
 
     @property
@@ -168,12 +179,23 @@ class LocalFleet(Fleet):
                 worker.leaving = True
                 _kill(worker.process)
             self._let_go(worker)
-        self._weigh(worker)
 
     @property
     def pids(self) -> list[int]:
         with self.changed:
             return [worker.process.pid for worker in self.workers if worker.process is not None]
+
+    def weigh(self) -> None:
+        """A worker is charged with the most memory that it was seen to have."""
+        with self.lock:
+            workers = list(self.workers)
+        for worker in workers:
+            size = max(WORKER_PROCESS_BYTES, anonymous_bytes(worker.process.pid if worker.process else None))
+            with self.lock:
+                more = max(0, size - worker.bytes) if worker in self.workers else 0
+                worker.bytes += more
+            if more:
+                self.charge(more)
 
     def close(self) -> None:
         with self.changed:
@@ -190,7 +212,7 @@ class LocalFleet(Fleet):
     def _staff(self) -> None:
         """Starts the workers that are missing, each by a thread that sees it through. Call it with `changed` held."""
         self._threads = [thread for thread in self._threads if thread.is_alive()]
-        while not self.closed and self.error is None and \
+        while not self.closed and self.error is None and self.starting < self._at_once and \
                 self.starting + sum(not w.leaving for w in self.workers) < self._target:
             self.starting += 1
             thread = threading.Thread(target=self._life, daemon=True, name="sluice-remote-worker")
@@ -217,13 +239,13 @@ class LocalFleet(Fleet):
                 connection.open()
         with self.changed:
             if connection is not None:
-                worker = RemoteWorker(connection, process)
+                worker = RemoteWorker(connection, process, answered=True)
                 self.core_s()
                 self.workers.append(worker)
                 self._failed, self.starting = 0, self.starting - 1
+                self._staff()
                 self.changed.notify_all()
-        if worker is not None:
-            self._weigh(worker)
+        self.weigh()
         why = f"a worker process ended with {_how(process.wait())}"
         os.close(lifeline)
         with self.changed:
@@ -257,16 +279,6 @@ class LocalFleet(Fleet):
     def _let_go(self, worker: RemoteWorker) -> None:
         if worker.leaving and not worker.asked:
             _kill(worker.process)
-
-    def _weigh(self, worker: RemoteWorker) -> None:
-        """Charges a worker with the most memory that it was seen to have. Not with the lock held: the account is the
-        pipeline's."""
-        size = max(WORKER_PROCESS_BYTES, anonymous_bytes(worker.process.pid if worker.process else None))
-        with self.changed:
-            more = size - worker.bytes if worker in self.workers else 0
-            worker.bytes += max(0, more)
-        if more > 0:
-            self.charge(more)
 
 
 def _started(given: dict[str, Any]) -> tuple[subprocess.Popen[bytes], int, Any]:

@@ -7,6 +7,7 @@ meet in one window. Both are JSON on the wire; nothing is unpickled.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
@@ -36,6 +37,7 @@ def digest(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
 
 
+@functools.cache  # it is part of every call, and read from a file
 def package() -> str:
     return metadata.version("sluice")
 

@@ -119,6 +119,20 @@ def test_rows_that_fail_there_are_set_aside_as_here_and_errors_name_the_batch(ca
             hashes(table, **mine(function), workers=named(server), knobs=REMOTE)
 
 
+def test_functions_that_are_known_are_imported_before_anybody_asks_and_what_fails_is_told_to_who_does():
+    allowed = Permission(functions=frozenset([f"{HERE}:halved", f"{HERE}:nothing"]))
+    known = Functions(allowed)
+    assert [*known._known] == [f"{HERE}:halved"]
+    with pytest.raises(RemoteError, match="cannot be imported"):
+        known.answer(Call(f"{HERE}:nothing", "", {}, "step 1", 0).request())
+
+
+def test_a_call_does_not_read_the_packages_version_from_its_file(monkeypatch):
+    Call("m:f", "", {}, "", 0).request()
+    monkeypatch.setattr("importlib.metadata.version", lambda _: pytest.fail("it was read again"))
+    Call("m:f", "", {}, "", 0).request()
+
+
 class Damaging(WorkerServer):
     """A worker whose first answers to calls are damaged on the way."""
 
