@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from sluice.ingest.read.reader import SourceError
-from sluice.ingest.remote.calls import Call, WrongAnswer
+from sluice.ingest.remote.calls import Call
 from sluice.ingest.remote.client import WorkerLost
 from sluice.ingest.remote.fleet import Fleet, RemoteWorker
-from sluice.ingest.remote.unit import RemoteError, Unit
+from sluice.ingest.remote.unit import RemoteError, Unit, WrongAnswer
 from sluice.ingest.stages.pool import Closed
 
 _FEW, _FIRST_S, _LEAST_S, _TIMES = 8, 10.0, 0.5, 4
@@ -109,20 +109,22 @@ class Asking:
             self._fleet.weigh()
             with self._fleet.lock:
                 since = self._clock() - _QUIET_S
-                quiet = [w for w in self._fleet.workers if (w.asked or w.silent) and not w.pinged and w.heard <= since]
+                quiet = [w for w in self._fleet.workers
+                         if (w.asked or w.silent or not w.threads) and not w.pinged and w.heard <= since]
                 for worker in quiet:
                     worker.pinged = True
             for worker in quiet:
                 threading.Thread(target=self._ping, args=(worker,), daemon=True, name="sluice-remote-ping").start()
 
     def _ping(self, worker: RemoteWorker) -> None:
-        is_there = worker.connection.answers(_PING_S)
+        threads = worker.connection.ping(_PING_S)
         with self._fleet.lock:
-            worker.pinged, worker.silent = False, 0 if is_there else worker.silent + 1
-            if is_there:
-                worker.heard = self._clock()
+            worker.pinged, worker.silent = False, 0 if threads else worker.silent + 1
+            if threads:
+                self._fleet.core_s()
+                worker.heard, worker.threads = self._clock(), threads
             else:
-                self._fleet.last_lost = f"worker {worker.connection.address} does not even answer a ping"
+                self._fleet.last_lost = worker.lost or f"worker {worker.connection.address} does not even answer a ping"
                 if worker.silent == _TELL:
                     self._fleet.tell(self._fleet.last_lost)
             self._fleet.changed.notify_all()

@@ -25,14 +25,10 @@ from sluice.etl.spec.permission import Permission
 from sluice.ingest.process import protocol
 from sluice.ingest.process.child_main import load
 from sluice.ingest.process.worker import FunctionError, FunctionMemoryError
-from sluice.ingest.remote.unit import RemoteError, package
+from sluice.ingest.remote.unit import RemoteError, WrongAnswer, check_package, package
 from sluice.ingest.stages.number_types import same_bytes
 
 _HEAD_BYTES = 2**18  # an error's text and traceback
-
-
-class WrongAnswer(Exception):
-    """What came is not what was asked for, or not what was sent: the message says in what."""
 
 
 def source_digest(function: str) -> str:
@@ -84,9 +80,7 @@ class Functions:
 
     def answer(self, body: pa.Buffer) -> pa.Buffer:
         head, given = unpacked(body)
-        if head.get("package") != package():
-            raise RemoteError(f"the worker has sluice {package()}, the loader {head.get('package')}: install one "
-                              "version on both")
+        check_package(head.get("package"))
         function = self._function(head["function"], head["source"])
         try:
             arrays = {name: array.copy() for name, array in given.items()}

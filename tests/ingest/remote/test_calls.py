@@ -18,10 +18,10 @@ from sluice.ingest.knobs import KnobError, Knobs
 from sluice.ingest.loader import BatchLoader
 from sluice.ingest.process.worker import FunctionMemoryError
 from sluice.ingest.remote import calls
-from sluice.ingest.remote.calls import Call, Functions, WrongAnswer, packed, source_digest, unpacked
+from sluice.ingest.remote.calls import Call, Functions, packed, source_digest, unpacked
 from sluice.ingest.remote.maker import UnitMaker
 from sluice.ingest.remote.server import WorkerServer
-from sluice.ingest.remote.unit import RemoteError
+from sluice.ingest.remote.unit import RemoteError, WrongAnswer
 from sluice.ingest.stages.quarantine import Errors, QuarantineError
 from sluice.ingest.stages.transform import Transform, TransformError
 from tests.ingest.remote import functions

@@ -18,7 +18,13 @@ class Process:
 
     def __init__(self):
         announced, self._says = os.pipe()
-        self.announced, self.pid, self.returncode, self._over = os.fdopen(announced, "rb"), 0, None, threading.Event()
+        self.stdout, self.pid, self.returncode, self._over = os.fdopen(announced, "rb"), 0, None, threading.Event()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.stdout.close()
 
     def listens(self, port):
         os.write(self._says, (json.dumps({"listening": f"127.0.0.1:{port}"}) + "\n").encode())
@@ -42,11 +48,11 @@ def started(monkeypatch):
     def start(given):
         process = Process()
         found.put(process)
-        return process, os.open(os.devnull, os.O_RDONLY), process.announced
+        return process
 
     monkeypatch.setattr(fleet_file, "_started", start)
     monkeypatch.setattr(fleet_file, "Connection", lambda address, *_: type(
-        "Connection", (), {"address": address, "threads": 1, "close": lambda self: None})())
+        "Connection", (), {"address": address, "close": lambda self: None})())
     return found
 
 
