@@ -1,7 +1,7 @@
 """Workers elsewhere, with processes of this host in the place of hosts: how far they scale, what a trainer still waits,
-what kills cost, what a row costs the trainer, and what several jobs share.
+what kills cost, what a row costs the trainer, what several jobs share, and what two trainers find.
 
-    python -m benchmarks.service [--only scaling,stall,kills,price,jobs] [--rows 400000] [--seconds 6] [--kill-s 600]
+    python -m benchmarks.service [--only scaling,stall,kills,price,jobs,trainers] [--seconds 6] [--kill-s 600]
 
 Transforms wait, as for a service, since cores are few. In each part the order hash must be the local one; a part that
 finds another fails. `--kill-s 600` is the long form; the default takes a minute or two.
@@ -204,7 +204,30 @@ def jobs(table: FeatureTable, options: argparse.Namespace) -> dict[str, Any]:
     return {"work": round(all_s / alone_s, 2), "slowest": round(speed, 3), "core_s": round(alone_s, 2)}
 
 
-PARTS = {"scaling": scaling, "stall": stall, "kills": kills, "price": price, "jobs": jobs}
+def trainers(table: FeatureTable, options: argparse.Namespace) -> dict[str, Any]:
+    """Two ranks that train for two epochs, without workers, with one and with four for each of them."""
+    found: dict[str, tuple[float, list[str]]] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for workers in (0, 1, 4):
+            run = Path(folder) / f"run{workers}"
+            told = subprocess.run(
+                [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m",
+                 "dlrm.train", "--run-dir", run, "--data", str(table.uri), "--batch-size", str(BATCH), "--epochs", "2",
+                 "--width", "8", "--dense-layers", "16", "--over-layers", "16", "--reader", "arrow",
+                 *(["--workers", f"local:{workers}"] if workers else [])],
+                cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, check=False)
+            if told.returncode:
+                raise UsageError(told.stderr[-2000:])
+            events = map(json.loads, (run / "events.jsonl").read_text().splitlines())
+            found[str(workers)] = (json.loads(told.stdout.splitlines()[-1])["auc"],
+                                   [event["order_hash"] for event in events if event["kind"] == "epoch"])
+            say(f"| two ranks, {workers} workers each | AUC {found[str(workers)][0]} | {found[str(workers)][1]} |")
+    if any(one != found["0"] for one in found.values()):
+        raise UsageError(f"AUC and order hash differ with workers and without: {found}")
+    return {"auc": found["0"][0], "equal": True}
+
+
+PARTS = {"scaling": scaling, "stall": stall, "kills": kills, "price": price, "jobs": jobs, "trainers": trainers}
 
 
 def main(argv: list[str]) -> dict[str, Any]:

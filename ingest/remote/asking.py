@@ -6,6 +6,7 @@ import threading
 import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from sluice.ingest.read.reader import SourceError
@@ -19,9 +20,8 @@ _FEW, _FIRST_S, _LEAST_S, _TIMES = 8, 10.0, 0.5, 4
 _TRIES = {SourceError: 2, WrongAnswer: 3, WorkerLost: 20}
 """How often a unit may fail in which way. A store that one worker cannot see may be seen by another. So many workers
 that answered before, and are lost one after the other with the same unit, are lost by it."""
-_TIMEOUT_S = 60.0
+_TIMEOUT_S, _LOOK_S = 60.0, 0.25
 _NOBODY_S = 60.0  # how long a request waits while no worker is there at all, or none answers
-_LOOK_S = 0.25
 _QUIET_S, _PING_S = 0.5, 0.75  # whoever has not answered for so long is asked whether it is there, and has so long
 _TELL = 3  # pings in a row that are not answered: a busy host may miss one
 
@@ -35,18 +35,18 @@ def slow_after(seconds_a_row: Sequence[float], rows: int) -> float:
     return max(_LEAST_S, _TIMES * usual * rows)
 
 
+@dataclass(eq=False)
 class _Race:
     """One unit or call, and whoever was asked for it. The first right answer counts."""
 
-    def __init__(self, lock: threading.RLock):
-        self.changed = threading.Condition(lock)
-        self.asked: set[RemoteWorker] = set()
-        self.failed: set[RemoteWorker] = set()
-        self.answer: Any = None
-        self.error: BaseException | None = None
-        self.failures: Counter[type[Exception]] = Counter()
-        self.slow_at = float("-inf")
-        self.over = False
+    changed: threading.Condition
+    asked: set[RemoteWorker] = field(default_factory=set)
+    failed: set[RemoteWorker] = field(default_factory=set)
+    failures: Counter[type[Exception]] = field(default_factory=Counter)
+    slow_at: float = float("-inf")
+    answer: Any = None
+    error: BaseException | None = None
+    over: bool = False
 
 
 class Asking:
@@ -64,15 +64,18 @@ class Asking:
 
     def get(self, unit: Unit | Call) -> Any:
         """The batches of a unit, or the columns of a call. `Closed`, if this was closed meanwhile."""
-        fleet, alone_since = self._fleet, self._clock()
-        race = _Race(fleet.lock)
+        fleet, race, alone_since = self._fleet, _Race(threading.Condition(self._fleet.lock)), self._clock()
         try:
             while True:
                 with fleet.lock:
                     if self._watcher.ident is None:
                         self._watcher.start()
-                    if self._settled(race):
+                    if race.answer is not None:
                         return race.answer
+                    if self._over.is_set():
+                        raise Closed
+                    if error := race.error or fleet.error:
+                        raise error
                     now = self._clock()
                     if fleet.starting or any(worker.is_there for worker in fleet.workers):
                         alone_since = now
@@ -88,8 +91,7 @@ class Asking:
                         fleet.changed.wait(_LOOK_S)
                         continue
                     patience_s = self._patience(self._rates[unit.kind], unit.rows)
-                    if race.asked:
-                        self.counts["hedges"] += 1
+                    self.counts["hedges"] += bool(race.asked)
                     race.asked.add(worker)
                     race.slow_at = now + patience_s * len(race.asked)
                 threading.Thread(target=self._ask, args=(race, worker, unit, max(_TIMEOUT_S, 20 * patience_s)),
@@ -129,17 +131,6 @@ class Asking:
                     self._fleet.tell(self._fleet.last_lost)
             self._fleet.changed.notify_all()
 
-    def _settled(self, race: _Race) -> bool:
-        """Whether the unit is there; raises why it will not be."""
-        if race.answer is not None:
-            return True
-        if self._over.is_set():
-            raise Closed
-        error = race.error or self._fleet.error
-        if error is not None:
-            raise error
-        return False
-
     def _ask(self, race: _Race, worker: RemoteWorker, unit: Unit | Call, timeout_s: float) -> None:
         """Asks one worker, on a thread of its own."""
         began, answer, failed = self._clock(), None, Exception()
@@ -172,11 +163,8 @@ class Asking:
         if race.failures[kind] < _TRIES.get(kind, 1):
             self.counts["retries"] += 1
             race.slow_at = float("-inf")
-        elif kind is WorkerLost and race.asked:
-            pass  # whoever else was asked may answer yet
-        elif kind in (WorkerLost, WrongAnswer):
-            race.error = RemoteError(
-                f"worker {worker.connection.address}: {unit.said} was asked for "
-                f"{race.failures[kind]} times in vain; the last time: {error}")
-        else:
+        elif kind not in (WorkerLost, WrongAnswer):
             race.error = error
+        elif kind is WrongAnswer or not race.asked:  # whoever else was asked may answer yet
+            race.error = RemoteError(f"worker {worker.connection.address}: {unit.said} was asked for "
+                                     f"{race.failures[kind]} times in vain; the last time: {error}")

@@ -17,30 +17,32 @@ Part = tuple[Any, bytes]
 
 
 class _Made:
-    """One unit, as far as it was made."""
+    """One unit, as far as it was made, and which loaders had all of it."""
 
     def __init__(self, source: Iterator[Part]):
         self._source, self._lock, self._parts = source, threading.Lock(), list[Part]()
         self._error: Exception | None = None
-        self.had: set[str] = set()
-        self.bytes = 0
+        self.had, self.bytes = set[str](), 0
 
-    def part(self, number: int) -> Part | None:
-        """A part, which is made if nobody has; None after the last."""
-        with self._lock:
-            if self._error is not None:
-                raise self._error
-            if number == len(self._parts):
-                try:
-                    made = next(self._source, None)
-                except Exception as error:
-                    self._error = error
-                    raise
-                if made is None:
-                    return None
-                self._parts.append(made)
-                self.bytes += made[0].nbytes
-            return self._parts[number]
+    def __iter__(self) -> Iterator[Part]:
+        number = 0
+        while True:
+            with self._lock:
+                if self._error is not None:
+                    raise self._error
+                if number == len(self._parts):
+                    try:
+                        part = next(self._source, None)
+                    except Exception as error:
+                        self._error = error
+                        raise
+                    if part is None:
+                        return
+                    self._parts.append(part)
+                    self.bytes += part[0].nbytes
+                part = self._parts[number]
+            yield part
+            number += 1
 
 
 class SharedUnits:
@@ -59,18 +61,11 @@ class SharedUnits:
         """The parts of a unit for a loader. Loaders of one `kin` want the same units."""
         with self._lock:
             self._heard.setdefault(kin, {})[loader] = self._clock()
-            if self._tidied(kin) == 1 and (kin, unit) not in self._kept:
-                made = None  # there is nobody to keep it for
-            else:
-                made = self._kept.setdefault((kin, unit), _Made(make()))
-        if made is None:
-            yield from make()
-            return
-        number = 0
+            made = self._kept.get((kin, unit)) or _Made(make())
+            if self._tidied(kin) > 1:  # otherwise there is nobody to keep it for
+                self._kept[kin, unit] = made
         try:
-            while (part := made.part(number)) is not None:
-                yield part
-                number += 1
+            yield from made
         except Exception:
             with self._lock:
                 self._kept.pop((kin, unit), None)  # who asks again may fare better

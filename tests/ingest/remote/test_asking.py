@@ -358,7 +358,7 @@ def test_a_unit_with_which_each_worker_is_lost_that_answered_before_ends_the_run
 
 def test_who_is_still_at_work_is_waited_for_however_often_others_were_lost(worker, job, unit):
     asker, fleet = asking(job, worker, worker)
-    race, (lost, at_work) = asking_file._Race(fleet.lock), fleet.workers
+    race, (lost, at_work) = asking_file._Race(threading.Condition(fleet.lock)), fleet.workers
     race.asked.add(at_work)
     lost.answered = at_work.answered = True
     for _ in range(30):
