@@ -63,7 +63,7 @@ class Asking:
         worker asked as the first was slow or silent; `late`: right answers to what was there already."""
 
     def get(self, unit: Unit | Call) -> Any:
-        """The batches of a unit, or the columns of a call. `Closed`, if this was closed meanwhile."""
+        """The rows of a unit, or the columns of a call. `Closed`, if this was closed meanwhile."""
         fleet, race, alone_since = self._fleet, _Race(threading.Condition(self._fleet.lock)), self._clock()
         try:
             while True:
@@ -147,8 +147,8 @@ class Asking:
                 else:
                     race.answer = answer
                     self.counts[unit.counted] += 1
-                    self.counts["bytes"] += sum(
-                        part.nbytes for part in (answer.values() if isinstance(answer, dict) else answer))
+                    self.counts["bytes"] += sum(array.nbytes for array in answer.values()) \
+                        if isinstance(answer, dict) else answer.nbytes
                 self._rates[unit.kind].append((self._clock() - began) / max(1, unit.rows))
             self._fleet.give_back(worker, str(failed) if isinstance(failed, WorkerLost) else "")
             race.changed.notify()

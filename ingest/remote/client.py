@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import islice
 from typing import Any
 
 import pyarrow as pa
@@ -33,14 +34,14 @@ class Connection:
             generic_options=[("grpc.max_reconnect_backoff_ms", 1000), ("grpc.use_local_subchannel_pool", 1)])
 
     def ask(self, what: Unit | Call, timeout_s: float) -> Any:
-        """The batches of a unit, or what a function gave back. `WorkerLost`, `WrongAnswer`, or the worker's error."""
+        """The rows of a unit, or what a function gave back. `WorkerLost`, `WrongAnswer`, or the worker's error."""
         options = self._options(timeout_s)
         try:
             if isinstance(what, Call):
                 [answer] = self._client.do_action(flight.Action("call", what.request()), options)
                 found: Any = what.answer(answer.body)
             else:
-                found = self._batches(what, options)
+                found = self._rows(what, options)
         except _ERRORS as error:
             raise self._error(error) from None
         self._answered = True
@@ -59,29 +60,20 @@ class Connection:
     def close(self) -> None:
         self._client.close()
 
-    def _batches(self, unit: Unit, options: flight.FlightCallOptions) -> list[pa.RecordBatch]:
-        reader, batches = self._client.do_get(flight.Ticket(unit.request(self._job, *self._asker)), options), []
-        for chunk in reader:
-            batches.append(chunk.data)
-            wrong = self._wrong(unit, batches, chunk.app_metadata)
-            if wrong:
-                reader.cancel()
-                raise WrongAnswer(wrong)
-        if len(batches) != len(unit.parts):
-            raise WrongAnswer(f"{len(batches)} batches where {len(unit.parts)} were asked for")
-        return batches
-
-    def _wrong(self, unit: Unit, batches: list[pa.RecordBatch], sent: Any) -> str:
-        """What is wrong with the last batch."""
-        batch, number = batches[-1], len(batches) - 1
-        if number >= len(unit.parts):
-            return "more batches than were asked for"
-        rows = unit.parts[number].stop - unit.parts[number].start
-        if batch.num_rows != rows or not batch.schema.equals(self._schema):
-            return f"{batch.num_rows} rows of other columns than those of the {rows} that were asked for"
-        if sent is None or int.from_bytes(sent.to_pybytes(), "little") != checksum(batch):
-            return "values that differ from their checksum (CRC-32)"
-        return ""
+    def _rows(self, unit: Unit, options: flight.FlightCallOptions) -> pa.RecordBatch:
+        reader = self._client.do_get(flight.Ticket(unit.request(self._job, *self._asker)), options)
+        chunks = list(islice(reader, 2))
+        batch, sent = (chunks[0].data, chunks[0].app_metadata) if chunks else (None, None)
+        if batch is None or len(chunks) > 1:
+            wrong = f"{len(chunks)} batches where one was asked for"
+        elif batch.num_rows != unit.rows or not batch.schema.equals(self._schema):
+            wrong = f"{batch.num_rows} rows of other columns than those of the {unit.rows} that were asked for"
+        elif sent is None or int.from_bytes(sent.to_pybytes(), "little") != checksum(batch):
+            wrong = "values that differ from their checksum (CRC-32)"
+        else:
+            return batch
+        reader.cancel()
+        raise WrongAnswer(wrong)
 
     def _options(self, timeout_s: float) -> flight.FlightCallOptions:
         return flight.FlightCallOptions(timeout=timeout_s, headers=[self._token])

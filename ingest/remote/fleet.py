@@ -17,7 +17,6 @@ from typing import Any
 
 from sluice.etl.common import interpreter
 from sluice.ingest.machine import WORKER_PROCESS_BYTES
-from sluice.ingest.process.worker import RestartBudget, RestartsExhausted
 from sluice.ingest.remote.client import Connection
 from sluice.ingest.remote.unit import RemoteError, RemoteJob
 from sluice.ingest.stages.transform_worker import anonymous_bytes
@@ -159,7 +158,7 @@ class LocalFleet(Fleet):
         self.requests, self._target = 2 * most, 0
         self._job, self._given = job, {"table": table, "functions": list(functions)}
         self._lives: dict[threading.Thread, subprocess.Popen[bytes] | None] = {}
-        self._failed, self._budget = 0, RestartBudget(limit=60)
+        self._failed = 0
         self._at_once = len(os.sched_getaffinity(0))  # to start takes a core, and the first shall be at work soon
 
     def use(self, requests: int) -> None:
@@ -245,10 +244,6 @@ class LocalFleet(Fleet):
             if self._failed >= _FAILED_STARTS:
                 self.error = RemoteError(f"{_FAILED_STARTS} worker processes in a row could not start; the last: "
                                          f"{why}, and said why on standard error")
-            try:
-                self._budget.take(why)
-            except RestartsExhausted as error:
-                self.error = error
         self._staff()
         self.changed.notify_all()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs
@@ -32,19 +33,16 @@ _MOST_LOCAL = 256
 
 
 class Received(Decoded):
-    """What a worker answered for a read: a table for each of its parts."""
+    """What a worker answered for a read: the rows of its parts, one part after the other."""
 
-    def __init__(self, task: ReadTask, unit: Unit, batches: list[pa.RecordBatch], charge: Charge):
-        super().__init__(task, pa.Table.from_batches(batches), charge)
-        self._batches, self._unit = batches, unit
-
-    def release(self) -> None:
-        self.part_done()
+    def __init__(self, task: ReadTask, unit: Unit, batch: pa.RecordBatch, charge: Charge):
+        super().__init__(task, pa.Table.from_batches([batch]), charge, final=True)
+        self._parts = unit.parts
 
     def pieces(self) -> list[WindowPiece]:
-        return [WindowPiece(Decoded(self.task, pa.Table.from_batches([batch]), self, parts=1, final=True), 0,
-                            batch.num_rows, in_order=part.whole)
-                for part, batch in zip(self._unit.parts, self._batches, strict=True)]
+        ends = [*accumulate(part.stop - part.start for part in self._parts)]
+        return [WindowPiece(self, end - part.stop + part.start, end, in_order=part.whole)
+                for end, part in zip(ends, self._parts, strict=True)]
 
 
 class WorkerReads:

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import hmac
-import itertools
 import json
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import pyarrow as pa
 from pyarrow import flight
 
 from sluice.etl.common.errors import UsageError
 from sluice.etl.spec.permission import NOTHING, Permission
 from sluice.ingest.remote.calls import Functions
 from sluice.ingest.remote.maker import UnitMaker
-from sluice.ingest.remote.shared import SharedUnits
+from sluice.ingest.remote.shared import Made, SharedUnits
 from sluice.ingest.remote.unit import KINDS, RemoteError, RemoteJob, Unit, checksum
 
 _JOBS = 8
@@ -64,12 +62,18 @@ class WorkerServer(flight.FlightServerBase):  # type: ignore[misc]
                 return iter([self._functions.answer(action.body)])
 
     def do_get(self, context: Any, ticket: Any) -> Any:
-        """The batches of a unit, each with its checksum."""
+        """The rows of a unit in one batch, with its checksum: a batch for each part would cost the trainer twice."""
         with _telling():
             job, rank, loader, unit = Unit.from_request(ticket.ticket)
             maker = self.open(job)
-        made = self._shared.parts(f"{job.digest} {rank}", loader, unit.key, lambda: self._made(maker, unit))
-        return flight.GeneratorStream(job.schema, itertools.takewhile(lambda _: not context.is_cancelled(), made))
+
+            def make() -> Made:
+                with self._free:
+                    batch = maker.rows(unit)
+                    return batch, checksum(batch).to_bytes(4, "little")
+
+            made = self._shared.get(f"{job.digest} {rank}", loader, unit.key, make)
+        return flight.GeneratorStream(job.schema, iter([made]))
 
     def open(self, job: RemoteJob) -> UnitMaker:
         """Who makes the job's units."""
@@ -89,16 +93,6 @@ class WorkerServer(flight.FlightServerBase):  # type: ignore[misc]
         with self._opening:
             while self._jobs:
                 self._jobs.popitem()[1].close()
-
-    def _made(self, maker: UnitMaker, unit: Unit) -> Iterator[tuple[pa.RecordBatch, bytes]]:
-        batches = maker.batches(unit)
-        while True:
-            with self._free, _telling():  # not while the last batch is on its way
-                batch = next(batches, None)
-                if batch is None:
-                    return
-                made = batch, checksum(batch).to_bytes(4, "little")
-            yield made
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from functools import cache, cached_property
 from importlib import metadata
@@ -18,16 +18,10 @@ from typing import Any, ClassVar, NamedTuple, Self
 import pyarrow as pa
 from zlib_ng.zlib_ng import crc32
 
-from sluice.etl.schema import DataFile
 from sluice.ingest.columns import ColumnError
 from sluice.ingest.errors import LoadingError
 from sluice.ingest.read.reader import SourceError
-from sluice.ingest.row_order import RowsPlan
 from sluice.ingest.stages.shuffle import ReadTask
-
-MOST_BYTES = 2**20
-"""The longest request: a job's plain Parquet may have thousands of columns."""
-_PLAN = ("batch_size", "seed", "streams", "window_rows", "shuffle", "last")
 
 
 class RemoteError(LoadingError):
@@ -105,11 +99,6 @@ class RemoteJob:
                               "sides")
         return cls(**{**given, "floats": tuple(given["floats"]), "ids": tuple(given["ids"])})
 
-    def differences(self, other: RemoteJob) -> list[str]:
-        """What another job has otherwise, in words."""
-        mine, its = asdict(self), asdict(other)
-        return [f"{name}: {its[name]!r} there, {value!r} here" for name, value in mine.items() if its[name] != value]
-
 
 class Part(NamedTuple):
     """The rows `start` to `stop` of a row group, which all lie in one window: the whole window, or some of it."""
@@ -171,32 +160,13 @@ class Unit:
             raise RemoteError("a request that is none of this version of sluice") from None
         return RemoteJob.from_json(job), str(rank), str(loader), unit
 
-    def check(self, groups: tuple[tuple[int, ...], ...]) -> int:
-        """The rows of its row group. RemoteError if the table has no such rows."""
-        if self.file >= len(groups) or self.group >= len(groups[self.file]):
-            raise RemoteError(f"{self.said}: the table has none")
-        rows = groups[self.file][self.group]
-        if any(part.start > part.stop or part.stop > rows for part in self.parts):
-            raise RemoteError(f"{self.said} has {rows} rows, and others were asked for")
-        return rows
-
-
-def plan_of(plan: RowsPlan) -> dict[str, Any]:
-    """What a plan of rows was made with, besides the table."""
-    return {name: getattr(plan, name) for name in _PLAN}
-
-
-def files_digest(files: Iterable[DataFile]) -> str:
-    """A digest of the files' own names and sizes, wherever they lie: hosts may have them under different paths."""
-    return digest([[file.path.rpartition("/")[2].partition("?")[0], file.bytes] for file in files])
-
 
 def checksum(batch: pa.RecordBatch) -> int:
-    """CRC-32 of all values of a batch."""
+    """CRC-32 of all values of a batch, which has no empty ones."""
     found = 0
     for column in batch.columns:
-        for part in (column.offsets, column.values) if pa.types.is_large_list(column.type) else (column,):
-            found = crc32(part.to_numpy().data, found)
+        for part in column.buffers():
+            found = crc32(part, found) if part is not None else found
     return found
 
 
@@ -207,8 +177,6 @@ def _number(value: Any) -> int:
 
 
 def _parsed(data: bytes) -> Any:
-    if len(data) > MOST_BYTES:
-        raise RemoteError(f"a request of {len(data)} bytes, of {MOST_BYTES} at most")
     try:
         return json.loads(data)
     except (ValueError, RecursionError):

@@ -73,9 +73,9 @@ def first(fleet):
         other.asked += 1
 
 
-def right(batches, open_job, job, unit):
+def right(batch, open_job, job, unit):
     maker = open_job(job)
-    assert [checksum(b) for b in batches] == [checksum(b) for b in maker.batches(unit)]
+    assert checksum(batch) == checksum(maker.rows(unit))
     maker.close()
 
 
@@ -126,8 +126,9 @@ class Wrong(WorkerServer):
             return super().do_get(context, ticket)
         job, _, _, unit = Unit.from_request(ticket.ticket)
         maker = self.open(job)
-        made = [(batch, checksum(batch).to_bytes(4, "little")) for batch in maker.batches(unit)]
-        batch, summed = made[0]
+        batch = maker.rows(unit)
+        summed = checksum(batch).to_bytes(4, "little")
+        made = [(batch, summed)]
         how = self.left.popleft()
         if how == "value":
             values = batch.column(0).to_numpy().copy()
@@ -310,7 +311,7 @@ class Mortal:
     def ask(self, unit, timeout_s):
         if self.lost(unit):
             raise WorkerLost("killed")
-        return [pa.record_batch({"x": [1]})]
+        return pa.record_batch({"x": [1]})
 
     def ping(self, within_s):
         return 1
@@ -330,7 +331,7 @@ def test_kills_for_however_long_end_no_run_while_workers_answer(unit):
     draw = random.Random(22)
     asker, fleet = mortal(lambda unit: draw.random() < 0.5)
     for _ in range(1000):
-        assert asker.get(unit)
+        assert asker.get(unit).num_rows == 1
     assert asker.counts["units"] == 1000
     assert asker.counts["retries"] > 800
     assert not any(worker.asked for worker in fleet.workers)

@@ -124,7 +124,7 @@ def test_a_unit_is_made_the_same_each_time_on_any_thread_and_by_any_worker(asked
     other, sums = UnitMaker(sent, FeatureTable.open(table.uri)), []
 
     def make(one):
-        sums.append([checksum(batch) for unit in units for batch in one.batches(unit)])
+        sums.append([checksum(one.rows(unit)) for unit in units])
 
     threads = [threading.Thread(target=make, args=(one,)) for one in (maker, maker, other)]
     for thread in threads:
@@ -153,7 +153,7 @@ def test_requests_are_read_back_and_nonsense_is_refused(asked):
     for unit in (Unit(0, 99, 0, 0, ()), Unit(0, 0, 99, 0, ()),
                  Unit.from_request(start + b"[0, 0, 0, 0, [0, 0, 0, 9999, 0]]")[-1]):
         with pytest.raises(RemoteError, match="row group"):
-            list(maker.batches(unit))
+            maker.rows(unit)
 
 
 def test_another_version_plan_or_table_is_refused_by_name(asked, table, tmp_path):
