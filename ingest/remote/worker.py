@@ -76,7 +76,10 @@ def local(_owner: str) -> None:
     it listens, and ends with the loader, which holds the other end of its input."""
     told = os.dup(1)
     os.dup2(2, 1)  # what others print
-    given = json.loads(sys.stdin.buffer.readline())
+    line = sys.stdin.buffer.readline()
+    if not line:
+        return  # the loader has ended already
+    given = json.loads(line)
     end_with_parent(0)
     server = _server("127.0.0.1:0", given["token"], opener(given["table"], CodeOptions()), threads=1,
                      permission=Permission(functions=frozenset(given["functions"])))
