@@ -1,7 +1,7 @@
 """Workers elsewhere, with processes of this host in the place of hosts: how far they scale, what a trainer still waits,
-what kills cost, what a row costs the trainer, and what several jobs share.
+what kills cost, what a row costs the trainer, what several jobs share, and what two trainers find.
 
-    python -m benchmarks.service [--only scaling,stall,kills,price,jobs] [--rows 400000] [--seconds 6] [--kill-s 600]
+    python -m benchmarks.service [--only scaling,stall,kills,price,jobs,trainers] [--seconds 6] [--kill-s 600]
 
 Transforms wait, as for a service, since cores are few. In each part the order hash must be the local one; a part that
 finds another fails. `--kill-s 600` is the long form; the default takes a minute or two.
@@ -21,27 +21,24 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from benchmarks.loaders import made_table
+from benchmarks.lookup import WAIT_S, lookup
 from benchmarks.shapes import cpu_s
 from sluice.etl.common.errors import UsageError
 from sluice.etl.common.program import run as program
 from sluice.etl.common.program import say
+from sluice.etl.synth.small_table import small_table
 from sluice.etl.table.table import FeatureTable
 from sluice.ingest.knobs import Knobs
 from sluice.ingest.loader import BatchLoader
 from sluice.ingest.stages.transform import Transform
 
 ROOT = Path(__file__).resolve().parent.parent
-BATCH, LOOKUP_S, FLEETS = 1024, 0.04, (1, 2, 4, 8, 16)
-
-
-def lookup(_: Mapping[str, Any]) -> None:
-    """Waits as for the answer of a service."""
-    time.sleep(LOOKUP_S)
+BATCH, FLEETS = 1024, (1, 2, 4, 8, 16)
 
 
 def process_s(pid: int) -> float:
@@ -55,7 +52,7 @@ def elsewhere(table: FeatureTable, workers: int, read: str = "thread", **how: An
     backend = {"read": read, "lookup": "remote"} if workers else {}
     return BatchLoader(table, batch_size=BATCH, fill=0.0, epochs=10**6, reader="arrow",
                        workers=f"local:{workers}" if workers else None, **{
-                           "transforms": [Transform("lookup", f"{__spec__.name}:lookup", pure=True)],
+                           "transforms": [Transform("lookup", f"{lookup.__module__}:lookup", pure=True)],
                            "knobs": Knobs(workers={"read": 1, "lookup": max(1, 2 * workers)}, backend=backend), **how})
 
 
@@ -111,7 +108,7 @@ def scaling(table: FeatureTable, options: argparse.Namespace) -> dict[str, Any]:
             rows, took, _ = trainer.run(options.seconds)
         found[workers] = rows / took
         say(f"| {workers} workers | {rows / took:,.0f} rows/s | {rows / took / workers / found[1]:.3f} of linear, "
-            f"{rows / took * LOOKUP_S / BATCH / workers:.3f} of what waiting allows |")
+            f"{rows / took * WAIT_S / BATCH / workers:.3f} of what waiting allows |")
     return {str(n): {"rows_per_s": round(rate), "linear": round(rate / n / found[1], 3)} for n, rate in found.items()}
 
 
@@ -120,7 +117,7 @@ def stall(table: FeatureTable, options: argparse.Namespace) -> dict[str, Any]:
     found = {}
     for workers in (0, 8):
         with elsewhere(table, workers) as loader:
-            trainer = Trainer(loader, LOOKUP_S / 6)
+            trainer = Trainer(loader, WAIT_S / 6)
             trainer.warm(workers)
             found[str(workers)] = round(trainer.run(options.seconds)[2], 4)
         say(f"| {workers} workers | the trainer waits {found[str(workers)]:.2%} |")
@@ -131,7 +128,7 @@ def kills(table: FeatureTable, options: argparse.Namespace) -> dict[str, Any]:
     """A worker is killed every five seconds, and their number changes as often."""
     over, killed, sizes = threading.Event(), [0], itertools.cycle((12, 4, 16, 8))
     with elsewhere(table, 8, "remote") as loader:
-        trainer = Trainer(loader, LOOKUP_S / 3)
+        trainer = Trainer(loader, WAIT_S / 3)
         trainer.warm(3)
 
         def disturb() -> None:
@@ -208,7 +205,31 @@ def jobs(table: FeatureTable, options: argparse.Namespace) -> dict[str, Any]:
     return {"work": round(all_s / alone_s, 2), "slowest": round(speed, 3), "core_s": round(alone_s, 2)}
 
 
-PARTS = {"scaling": scaling, "stall": stall, "kills": kills, "price": price, "jobs": jobs}
+def trainers(_: FeatureTable, options: argparse.Namespace) -> dict[str, Any]:
+    """Two ranks that train for two epochs, without workers, with one and with four for each of them."""
+    found: dict[str, tuple[float | None, list[str]]] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        table = small_table(Path(folder) / "table", rows=options.rows // 20, values=50)  # with rows to test on
+        for workers in (0, 1, 4):
+            run = Path(folder) / f"run{workers}"
+            told = subprocess.run(
+                [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m",
+                 "dlrm.train", "--run-dir", run, "--data", str(table.uri), "--batch-size", str(BATCH), "--epochs", "2",
+                 "--width", "8", "--dense-layers", "16", "--over-layers", "16", "--reader", "arrow",
+                 *(["--workers", f"local:{workers}"] if workers else [])],
+                cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, check=False)
+            if told.returncode:
+                raise UsageError(told.stderr[-2000:])
+            events = map(json.loads, (run / "events.jsonl").read_text().splitlines())
+            found[str(workers)] = (json.loads(told.stdout.splitlines()[-1])["auc"],
+                                   [event["order_hash"] for event in events if event["kind"] == "epoch"])
+            say(f"| two ranks, {workers} workers each | AUC {found[str(workers)][0]} | {found[str(workers)][1]} |")
+    if found["0"][0] is None or any(one != found["0"] for one in found.values()):
+        raise UsageError(f"AUC and order hash differ with workers and without: {found}")
+    return {"auc": found["0"][0], "equal": True}
+
+
+PARTS = {"scaling": scaling, "stall": stall, "kills": kills, "price": price, "jobs": jobs, "trainers": trainers}
 
 
 def main(argv: list[str]) -> dict[str, Any]:

@@ -5,6 +5,7 @@ module. What it left unchanged does not come back."""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import inspect
 import json
@@ -24,14 +25,10 @@ from sluice.etl.spec.permission import Permission
 from sluice.ingest.process import protocol
 from sluice.ingest.process.child_main import load
 from sluice.ingest.process.worker import FunctionError, FunctionMemoryError
-from sluice.ingest.remote.unit import RemoteError, package
+from sluice.ingest.remote.unit import RemoteError, WrongAnswer, check_package, package
 from sluice.ingest.stages.number_types import same_bytes
 
 _HEAD_BYTES = 2**18  # an error's text and traceback
-
-
-class WrongAnswer(Exception):
-    """What came is not what was asked for, or not what was sent: the message says in what."""
 
 
 def source_digest(function: str) -> str:
@@ -77,12 +74,13 @@ class Functions:
     def __init__(self, permission: Permission):
         self._permission, self._lock = permission, threading.Lock()
         self._known: dict[str, tuple[Callable[..., Any], str]] = {}
+        for name in permission.functions:  # importing may take seconds, in which whoever asks would wait
+            with contextlib.suppress(Exception):  # it is told to whoever calls it
+                self._loaded(name)
 
     def answer(self, body: pa.Buffer) -> pa.Buffer:
         head, given = unpacked(body)
-        if head.get("package") != package():
-            raise RemoteError(f"the worker has sluice {package()}, the loader {head.get('package')}: install one "
-                              "version on both")
+        check_package(head.get("package"))
         function = self._function(head["function"], head["source"])
         try:
             arrays = {name: array.copy() for name, array in given.items()}
@@ -96,17 +94,20 @@ class Functions:
             return packed({"error": protocol.describe(error)}, {})
 
     def _function(self, name: str, source: str) -> Callable[..., Any]:
-        with self._lock:
-            if name not in self._known:
-                try:
-                    self._known[name] = self._permission.load(name, "a loader"), source_digest(name)
-                except OperatorError as error:
-                    raise RemoteError(str(error)) from None
-            function, own = self._known[name]
+        try:
+            function, own = self._loaded(name)
+        except OperatorError as error:
+            raise RemoteError(str(error)) from None
         if own != source:
             raise RemoteError(f"function {name}: the worker has another source of its module than the loader ({own} "
                               f"here, {source} there): install one version on both, and start the worker anew")
         return function
+
+    def _loaded(self, name: str) -> tuple[Callable[..., Any], str]:
+        with self._lock:
+            if name not in self._known:
+                self._known[name] = self._permission.load(name, "a loader"), source_digest(name)
+            return self._known[name]
 
 
 def packed(head: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) -> pa.Buffer:

@@ -17,7 +17,6 @@ from typing import Any, Protocol
 
 from sluice.etl.common import interpreter
 from sluice.ingest.machine import WORKER_PROCESS_BYTES
-from sluice.ingest.process.worker import RestartBudget, RestartsExhausted
 from sluice.ingest.remote.client import Connection
 from sluice.ingest.remote.unit import RemoteError, RemoteJob
 from sluice.ingest.stages.transform_worker import anonymous_bytes
@@ -28,11 +27,19 @@ _FAILED_STARTS = 3  # processes in a row that end before they listen
 _LEAVE_S = 5.0
 
 
-class RunningWorker(Protocol):
+class Announced(Protocol):
+    """What a process says."""
+
+    def readline(self) -> bytes: ...
+
+
+class RunningWorker(contextlib.AbstractContextManager[Any], Protocol):
     """A process, here or elsewhere, as `subprocess.Popen` has it."""
 
     pid: int
-    returncode: int | None
+
+    @property
+    def stdout(self) -> Announced | None: ...
 
     def wait(self) -> int: ...
 
@@ -45,9 +52,13 @@ class RemoteWorker:
 
     connection: Connection
     process: RunningWorker | None = None
+    threads: int = 0
+    """How many units it makes at once; 0: it has not said so yet."""
     asked: int = 0
     rests_until: float = float("-inf")
     leaving: bool = False
+    answered: bool = False
+    """Since it was last lost."""
     lost: str = ""
     heard: float = float("-inf")
     """When it was last known to be there."""
@@ -59,42 +70,43 @@ class RemoteWorker:
 
     @property
     def load(self) -> float:
-        return self.asked / self.connection.threads
+        return self.asked / max(1, self.threads)
+
+    @property
+    def is_there(self) -> bool:
+        return not (self.silent or self.lost)
 
 
 class Fleet:
-    """Workers that others have started. `changed` is notified of all that a waiting request may wait for."""
+    """Workers that others have started. `changed` is notified when one may be free, or all waiting shall end."""
 
     slack = 1.0
     """How much busier a worker may be that other loaders ask for the same."""
 
     def __init__(self, connections: Sequence[Connection] = (), *, clock: Callable[[], float] = time.monotonic):
-        self.changed = threading.Condition()
+        self.lock = threading.RLock()
+        self.changed = threading.Condition(self.lock)
         self.workers = [RemoteWorker(one) for one in connections]
+        self.requests = 2 * len(self.workers)
+        """How many units may be asked for at once to begin with: one is made while another is on its way."""
         self.error: BaseException | None = None
         """Why there will be no workers any more."""
         self.last_lost = ""
-        self.starting, self.closed, self.reads = 0, False, False
-        self._core_s, self._counted_at = 0.0, clock()
+        self.starting, self.closed, self._reads = 0, False, False
+        self._core_s, self._counted_at, self._clock = 0.0, clock(), clock
         self.charge: Callable[[int], None] = lambda _: None
         self.scale: dict[str, float] = {}
         """Where the number of workers follows that of requests: how many requests go to a core, and how many seconds
         workers take to start."""
-        self._clock = clock
-
-    @property
-    def requests(self) -> int:
-        """How many units may be asked for at once to begin with: one is made while another is on its way."""
-        return 2 * len(self.workers)
 
     def use(self, requests: int) -> None:
         """Says how many units will be asked for at once."""
 
     def core_s(self) -> float:
         """The cores that workers have held until now, at work or not, times seconds: what they cost. Call it with
-        `changed` held, and before there are more of them or fewer."""
+        the lock held, and before there are more of them or fewer."""
         now = self._clock()
-        self._core_s += sum(worker.connection.threads for worker in self.workers) * (now - self._counted_at)
+        self._core_s += sum(max(1, worker.threads) for worker in self.workers) * (now - self._counted_at)
         self._counted_at = now
         return self._core_s
 
@@ -106,14 +118,14 @@ class Fleet:
 
     def lease(self, others_than: Collection[RemoteWorker], key: str = "") -> RemoteWorker | None:
         """The least busy worker, with one more request; of those that are hardly busier the one that other loaders ask
-        for the same `key`, too. None: there is none now. Call it with `changed` held."""
+        for the same `key`, too. None: there is none now. Call it with the lock held."""
         now = self._clock()
         free = [w for w in self.workers
                 if not (w.leaving or w.silent) and w not in others_than and w.rests_until <= now]
         least = min((w.load for w in free), default=0.0)
         worker = min((w for w in free if w.load <= least + (self.slack if key else 0.0)), default=None,
                      key=lambda w: blake2b(f"{w.connection.address} {key}".encode()).digest())
-        self.reads = self.reads or bool(key)
+        self._reads = self._reads or bool(key)
         if worker is not None:
             if not worker.asked:
                 worker.heard = now
@@ -122,21 +134,33 @@ class Fleet:
 
     def give_back(self, worker: RemoteWorker, lost: str = "") -> None:
         """Ends a lease. `lost` says why the worker did not answer."""
-        with self.changed:
+        with self.lock:
             worker.asked -= 1
             if not lost:
-                worker.heard = self._clock()
-                worker.lost = ""
+                worker.heard, worker.answered, worker.lost = self._clock(), True, ""
             else:
                 if not worker.lost:
                     self.tell(lost)
-                worker.lost = lost
-                worker.rests_until = self._clock() + _REST_S
+                worker.lost, worker.answered, worker.rests_until = lost, False, self._clock() + _REST_S
             self.changed.notify_all()
 
     @property
     def pids(self) -> list[int]:
-        return []
+        with self.lock:
+            return [worker.process.pid for worker in self.workers if worker.process is not None]
+
+    def weigh(self) -> None:
+        """Charges a worker of this host with the most memory that it was seen to have. Call it without the lock: the
+        account is the pipeline's."""
+        with self.lock:
+            seen = [(worker, worker.process.pid) for worker in self.workers if worker.process is not None]
+        for worker, pid in seen:
+            size = max(WORKER_PROCESS_BYTES, anonymous_bytes(pid))
+            with self.lock:
+                more = max(0, size - worker.bytes) if worker in self.workers else 0
+                worker.bytes += more
+            if more:
+                self.charge(more)
 
     def close(self) -> None:
         self.closed = True
@@ -153,22 +177,17 @@ class LocalFleet(Fleet):
     def __init__(self, most: int, job: RemoteJob, table: str | list[str], functions: Sequence[str] = ()):
         """A worker opens the `table`, or the files, and may call the `functions`."""
         super().__init__()
-        self._most, self._job, self._given = most, job, {"table": table, "functions": list(functions)}
-        self._target = 0
-        self._threads: list[threading.Thread] = []
-        self._processes: set[RunningWorker] = set()
+        self.requests, self._most, self._target = 2 * most, most, 0
+        self._job, self._given = job, {"table": table, "functions": list(functions)}
+        self._lives: dict[threading.Thread, RunningWorker | None] = {}
         self._failed = 0
         self.scale = {"requests_a_core": 2}
-        self._budget = RestartBudget(limit=60)
-
-    @property
-    def requests(self) -> int:
-        return 2 * self._most
+        self._at_once = len(os.sched_getaffinity(0))  # to start takes a core, and the first shall be at work soon
 
     def use(self, requests: int) -> None:
         """Two requests keep a worker busy. Fewer are wanted: the least busy ones leave, once they have answered."""
-        with self.changed:
-            self._target = min(self._most, -(-requests // 2))
+        with self.lock:
+            self._target = min(self._most, (requests + 1) // 2)
             staying = sorted((w for w in self.workers if not w.leaving), key=lambda w: -w.asked)
             for worker in staying[max(0, self._target - self.starting):]:
                 worker.leaving = True
@@ -177,142 +196,97 @@ class LocalFleet(Fleet):
             self.changed.notify_all()
 
     def give_back(self, worker: RemoteWorker, lost: str = "") -> None:
-        super().give_back(worker, lost)
-        with self.changed:
-            if lost:  # it may hang: another takes its place
-                worker.leaving = True
-                _kill(worker.process)
+        with self.lock:
+            super().give_back(worker, lost)
+            worker.leaving = worker.leaving or bool(lost)  # it may hang: another takes its place
             self._let_go(worker)
-        self._weigh(worker)
-
-    @property
-    def pids(self) -> list[int]:
-        with self.changed:
-            return [worker.process.pid for worker in self.workers if worker.process is not None]
 
     def close(self) -> None:
-        with self.changed:
+        with self.lock:
             self.closed, self._target = True, 0
-            for process in self._processes:
-                _kill(process)
-            threads = list(self._threads)
+            for process in self._lives.values():
+                if process is not None:
+                    process.kill()
             self.changed.notify_all()
+            threads = self._lives.keys() - {threading.current_thread()}
         end = time.monotonic() + _LEAVE_S
         for thread in threads:
-            if thread is not threading.current_thread():
-                thread.join(max(0.0, end - time.monotonic()))
+            thread.join(max(0.0, end - time.monotonic()))
 
     def _staff(self) -> None:
-        """Starts the workers that are missing, each by a thread that sees it through. Call it with `changed` held."""
-        self._threads = [thread for thread in self._threads if thread.is_alive()]
-        while not self.closed and self.error is None and \
+        """Starts the workers that are missing, each by a thread that sees it through. Call it with the lock held."""
+        while not self.closed and self.error is None and self.starting < self._at_once and \
                 self.starting + sum(not w.leaving for w in self.workers) < self._target:
             self.starting += 1
             thread = threading.Thread(target=self._life, daemon=True, name="sluice-remote-worker")
-            self._threads.append(thread)
+            self._lives[thread] = None
             thread.start()
 
     def _life(self) -> None:
         """One worker, from its start to its end."""
-        worker, token, began = None, secrets.token_hex(16), self._clock()
+        worker, token, me, began = None, secrets.token_hex(16), threading.current_thread(), self._clock()
+        job = self._job.json.decode() if self._reads else None
         try:
-            process, lifeline, announced = self._start({**self._given, "token": token})
+            with self._start({**self._given, "token": token, "job": job}) as process:
+                assert process.stdout is not None
+                with self.lock:
+                    self._lives[me] = process
+                    if self.closed:
+                        process.kill()
+                line = process.stdout.readline()
+                with self.lock:
+                    if line:
+                        self.core_s()
+                        worker = RemoteWorker(Connection(json.loads(line)["listening"], token, self._job), process, 1,
+                                              answered=True)
+                        self.workers.append(worker)
+                        self._failed, self.starting = 0, self.starting - 1
+                        took = self._clock() - began
+                        self.scale["start_s"] = took + 0.75 * (self.scale.get("start_s", took) - took)
+                        self._staff()
+                        self.changed.notify_all()
+                self.weigh()
+                code = process.wait()
+            why = f"a worker process ended with {f'signal {-code}' if code < 0 else f'exit code {code}'}"
         except OSError as error:
-            self._gone(None, f"a worker process could not be started: {error}")
-            return
-        with self.changed:
-            self._processes.add(process)
-            if self.closed:
-                _kill(process)
-        with announced:
-            line = announced.readline()
-        connection = Connection(json.loads(line)["listening"], token, self._job) if line else None
-        if connection is not None and self.reads:  # opening takes seconds, and others can answer meanwhile
-            with contextlib.suppress(Exception):  # whoever asks it is told
-                connection.open()
-        with self.changed:
-            if connection is not None:
-                worker = RemoteWorker(connection, process)
-                self.core_s()
-                self.workers.append(worker)
-                self._failed, self.starting = 0, self.starting - 1
-                took = self._clock() - began
-                self.scale["start_s"] = took + 0.75 * (self.scale.get("start_s", took) - took)
-                self.changed.notify_all()
+            why = f"a worker process could not be started: {error}"
+        with self.lock:
+            self._lives.pop(me)
+            self._gone(worker, why)
         if worker is not None:
-            self._weigh(worker)
-        why = f"a worker process ended with {_how(process.wait())}"
-        os.close(lifeline)
-        with self.changed:
-            self._processes.discard(process)
-        self._gone(worker, why)
+            worker.connection.close()
+            self.charge(-worker.bytes)
 
-    def _start(self, given: dict[str, Any]) -> tuple[RunningWorker, int, Any]:
+    def _start(self, given: dict[str, Any]) -> RunningWorker:
         return started(given)
 
     def _gone(self, worker: RemoteWorker | None, why: str) -> None:
         if worker is not None:
-            worker.connection.close()
-            self.charge(-worker.bytes)
-            worker.bytes = 0
-        with self.changed:
-            if worker is not None:
-                self.core_s()
-                self.workers.remove(worker)
-            else:
-                self._failed, self.starting = self._failed + 1, self.starting - 1
-            if not self.closed and (worker is None or not worker.leaving or worker.lost):
-                if worker is None or not worker.lost:
-                    self.tell(why)
-                if self._failed >= _FAILED_STARTS:
-                    self.error = RemoteError(f"{_FAILED_STARTS} worker processes in a row could not start; the last: "
-                                             f"{why}, and said why on standard error")
-                try:
-                    self._budget.take(why)
-                except RestartsExhausted as error:
-                    self.error = error
-            self._staff()
-            self.changed.notify_all()
+            self.core_s()
+            self.workers.remove(worker)
+        else:
+            self._failed, self.starting = self._failed + 1, self.starting - 1
+        if not self.closed and (worker is None or not worker.leaving or worker.lost):
+            if worker is None or not worker.lost:
+                self.tell(why)
+            if self._failed >= _FAILED_STARTS:
+                self.error = RemoteError(f"{_FAILED_STARTS} worker processes in a row could not start; the last: "
+                                         f"{why}, and said why on standard error")
+        self._staff()
+        self.changed.notify_all()
 
-    def _let_go(self, worker: RemoteWorker) -> None:
-        if worker.leaving and not worker.asked:
-            _kill(worker.process)
-
-    def _weigh(self, worker: RemoteWorker) -> None:
-        """Charges a worker with the most memory that it was seen to have. Not with the lock held: the account is the
-        pipeline's."""
-        size = max(WORKER_PROCESS_BYTES, anonymous_bytes(worker.process.pid if worker.process else None))
-        with self.changed:
-            more = size - worker.bytes if worker in self.workers else 0
-            worker.bytes += max(0, more)
-        if more > 0:
-            self.charge(more)
+    @staticmethod
+    def _let_go(worker: RemoteWorker) -> None:
+        if worker.leaving and worker.process is not None and (worker.lost or not worker.asked):
+            worker.process.kill()
 
 
-def started(given: dict[str, Any]) -> tuple[subprocess.Popen[bytes], int, Any]:
-    """A process, the end of a pipe whose closing ends it, and what it says once it listens."""
-    lifeline, ours = os.pipe()
-    announced, theirs = os.pipe()
-    try:
-        process = subprocess.Popen(
-            interpreter.command(_PROGRAM, os.getpid(), lifeline, theirs), pass_fds=(lifeline, theirs),
-            stdin=subprocess.PIPE, stdout=2, process_group=0)
-    finally:
-        os.close(lifeline)
-        os.close(theirs)
+def started(given: dict[str, Any]) -> subprocess.Popen[bytes]:
+    """A process, which says on its standard output where it listens, and ends when its input is closed."""
+    process = subprocess.Popen(interpreter.command(_PROGRAM, os.getpid()), stdin=subprocess.PIPE,
+                               stdout=subprocess.PIPE, process_group=0)
     assert process.stdin is not None
-    try:
-        with process.stdin as pipe:
-            pipe.write(json.dumps(given).encode())
-    except BrokenPipeError:
-        pass  # it has ended: who waits for its announcement finds out
-    return process, ours, os.fdopen(announced, "rb")
-
-
-def _kill(process: RunningWorker | None) -> None:
-    if process is not None and process.returncode is None:
-        process.kill()
-
-
-def _how(code: int) -> str:
-    return f"signal {-code}" if code < 0 else f"exit code {code}"
+    with contextlib.suppress(BrokenPipeError):  # it has ended: who waits for what it says finds out
+        process.stdin.write(json.dumps(given).encode() + b"\n")
+        process.stdin.flush()
+    return process

@@ -4,7 +4,8 @@ its units: `UnitMaker`."""
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -15,7 +16,7 @@ from sluice.ingest.memory.buffers import Buffers
 from sluice.ingest.memory.governor import Governor
 from sluice.ingest.read.parquet_files import ParquetFiles
 from sluice.ingest.read.reader import RowGroupReader, Work, source_of
-from sluice.ingest.remote.unit import RemoteError, RemoteJob, Unit, digest, files_digest, package, plan_of
+from sluice.ingest.remote.unit import RemoteError, RemoteJob, Unit, digest, package
 from sluice.ingest.row_order import EpochSchedule, Read, RowsPlan, Slice, Window, WindowPart
 from sluice.ingest.stages.scatter_kernel import load_compiled
 from sluice.ingest.stages.shuffle import Chunks, Gatherer, ReadTask, WindowPiece
@@ -23,6 +24,8 @@ from sluice.ingest.stages.table_operators import Operators
 
 if TYPE_CHECKING:
     from sluice.etl.table.table import FeatureTable
+
+_PLAN = ("batch_size", "seed", "streams", "window_rows", "shuffle", "last")
 
 
 def job_of(source: FeatureTable | ParquetFiles, *, plan: RowsPlan, split: str, columns: Columns, reader: str,
@@ -38,11 +41,13 @@ def job_of(source: FeatureTable | ParquetFiles, *, plan: RowsPlan, split: str, c
     roles: dict[str, list[str]] = {}
     for recipe in plain.recipes if plain else ():
         roles.setdefault(recipe.role, []).append(recipe.name)
+    # Hosts may have the files under different paths.
+    files = [[file.path.rpartition("/")[2].partition("?")[0], file.bytes] for file in source.files_of(split)]
     return RemoteJob(
-        package=package(), version=str(source.version), files=files_digest(source.files_of(split)), split=split,
-        reader=reader, sample=sample or "", roles=roles, hash=dict(plain.hash) if plain else {}, plan=plan_of(plan),
-        order=plan.digest, floats=tuple(n for n in columns.floats if n in stored),
-        ids=tuple(n for n in columns.scalars if n in stored),
+        package=package(), version=str(source.version), files=digest(files), split=split, reader=reader,
+        sample=sample or "", roles=roles, hash=dict(plain.hash) if plain else {},
+        plan={name: getattr(plan, name) for name in _PLAN}, order=plan.digest,
+        floats=tuple(n for n in columns.floats if n in stored), ids=tuple(n for n in columns.scalars if n in stored),
         bags={n: columns.bags[n] for n in columns.stored_bags}, fill=dict(columns.fill),
         wide=tuple(n for n in columns.sparse if is_wide(columns.cardinalities.get(n))), made=digest(made))
 
@@ -65,9 +70,10 @@ class UnitMaker:
         rows = source_of(job.reader, groups)
         self._plan = plan = RowsPlan(groups=rows.row_groups, chances=groups.chances() if job.sample else (), **job.plan)
         own = job_of(source, plan=plan, split=job.split, columns=columns, reader=job.reader, sample=job.sample)
-        if wrong := own.differences(job):
-            raise RemoteError(f"{source.uri}: this worker sees another table or plan than the loader "
-                              f"({'; '.join(wrong)})")
+        here, there = asdict(own), asdict(job)
+        if wrong := "; ".join(f"{name}: {there[name]!r} there, {here[name]!r} here" for name in here
+                              if here[name] != there[name]):
+            raise RemoteError(f"{source.uri}: this worker sees another table or plan than the loader ({wrong})")
         chunks = Chunks(plan, columns, 1, Buffers())
         self._gatherer: Callable[[], Gatherer] = lambda: Gatherer(plan, columns, chunks, groups.describe)
         load_compiled(bags=bool(columns.stored_bags))
@@ -80,9 +86,13 @@ class UnitMaker:
         self._make_work = make_work
         return iter(())
 
-    def batches(self, unit: Unit) -> Iterator[pa.RecordBatch]:
-        """The rows of each part of a unit, as they are in batches."""
-        read = Read(unit.file, unit.group, unit.check(self._plan.groups),
+    def rows(self, unit: Unit) -> pa.RecordBatch:
+        """The rows of all parts of a unit, one part after the other, as they are in batches."""
+        groups = self._plan.groups
+        rows = groups[unit.file][unit.group] if unit.file < len(groups) and unit.group < len(groups[unit.file]) else -1
+        if any(not part.start <= part.stop <= rows for part in unit.parts) or rows < 0 or not unit.parts:
+            raise RemoteError(f"{unit.said}: the table has no such rows")
+        read = Read(unit.file, unit.group, rows,
                     tuple(WindowPart(n, 0, p.start, p.stop) for n, p in enumerate(unit.parts)), unit.draw)
         with self._lock:
             tools = self._idle.pop() if self._idle else None
@@ -91,12 +101,14 @@ class UnitMaker:
             charge = self._governor.admit(0, due=True)
         assert charge is not None
         decoded = work(ReadTask(EpochSchedule(unit.epoch, 0, (), (), ()), read), charge)
+        found = []
         for part in unit.parts:
             window = Window(part.stream, part.window, 0, (Slice(unit.file, unit.group, part.start, part.stop),))
-            yield gatherer.alone(WindowPiece(decoded, part.start, part.stop), unit.epoch,
-                                 window if part.whole else None)
+            found.append(gatherer.alone(WindowPiece(decoded, part.start, part.stop), unit.epoch,
+                                        window if part.whole else None))
         with self._lock:
             self._idle.append((work, gatherer))
+        return [*pa.Table.from_batches(found).combine_chunks().to_batches(), *found][0]
 
     def close(self) -> None:
         self._groups.close()

@@ -7,12 +7,11 @@ outlives its loader, and Ray restarts none: the fleet does, as it does with its 
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 import socket
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Self
 
 from sluice.ingest.remote.fleet import LocalFleet, RunningWorker, started
 from sluice.ingest.remote.unit import RemoteError, RemoteJob
@@ -28,9 +27,9 @@ class WorkerHost:
         import ray
 
         listen = f"{ray.util.get_node_ip_address()}:0"
-        self._process, self._lifeline, announced = started({**given, "listen": listen})
-        with announced:
-            self._line = announced.readline()
+        self._process = started({**given, "listen": listen})
+        assert self._process.stdout is not None
+        self._line = self._process.stdout.readline()
 
     def announced(self) -> tuple[bytes, int]:
         """What the worker says once it listens, and the number of its process."""
@@ -53,6 +52,10 @@ class PlacedWorker(contextlib.AbstractContextManager[Any]):
 
         host = ray.remote(WorkerHost).options(num_cpus=1, max_restarts=0, scheduling_strategy="SPREAD")
         self._ray, self._actor = ray, host.remote(given)
+
+    @property
+    def stdout(self) -> Self:
+        return self
 
     def readline(self) -> bytes:
         """Waits until Ray has found a place and the worker listens; nothing comes if it has ended."""
@@ -90,6 +93,8 @@ class RayFleet(LocalFleet):
     def __init__(self, address: str, job: RemoteJob, table: str | list[str], functions: Sequence[str] = ()):
         """`address` is the HOST:PORT that `ray start --address` takes."""
         super().__init__(_MOST, job, table, functions)
+        self.requests = 2  # one worker to begin with: the knob calls for more
+        self._at_once = _MOST  # it is their hosts' cores that they take to start
         import ray
 
         if ray.is_initialized():
@@ -104,17 +109,11 @@ class RayFleet(LocalFleet):
                               f"--address={address} makes it one): {error}") from None
 
     @property
-    def requests(self) -> int:
-        """One worker to begin with: the knob calls for more."""
-        return 2
-
-    @property
     def pids(self) -> list[int]:
         return []
 
-    def _start(self, given: dict[str, Any]) -> tuple[RunningWorker, int, Any]:
-        placed = PlacedWorker(given)
-        return placed, os.open(os.devnull, os.O_RDONLY), placed
+    def _start(self, given: dict[str, Any]) -> RunningWorker:
+        return PlacedWorker(given)
 
-    def _weigh(self, _: Any) -> None:
+    def weigh(self) -> None:
         """What a worker takes is memory of its host."""

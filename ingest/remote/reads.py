@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import secrets
-import threading
 from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs
@@ -32,42 +32,27 @@ if TYPE_CHECKING:
 _MOST_LOCAL = 256
 
 
-class _SharedCharge:
-    """The charge of a read, which is released with the last of its parts."""
+class Received(Decoded):
+    """What a worker answered for a read: the rows of its parts, one part after the other."""
 
-    def __init__(self, charge: Charge, parts: int):
-        self._charge, self._left, self._lock = charge, parts, threading.Lock()
-
-    def release(self) -> None:
-        with self._lock:
-            self._left -= 1
-            if self._left:
-                return
-        self._charge.release()
-
-
-class Received:
-    """What a worker answered for a read: a table for each of its parts."""
-
-    def __init__(self, task: ReadTask, unit: Unit, batches: list[pa.RecordBatch], charge: Charge):
-        self.task, self.nbytes = task, sum(batch.nbytes for batch in batches)
-        shared = _SharedCharge(charge, len(batches))
-        self._pieces = [
-            WindowPiece(Decoded(task, pa.Table.from_batches([batch]), shared, parts=1, final=True), 0, batch.num_rows,
-                        in_order=part.whole) for part, batch in zip(unit.parts, batches, strict=True)]
+    def __init__(self, task: ReadTask, unit: Unit, batch: pa.RecordBatch, charge: Charge):
+        super().__init__(task, pa.Table.from_batches([batch]), charge, final=True)
+        self._parts = unit.parts
 
     def pieces(self) -> list[WindowPiece]:
-        return self._pieces
+        ends = [*accumulate(part.stop - part.start for part in self._parts)]
+        return [WindowPiece(self, end - part.stop + part.start, end, in_order=part.whole)
+                for end, part in zip(ends, self._parts, strict=True)]
 
 
 class WorkerReads:
     """Reads row groups, and calls functions, by workers elsewhere (`ingest.stages.completed_windows.RemoteWork`)."""
 
-    def __init__(self, fleet: Fleet, groups: RowGroupReader, asking: Asking | None = None):
-        self._fleet, self._groups, self._asking = fleet, groups, asking or Asking(fleet)
-        self.requests = fleet.requests
-        self._at_the_end: int | None = None
+    def __init__(self, fleet: Fleet, groups: RowGroupReader):
+        self._fleet, self._groups, self._asking = fleet, groups, Asking(fleet)
+        self.requests, self.use = fleet.requests, fleet.use
         self._sources: dict[str, str] = {}
+        self._at_the_end: int | None = None
         self._pid = os.getpid()
 
     def read(self, task: ReadTask, charge: Charge) -> ReadRows:
@@ -86,9 +71,6 @@ class WorkerReads:
         found: Arrays = self._asking.get(Call(function, self._sources[function], arrays, where, rows))
         return found
 
-    def use(self, requests: int) -> None:
-        self._fleet.use(requests)
-
     def watch(self, charge: Callable[[int], None]) -> None:
         self._fleet.charge = charge
 
@@ -106,12 +88,11 @@ class WorkerReads:
 
     def close(self) -> None:
         """Ends all waiting, and the workers that are this process's own. Does nothing in a fork of it."""
-        if os.getpid() != self._pid:
-            return
-        if self._at_the_end is None:
-            self._at_the_end = len(self._fleet.workers)
-        self._asking.close()
-        self._fleet.close()
+        if os.getpid() == self._pid:
+            if self._at_the_end is None:
+                self._at_the_end = len(self._fleet.workers)
+            self._asking.close()
+            self._fleet.close()
 
 
 def remote_reads(workers: str, source: FeatureTable | ParquetFiles, *, plan: RowsPlan, split: str, columns: Columns,
@@ -138,12 +119,12 @@ def remote_reads(workers: str, source: FeatureTable | ParquetFiles, *, plan: Row
 
 def _connections(workers: str, job: RemoteJob, asker: tuple[str, str]) -> list[Connection]:
     """Connections to `HOST:PORT,…?token=FILE[&ca=FILE]`."""
-    addresses, _, query = workers.partition("?")
-    options = parse_qs(query)
+    named, _, query = workers.partition("?")
+    addresses, options = named.split(","), parse_qs(query)
     if "token" not in options or options.keys() - {"token", "ca"}:
         raise RemoteError(f"workers={workers!r}: write local:4, ray://HOST:PORT, or HOST:PORT,HOST:PORT?token=FILE, "
                           "with &ca=FILE for TLS")
-    for address in addresses.split(","):
+    for address in addresses:
         host, _, port = address.rpartition(":")
         if not host or not port.isdigit():
             raise RemoteError(f"workers={workers!r}: {address!r} is no HOST:PORT, and neither is it local:N")
@@ -152,4 +133,4 @@ def _connections(workers: str, job: RemoteJob, asker: tuple[str, str]) -> list[C
         authority = Path(options["ca"][0]).read_bytes() if "ca" in options else None
     except OSError as error:
         raise RemoteError(f"workers={workers!r}: {error.filename}: {error.strerror}") from None
-    return [Connection(address, token, job, authority=authority, asker=asker) for address in addresses.split(",")]
+    return [Connection(address, token, job, authority=authority, asker=asker) for address in addresses]

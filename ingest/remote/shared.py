@@ -1,46 +1,32 @@
 """Units that several loaders of one job want are made once: `SharedUnits`.
 
 A unit is kept until each loader that was heard of lately has had it, or until there is no room: then the oldest goes,
-and whoever lags makes it anew. Whoever needs the next batch makes it, so a loader that dies in the middle holds up
-nobody."""
+and whoever lags makes it anew. So a loader that dies or lags holds up nobody."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
 from typing import Any
 
 _GONE_S = 30.0  # after so long a silence nobody keeps anything for a loader
-Part = tuple[Any, bytes]
-"""A batch and its checksum."""
+Made = tuple[Any, bytes]
+"""A unit's rows, and their checksum."""
 
 
-class _Made:
-    """One unit, as far as it was made."""
+@dataclass(eq=False)
+class _Kept:
+    """One unit, and which loaders have had it."""
 
-    def __init__(self, source: Iterator[Part]):
-        self._source, self._lock, self._parts = source, threading.Lock(), list[Part]()
-        self._error: Exception | None = None
-        self.had: set[str] = set()
-        self.bytes = 0
+    made: Future[Made] = field(default_factory=Future)
+    had: set[str] = field(default_factory=set)
 
-    def part(self, number: int) -> Part | None:
-        """A part, which is made if nobody has; None after the last."""
-        with self._lock:
-            if self._error is not None:
-                raise self._error
-            if number == len(self._parts):
-                try:
-                    made = next(self._source, None)
-                except Exception as error:
-                    self._error = error
-                    raise
-                if made is None:
-                    return None
-                self._parts.append(made)
-                self.bytes += made[0].nbytes
-            return self._parts[number]
+    @property
+    def bytes(self) -> int:
+        return int(self.made.result()[0].nbytes) if self.made.done() and self.made.exception() is None else 0
 
 
 class SharedUnits:
@@ -48,43 +34,43 @@ class SharedUnits:
 
     def __init__(self, limit_bytes: int, clock: Callable[[], float] = time.monotonic):
         self._limit, self._clock, self._lock = limit_bytes, clock, threading.Lock()
-        self._kept: dict[tuple[str, str], _Made] = {}  # the oldest first
+        self._kept: dict[tuple[str, str], _Kept] = {}  # the oldest first
         self._heard: dict[str, dict[str, float]] = {}
 
     @property
     def bytes(self) -> int:
-        return sum(made.bytes for made in self._kept.values())
+        return sum(kept.bytes for kept in self._kept.values())
 
-    def parts(self, kin: str, loader: str, unit: str, make: Callable[[], Iterator[Part]]) -> Iterator[Part]:
-        """The parts of a unit for a loader. Loaders of one `kin` want the same units."""
+    def get(self, kin: str, loader: str, unit: str, make: Callable[[], Made]) -> Made:
+        """A unit for a loader. Loaders of one `kin` want the same units: who asks while one is made waits for it."""
         with self._lock:
             self._heard.setdefault(kin, {})[loader] = self._clock()
-            if self._tidied(kin) == 1 and (kin, unit) not in self._kept:
-                made = None  # there is nobody to keep it for
-            else:
-                made = self._kept.setdefault((kin, unit), _Made(make()))
-        if made is None:
-            yield from make()
-            return
-        number = 0
-        try:
-            while (part := made.part(number)) is not None:
-                yield part
-                number += 1
-        except Exception:
-            with self._lock:
-                self._kept.pop((kin, unit), None)  # who asks again may fare better
-            raise
+            alone = self._tidied(kin) == 1
+            kept = self._kept.get((kin, unit))
+            mine = kept is None
+            if kept is None:
+                kept = _Kept()
+                if not alone:  # otherwise there is nobody to keep it for
+                    self._kept[kin, unit] = kept
+        if mine:
+            try:
+                kept.made.set_result(make())
+            except BaseException as error:
+                with self._lock:
+                    self._kept.pop((kin, unit), None)  # who asks again may fare better
+                kept.made.set_exception(error)
+        found = kept.made.result()
         with self._lock:
-            made.had.add(loader)
+            kept.had.add(loader)
             self._tidied(kin)
+        return found
 
     def _tidied(self, kin: str) -> int:
         """Drops what nobody may still want, and what there is no room for; the number of loaders heard of lately."""
         heard, since = self._heard[kin], self._clock() - _GONE_S
         for loader in [one for one, at in heard.items() if at < since]:
             del heard[loader]
-        for key in [key for key, made in self._kept.items() if key[0] == kin and made.had >= heard.keys()]:
+        for key in [key for key, kept in self._kept.items() if key[0] == kin and kept.had >= heard.keys()]:
             del self._kept[key]
         while self._kept and self.bytes > self._limit:
             del self._kept[next(iter(self._kept))]

@@ -9,26 +9,31 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
+from functools import cache, cached_property
 from importlib import metadata
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import pyarrow as pa
 from zlib_ng.zlib_ng import crc32
 
-from sluice.etl.schema import DataFile
+from sluice.ingest.columns import ColumnError
 from sluice.ingest.errors import LoadingError
-from sluice.ingest.row_order import RowsPlan
+from sluice.ingest.read.reader import SourceError
 from sluice.ingest.stages.shuffle import ReadTask
-
-MOST_BYTES = 2**20
-"""The longest request: a job's plain Parquet may have thousands of columns."""
-_PLAN = ("batch_size", "seed", "streams", "window_rows", "shuffle", "last")
 
 
 class RemoteError(LoadingError):
     """What workers elsewhere cannot do, or did wrong: the message names the worker and what would do."""
+
+
+class WrongAnswer(Exception):
+    """What came is not what was asked for, or not what was sent: the message says in what."""
+
+
+KINDS: Mapping[str, type[Exception]] = {"source": SourceError, "column": ColumnError, "damaged": WrongAnswer}
+"""The errors that cross as they are; any other one comes as a RemoteError."""
 
 
 def digest(value: Any) -> str:
@@ -36,28 +41,33 @@ def digest(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
 
 
+@cache  # it is part of every call, and read from a file
 def package() -> str:
     return metadata.version("sluice")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+def check_package(given: Any) -> None:
+    """RemoteError, if the other side has another version."""
+    if given != package():
+        raise RemoteError(f"the worker has sluice {package()}, the loader {given}: install one version on both")
+
+
+@dataclass(frozen=True, kw_only=True)
 class RemoteJob:
-    """Which rows a loader reads, in which order and as what. A worker that finds anything else than this refuses it."""
+    """Which rows a loader reads, in which order and as what. A worker that finds anything else than this refuses it.
+    Digests stand for the files' names and sizes, the plan of rows with all row groups (`order`), and the operators that
+    make columns of what is stored (`made`). Only plain Parquet has `roles`: a feature table says them itself."""
 
     package: str
     version: str
-    """The table's."""
     files: str
-    """Digest of the files' names and sizes."""
     split: str
     reader: str
     sample: str
     roles: Mapping[str, list[str]]
-    """Of plain Parquet: the columns by their roles; empty for a feature table, which says so itself."""
     hash: Mapping[str, int]
     plan: Mapping[str, Any]
     order: str
-    """Digest of the plan of rows, with the row groups of all files."""
     floats: tuple[str, ...]
     ids: tuple[str, ...]
     bags: Mapping[str, float]
@@ -65,9 +75,8 @@ class RemoteJob:
     wide: tuple[str, ...]
     """The columns of ids that do not fit int32."""
     made: str
-    """Digest of the operators that make columns of what is stored."""
 
-    @property
+    @cached_property
     def digest(self) -> str:
         return digest(asdict(self))
 
@@ -78,30 +87,23 @@ class RemoteJob:
         return pa.schema([*((name, pa.float32()) for name in self.floats), *((name, ids[name]) for name in self.ids),
                           *((name, pa.large_list(ids[name])) for name in self.bags)])
 
-    def to_json(self) -> bytes:
+    @cached_property
+    def json(self) -> bytes:
         return json.dumps(asdict(self)).encode()
 
     @classmethod
     def from_json(cls, data: bytes) -> Self:
         """A job as another program sent it. RemoteError if it is none of this version's."""
         given = _parsed(data)
-        if isinstance(given, dict) and given.get("package") != package():
-            raise RemoteError(f"the worker has sluice {package()}, the loader {given.get('package')}: install one "
-                              "version on both")
-        names = {field.name for field in fields(cls)}
-        if not isinstance(given, dict) or given.keys() != names:
+        if isinstance(given, dict):
+            check_package(given.get("package"))
+        if not isinstance(given, dict) or given.keys() != {field.name for field in fields(cls)}:
             raise RemoteError("a job that lacks fields, or has unknown ones: install one version of sluice on both "
                               "sides")
         return cls(**{**given, **{name: tuple(given[name]) for name in ("floats", "ids", "wide")}})
 
-    def differences(self, other: RemoteJob) -> list[str]:
-        """What another job has otherwise, in words."""
-        mine, its = asdict(self), asdict(other)
-        return [f"{name}: {its[name]!r} there, {value!r} here" for name, value in mine.items() if its[name] != value]
 
-
-@dataclass(frozen=True, slots=True)
-class Part:
+class Part(NamedTuple):
     """The rows `start` to `stop` of a row group, which all lie in one window: the whole window, or some of it."""
 
     stream: int
@@ -134,7 +136,7 @@ class Unit:
     @property
     def key(self) -> str:
         """What is the same wherever it is asked for."""
-        return self.request("", "", "").decode()
+        return json.dumps([self.epoch, self.file, self.group, self.draw, *self.parts])
 
     @classmethod
     def of(cls, task: ReadTask) -> Self:
@@ -143,49 +145,31 @@ class Unit:
             Part(windows[p.window].stream, windows[p.window].number, p.start, p.stop,
                  p.stop - p.start == windows[p.window].rows) for p in read.parts))
 
-    def request(self, job: str, rank: str, loader: str) -> bytes:
-        """A request by a loader of its job, which has this rank."""
-        parts = [[p.stream, p.window, p.start, p.stop, int(p.whole)] for p in self.parts]
-        return json.dumps([job, rank, loader, self.epoch, self.file, self.group, self.draw, parts]).encode()
+    def request(self, job: RemoteJob, rank: str, loader: str) -> bytes:
+        """A request by a loader of a job, which has this rank. Each holds the job: a worker that has just come, or has
+        forgotten it, opens it."""
+        return b"\n".join((job.json, json.dumps([rank, loader]).encode(), self.key.encode()))
 
     @classmethod
-    def from_request(cls, data: bytes) -> tuple[str, str, str, Self]:
-        """The digest of the job, rank and loader, and the unit. RemoteError if it is no request."""
+    def from_request(cls, data: bytes) -> tuple[RemoteJob, str, str, Self]:
+        """The job, rank, loader and unit. RemoteError if it is no request."""
         try:
-            job, rank, loader, epoch, file, group, draw, parts = _parsed(data)
+            job, asker, key = data.split(b"\n")
+            (rank, loader), (epoch, file, group, draw, *parts) = _parsed(asker), _parsed(key)
             unit = cls(_number(epoch), _number(file), _number(group), _number(draw), tuple(
-                Part(_number(stream), _number(window), _number(start), _number(stop), bool(_number(whole)))
+                Part(_number(stream), _number(window), _number(start), _number(stop), bool(whole))
                 for stream, window, start, stop, whole in parts))
         except (TypeError, ValueError):
             raise RemoteError("a request that is none of this version of sluice") from None
-        return str(job), str(rank), str(loader), unit
-
-    def check(self, groups: tuple[tuple[int, ...], ...]) -> int:
-        """The rows of its row group. RemoteError if the table has no such rows."""
-        if self.file >= len(groups) or self.group >= len(groups[self.file]):
-            raise RemoteError(f"file {self.file}, row group {self.group}: the table has none")
-        rows = groups[self.file][self.group]
-        if any(part.start > part.stop or part.stop > rows for part in self.parts):
-            raise RemoteError(f"file {self.file}, row group {self.group} has {rows} rows, and others were asked for")
-        return rows
-
-
-def plan_of(plan: RowsPlan) -> dict[str, Any]:
-    """What a plan of rows was made with, besides the table."""
-    return {name: getattr(plan, name) for name in _PLAN}
-
-
-def files_digest(files: Iterable[DataFile]) -> str:
-    """A digest of the files' own names and sizes, wherever they lie: hosts may have them under different paths."""
-    return digest([[file.path.rpartition("/")[2].partition("?")[0], file.bytes] for file in files])
+        return RemoteJob.from_json(job), str(rank), str(loader), unit
 
 
 def checksum(batch: pa.RecordBatch) -> int:
-    """CRC-32 of all values of a batch."""
+    """CRC-32 of all values of a batch, which has no empty ones."""
     found = 0
     for column in batch.columns:
-        for part in (column.offsets, column.values) if pa.types.is_large_list(column.type) else (column,):
-            found = crc32(part.to_numpy().data, found)
+        for part in column.buffers():
+            found = crc32(part, found) if part is not None else found
     return found
 
 
@@ -196,8 +180,6 @@ def _number(value: Any) -> int:
 
 
 def _parsed(data: bytes) -> Any:
-    if len(data) > MOST_BYTES:
-        raise RemoteError(f"a request of {len(data)} bytes, of {MOST_BYTES} at most")
     try:
         return json.loads(data)
     except (ValueError, RecursionError):

@@ -5,6 +5,7 @@ It opens the table itself, and holds nothing that a loader would miss if it ende
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -70,17 +71,23 @@ def main(argv: list[str]) -> dict[str, Any]:
     return {"listening": address}
 
 
-def local(_owner: str, *descriptors: str) -> None:
-    """A loader's own worker. It is told of its table and token on standard input, says where it listens, and ends with
-    the loader."""
-    lifeline, announced = map(int, descriptors)
-    end_with_parent(lifeline)
-    given = json.loads(sys.stdin.buffer.read())
+def local(_owner: str) -> None:
+    """A loader's own worker. A line of standard input tells it of its table and token; it says on standard output where
+    it listens, and ends with the loader, which holds the other end of its input."""
+    told = os.dup(1)
+    os.dup2(2, 1)  # what others print
+    line = sys.stdin.buffer.readline()
+    if not line:
+        return  # the loader has ended already
+    given = json.loads(line)
+    end_with_parent(0)
     listen = given.get("listen", "127.0.0.1:0")
     server = _server(listen, given["token"], opener(given["table"], CodeOptions()), threads=1,
                      permission=Permission(functions=frozenset(given["functions"])))
-    with os.fdopen(announced, "w") as told:
-        told.write(json.dumps({"listening": f"{listen.rpartition(':')[0]}:{server.port}"}) + "\n")
+    if given["job"]:  # opening takes seconds, in which others can answer
+        with contextlib.suppress(Exception):  # whoever asks is told
+            server.open(RemoteJob.from_json(given["job"].encode()))
+    os.write(told, json.dumps({"listening": f"{listen.rpartition(':')[0]}:{server.port}"}).encode() + b"\n")
     threading.Event().wait()
 
 

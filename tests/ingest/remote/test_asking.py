@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import random
 import shutil
 import socket
 import subprocess
 import threading
 import time
 from collections import deque
+from dataclasses import replace
 
 import pyarrow as pa
 import pytest
@@ -18,7 +20,7 @@ from sluice.etl.table.table import FeatureTable
 from sluice.ingest.loader import BatchLoader
 from sluice.ingest.remote import asking as asking_file
 from sluice.ingest.remote.asking import Asking, slow_after
-from sluice.ingest.remote.client import Connection
+from sluice.ingest.remote.client import Connection, WorkerLost
 from sluice.ingest.remote.fleet import Fleet
 from sluice.ingest.remote.maker import UnitMaker, job_of
 from sluice.ingest.remote.server import WorkerServer
@@ -71,9 +73,9 @@ def first(fleet):
         other.asked += 1
 
 
-def right(batches, open_job, job, unit):
+def right(batch, open_job, job, unit):
     maker = open_job(job)
-    assert [checksum(b) for b in batches] == [checksum(b) for b in maker.batches(unit)]
+    assert checksum(batch) == checksum(maker.rows(unit))
     maker.close()
 
 
@@ -122,10 +124,11 @@ class Wrong(WorkerServer):
     def do_get(self, context, ticket):
         if not self.left:
             return super().do_get(context, ticket)
-        *_, unit = Unit.from_request(ticket.ticket)
-        [maker] = self._jobs.values()
-        made = [(batch, checksum(batch).to_bytes(4, "little")) for batch in maker.batches(unit)]
-        batch, summed = made[0]
+        job, _, _, unit = Unit.from_request(ticket.ticket)
+        maker = self.open(job)
+        batch = maker.rows(unit)
+        summed = checksum(batch).to_bytes(4, "little")
+        made = [(batch, summed)]
         how = self.left.popleft()
         if how == "value":
             values = batch.column(0).to_numpy().copy()
@@ -164,11 +167,10 @@ def test_a_worker_that_ended_or_never_was_there_costs_a_retry(serve, worker, job
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         nobody = type("Nobody", (), {"port": free.getsockname()[1]})
-    alone, _ = asking(job, nobody)
-    asking_file_tries = dict(asking_file._TRIES)
-    alone._fleet._clock = iter(range(0, 10**6, 2)).__next__  # its rest is over each time that one looks
-    with pytest.raises(RemoteError, match=f"asked for {asking_file_tries[asking_file.WorkerLost]} times in vain"):
+    alone, _ = asking(job, nobody, clock=iter(range(0, 10**6, 2)).__next__)
+    with pytest.raises(RemoteError, match=r"no worker was there for 60 s; the last: worker 127.0.0.1:\d+: "):
         alone.get(unit)
+    assert alone.counts["retries"] > 0
 
 
 def test_whoever_waits_is_let_go_when_it_is_closed(serve, job, unit, open_job):
@@ -198,9 +200,9 @@ def test_only_who_has_the_token_is_let_in(worker, job, unit):
             asker.get(unit)
     client = flight.FlightClient(f"grpc://127.0.0.1:{worker.port}")
     with pytest.raises(flight.FlightUnauthenticatedError):
-        list(client.do_action(flight.Action("open", job.to_json())))
+        list(client.do_action(flight.Action("ping", b"")))
     with pytest.raises(flight.FlightUnauthenticatedError):
-        client.do_get(flight.Ticket(unit.request(job.digest, "", "")))
+        client.do_get(flight.Ticket(unit.request(job, "", "")))
 
 
 def test_a_port_scanners_bytes_and_requests_that_are_none_harm_nobody(worker, job, unit, open_job):
@@ -209,11 +211,11 @@ def test_a_port_scanners_bytes_and_requests_that_are_none_harm_nobody(worker, jo
             scanner.sendall(data)
     client = flight.FlightClient(f"grpc://127.0.0.1:{worker.port}")
     options = flight.FlightCallOptions(headers=[(b"authorization", f"Bearer {TOKEN}".encode())])
-    for ticket in (b"", b"[]", b"\xff\xfe", b'["no such job", "", "", 0, 0, 0, 0, []]', b"[" * 3000):
+    for ticket in (b"", b"[]", b"\xff\xfe", b'{}\n["", ""]\n[0, 0, 0, 0]', b"[" * 3000):
         with pytest.raises(flight.FlightServerError) as refused:
             client.do_get(flight.Ticket(ticket), options).read_all()
-        assert json.loads(refused.value.extra_info)["kind"] in ("refused", "unknown")
-    for action in (flight.Action("open", b"\x80\x04junk"), flight.Action("shutdown", b"")):
+        assert "version" in json.loads(refused.value.extra_info)["text"]
+    for action in (flight.Action("call", b"\x80\x04junk"), flight.Action("shutdown", b"")):
         with pytest.raises(flight.FlightServerError):
             list(client.do_action(action, options))
     asker, _ = asking(job, worker)
@@ -293,18 +295,75 @@ def test_tls_from_end_to_end_and_a_wrong_certificate_by_name(serve, job, unit, o
         asker, _ = asking(job, other, authority=another[0])
         with pytest.raises(RemoteError, match=r"worker 127.0.0.1:\d+: its certificate is not from the authority"):
             asker.get(unit)
-    plain, _ = asking(job, server)
-    plain._fleet._clock = iter(range(0, 10**6, 2)).__next__
-    with pytest.raises(RemoteError, match=r"in vain; the last time: .*&ca=FILE"):
+    plain, _ = asking(job, server, clock=iter(range(0, 10**6, 2)).__next__)
+    with pytest.raises(RemoteError, match=r"no worker was there for .*&ca=FILE"):
         plain.get(unit)
+
+
+class Mortal:
+    """Stands in for a worker: `lost` says of each unit that it is asked for whether it is killed by then."""
+
+    address = "nowhere:1"
+
+    def __init__(self, lost):
+        self.lost = lost
+
+    def ask(self, unit, timeout_s):
+        if self.lost(unit):
+            raise WorkerLost("killed")
+        return pa.record_batch({"x": [1]})
+
+    def ping(self, within_s):
+        return 1
+
+    def close(self):
+        pass
+
+
+def mortal(lost, count=4):
+    """Asks workers that can be killed, whose rest is over each time that one looks."""
+    fleet = Fleet([Mortal(lost) for _ in range(count)], clock=iter(range(0, 10**9, 2)).__next__)
+    _made.append((Asking(fleet), fleet))
+    return _made[-1]
+
+
+def test_kills_for_however_long_end_no_run_while_workers_answer(unit):
+    draw = random.Random(22)
+    asker, fleet = mortal(lambda unit: draw.random() < 0.5)
+    for _ in range(1000):
+        assert asker.get(unit).num_rows == 1
+    assert asker.counts["units"] == 1000
+    assert asker.counts["retries"] > 800
+    assert not any(worker.asked for worker in fleet.workers)
+
+
+def test_a_unit_with_which_each_worker_is_lost_that_answered_before_ends_the_run(unit):
+    deadly = replace(unit, epoch=7)
+    asker, _ = mortal(lambda asked: asked == deadly)
+    tries = asking_file._TRIES[WorkerLost]
+    found = []
+
+    def get():
+        try:
+            asker.get(deadly)
+        except RemoteError as error:
+            found.append(str(error))
+
+    thread = threading.Thread(target=get)
+    asker.get(unit)
+    thread.start()
+    while thread.is_alive():  # others go on, so workers come back
+        asker.get(unit)
+    assert f"asked for {tries} times in vain; the last time: killed" in found[0]
 
 
 def test_who_is_still_at_work_is_waited_for_however_often_others_were_lost(worker, job, unit):
     asker, fleet = asking(job, worker, worker)
-    race, (lost, at_work) = asking_file._Race(), fleet.workers
+    race, (lost, at_work) = asking_file._Race(threading.Condition(fleet.lock)), fleet.workers
     race.asked.add(at_work)
-    for _ in range(9):
-        asker._failed(race, lost, unit, asking_file.WorkerLost("gone"))
+    lost.answered = at_work.answered = True
+    for _ in range(30):
+        asker._failed(race, lost, unit, WorkerLost("gone"))
     assert race.error is None
-    asker._failed(race, at_work, unit, asking_file.WorkerLost("gone, too"))
-    assert "asked for 10 times in vain; the last time: gone, too" in str(race.error)
+    asker._failed(race, at_work, unit, WorkerLost("gone, too"))
+    assert "asked for 31 times in vain; the last time: gone, too" in str(race.error)

@@ -18,10 +18,10 @@ from sluice.ingest.knobs import KnobError, Knobs
 from sluice.ingest.loader import BatchLoader
 from sluice.ingest.process.worker import FunctionMemoryError
 from sluice.ingest.remote import calls
-from sluice.ingest.remote.calls import Call, Functions, WrongAnswer, packed, source_digest, unpacked
+from sluice.ingest.remote.calls import Call, Functions, packed, source_digest, unpacked
 from sluice.ingest.remote.maker import UnitMaker
 from sluice.ingest.remote.server import WorkerServer
-from sluice.ingest.remote.unit import RemoteError
+from sluice.ingest.remote.unit import RemoteError, WrongAnswer
 from sluice.ingest.stages.quarantine import Errors, QuarantineError
 from sluice.ingest.stages.transform import Transform, TransformError
 from tests.ingest.remote import functions
@@ -117,6 +117,20 @@ def test_rows_that_fail_there_are_set_aside_as_here_and_errors_name_the_batch(ca
                                   ("texts", QuarantineError, "dtype object"), ("greedy", QuarantineError, "all of it")):
         with pytest.raises(error, match=rf"transform 'mine'.*{said}"):
             hashes(table, **mine(function), workers=named(server), knobs=REMOTE)
+
+
+def test_functions_that_are_known_are_imported_before_anybody_asks_and_what_fails_is_told_to_who_does():
+    allowed = Permission(functions=frozenset([f"{HERE}:halved", f"{HERE}:nothing"]))
+    known = Functions(allowed)
+    assert [*known._known] == [f"{HERE}:halved"]
+    with pytest.raises(RemoteError, match="cannot be imported"):
+        known.answer(Call(f"{HERE}:nothing", "", {}, "step 1", 0).request())
+
+
+def test_a_call_does_not_read_the_packages_version_from_its_file(monkeypatch):
+    Call("m:f", "", {}, "", 0).request()
+    monkeypatch.setattr("importlib.metadata.version", lambda _: pytest.fail("it was read again"))
+    Call("m:f", "", {}, "", 0).request()
 
 
 class Damaging(WorkerServer):

@@ -16,38 +16,38 @@ from tests.ingest.remote.test_units import hashes
 
 
 class Making:
-    """Makes units of three parts, and counts."""
+    """Makes units of ten rows, and counts."""
 
-    def __init__(self, rows=10):
-        self.made, self.rows = [], rows
+    def __init__(self):
+        self.made = []
 
     def __call__(self, unit):
-        def parts():
-            for number in range(3):
-                self.made.append((unit, number))
-                yield pa.record_batch({"x": pa.array(range(self.rows), pa.int64())}), bytes([number])
+        def make():
+            self.made.append(unit)
+            return pa.record_batch({"x": pa.array(range(10), pa.int64())}), unit.encode()
 
-        return parts
+        return make
 
 
 def taken(shared, loader, unit, making, kin="job 0/1"):
-    return [end for _, end in shared.parts(kin, loader, unit, making(unit))]
+    return shared.get(kin, loader, unit, making(unit))[1].decode()
 
 
 def known(shared, loaders, kin="job 0/1"):
     for loader in loaders:
-        assert list(shared.parts(kin, loader, "a unit without rows", lambda: iter([]))) == []
+        shared.get(kin, loader, f"of {loader} alone", lambda: (pa.record_batch({"x": []}), b""))
+    shared._kept.clear()
 
 
 def test_a_unit_is_made_once_for_all_and_kept_no_longer_than_somebody_may_want_it():
     shared, making = SharedUnits(2**20), Making()
     known(shared, "abc")
     for loader in "bca":
-        assert taken(shared, loader, "u", making) == [b"\0", b"\1", b"\2"]
-        assert shared.bytes == (0 if loader == "a" else 240)
-    assert making.made == [("u", n) for n in range(3)]
+        assert taken(shared, loader, "u", making) == "u"
+        assert shared.bytes == (0 if loader == "a" else 80)
+    assert making.made == ["u"]
     taken(shared, "a", "u", making, kin="job 1/2")
-    assert len(making.made) == 6, "another rank wants other rows"
+    assert making.made == ["u", "u"], "another rank wants other rows"
 
 
 def test_for_one_loader_alone_nothing_is_kept():
@@ -55,19 +55,15 @@ def test_for_one_loader_alone_nothing_is_kept():
     for _ in range(2):
         taken(shared, "a", "u", making)
         assert shared.bytes == 0
-    assert len(making.made) == 6
+    assert making.made == ["u", "u"]
 
 
-def test_who_dies_in_the_middle_holds_up_nobody_and_is_forgotten():
+def test_who_dies_is_forgotten():
     now = [0.0]
     shared, making = SharedUnits(2**20, clock=lambda: now[0]), Making()
     known(shared, "ab")
-    dying = shared.parts("job 0/1", "a", "u", making("u"))
-    next(dying)
-    assert taken(shared, "b", "u", making) == [b"\0", b"\1", b"\2"]
-    dying.close()
-    assert len(making.made) == 3
-    assert shared.bytes == 240, "for the one that may come back"
+    taken(shared, "b", "u", making)
+    assert shared.bytes == 80, "for the one that may come back"
     now[0] = 31.0
     taken(shared, "b", "next", making)
     assert shared.bytes == 0
@@ -75,33 +71,30 @@ def test_who_dies_in_the_middle_holds_up_nobody_and_is_forgotten():
 
 
 def test_who_lags_costs_no_more_than_the_limit_and_makes_its_own():
-    shared, making = SharedUnits(2 * 240 + 1), Making()
+    shared, making = SharedUnits(2 * 80 + 1), Making()
     known(shared, "ab")
     for number in range(9):
         taken(shared, "a", f"u{number}", making)
-        assert shared.bytes <= 480
-    assert taken(shared, "b", "u0", making) == [b"\0", b"\1", b"\2"]
-    assert taken(shared, "b", "u8", making) == [b"\0", b"\1", b"\2"]
-    assert len(making.made) == 30
+        assert shared.bytes <= 160
+    assert taken(shared, "b", "u0", making) == "u0"
+    assert taken(shared, "b", "u8", making) == "u8"
+    assert making.made == [*(f"u{n}" for n in range(9)), "u0"]
 
 
 def test_two_that_ask_at_once_get_one_and_an_error_is_kept_from_nobody_and_made_again():
-    shared, barrier = SharedUnits(2**20), threading.Barrier(2)
-    made, found, fails = [], [], [True]
+    shared, made, found, fails = SharedUnits(2**20), [], [], [True]
 
     def make():
         made.append(1)
-        yield pa.record_batch({"x": [1]}), b"0"
         if fails:
             raise OSError("gone")
-        yield pa.record_batch({"x": [1]}), b"1"
+        return pa.record_batch({"x": [1]}), b"0"
 
     known(shared, "ab", "k")
 
     def get(loader):
-        barrier.wait(30)
         try:
-            found.append([end for _, end in shared.parts("k", loader, "u", make)])
+            found.append(shared.get("k", loader, "u", make)[1])
         except OSError as error:
             found.append(str(error))
 
@@ -110,7 +103,7 @@ def test_two_that_ask_at_once_get_one_and_an_error_is_kept_from_nobody_and_made_
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(30)
+            thread.join(60)
 
     both()
     assert found == ["gone"] * 2
@@ -120,7 +113,7 @@ def test_two_that_ask_at_once_get_one_and_an_error_is_kept_from_nobody_and_made_
     found.clear()
     made.clear()
     both()
-    assert found == [[b"0", b"1"]] * 2
+    assert found == [b"0"] * 2
     assert made == [1]
 
 
@@ -131,9 +124,9 @@ def test_three_loaders_of_one_table_have_each_row_group_read_about_once(serve, n
     class Counting(UnitMaker):
         asked = 0
 
-        def batches(self, unit):
+        def rows(self, unit):
             self.asked += 1
-            return super().batches(unit)
+            return super().rows(unit)
 
     def open_job(job):
         makers.append(Counting(job, FeatureTable.open(table.uri)))

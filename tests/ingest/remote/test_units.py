@@ -119,12 +119,12 @@ def asked(table):
 
 def test_a_unit_is_made_the_same_each_time_on_any_thread_and_by_any_worker(asked, table):
     job, maker, units = asked
-    sent = RemoteJob.from_json(job.to_json())
+    sent = RemoteJob.from_json(job.json)
     assert sent == job
     other, sums = UnitMaker(sent, FeatureTable.open(table.uri)), []
 
     def make(one):
-        sums.append([checksum(batch) for unit in units for batch in one.batches(unit)])
+        sums.append([checksum(one.rows(unit)) for unit in units])
 
     threads = [threading.Thread(target=make, args=(one,)) for one in (maker, maker, other)]
     for thread in threads:
@@ -140,25 +140,26 @@ def test_a_unit_is_made_the_same_each_time_on_any_thread_and_by_any_worker(asked
 def test_requests_are_read_back_and_nonsense_is_refused(asked):
     job, maker, units = asked
     for unit in units:
-        assert Unit.from_request(unit.request(job.digest, "0/2", "me")) == (job.digest, "0/2", "me", unit)
-    for data in (b"", b"\xff", b"[]", b"{}", b"[1, 2]", b'["j", "", "", 0, 0, 0, 0, [[0, 0, 0]]]',
-                 b'["j", "", "", 0, -1, 0, 0, []]', b'["j", "", "", 0, 0.5, 0, 0, []]', b"[" * 5000,
-                 b"0" * (2**20 + 1)):
+        assert Unit.from_request(unit.request(job, "0/2", "me")) == (job, "0/2", "me", unit)
+    start = job.json + b'\n["", ""]\n'
+    for data in (b"", b"\xff", b"[]", b"{}", b"[1, 2]", start + b"[0, 0, 0, 0, [0, 0, 0]]", start + b"[0, -1, 0, 0]",
+                 start + b"[0, 0.5, 0, 0]", start + b"[" * 5000, start + b"0" * (2**20 + 1),
+                 b"[]" + start[len(job.json):] + b"[0, 0, 0, 0]"):
         with pytest.raises(RemoteError):
             Unit.from_request(data)
-    for data in (b"", b"[]", b"{}", job.to_json().replace(b'"split"', b'"slit"')):
+    for data in (b"", b"[]", b"{}", job.json.replace(b'"split"', b'"slit"')):
         with pytest.raises(RemoteError):
             RemoteJob.from_json(data)
     for unit in (Unit(0, 99, 0, 0, ()), Unit(0, 0, 99, 0, ()),
-                 Unit.from_request(b'["", "", "", 0, 0, 0, 0, [[0, 0, 0, 9999, 0]]]')[-1]):
+                 Unit.from_request(start + b"[0, 0, 0, 0, [0, 0, 0, 9999, 0]]")[-1]):
         with pytest.raises(RemoteError, match="row group"):
-            list(maker.batches(unit))
+            maker.rows(unit)
 
 
 def test_another_version_plan_or_table_is_refused_by_name(asked, table, tmp_path):
     job, _, _ = asked
     with pytest.raises(RemoteError, match=r"worker has sluice .*, the loader 0\.0\.1"):
-        RemoteJob.from_json(replace(job, package="0.0.1").to_json())
+        RemoteJob.from_json(replace(job, package="0.0.1").json)
     with pytest.raises(RemoteError, match=r"order: '0' there, .* here"):
         UnitMaker(replace(job, order="0"), table)
     with pytest.raises(RemoteError, match="made: '0' there"):
