@@ -5,7 +5,7 @@ delivers with the same seed; the end score beside it looks at the last fifth alo
 delivers nothing from then on. Held-out pipelines are from another generator than training's. Policies without a
 mention of it run under the governor; the last columns show them without it (first seeds only). All figures are
 simulated, but for those of `--live`: it adds live set-ups on this machine, some 70 seconds each (they lie in
-`benchmarks/` of the repository; docs/scenarios.md says how they are scored). Without them the whole takes some five
+`benchmarks/` of the repository; docs/scenarios.md says how they are scored). Without them the whole takes some seven
 minutes on two free cores.
 """
 
