@@ -106,7 +106,8 @@ class Planner(Policy):
         if state.trial is not None:
             keep = state.trial.verdict(state.age, recent)
             failing = keep is False
-            if failing and state.trial.kind in ("opening", "grow", "probe") and recent.stall > state.settings.smooth:
+            growing = state.trial.kind in ("opening", "own", "grow", "probe")
+            if failing and growing and recent.stall > state.settings.smooth:
                 undone = replace(state, knobs=state.trial.before, trial=None)
                 forecast = forecast_of(undone, latest)  # perhaps a stage was grown whose workers wait for a lock
                 useless = state.trial.gain(recent) < 1 + state.settings.least_gain
@@ -217,7 +218,7 @@ def _undo(state: PlannerState, trial: TrialChange, recent: PipelineRates,
                         f"rows where {trial.hoped:.2f} were hoped for")
     text = f"{what}, so it is undone: {moves(state.knobs, trial.before)}"
     # A trial of these kinds was expected to fail now and then.
-    if trial.kind in ("opening", "probe", "switch", "fuse", "split"):
+    if trial.kind in ("opening", "own", "probe", "switch", "fuse", "split"):
         undone = state  # its measurements are in the curve now
     else:
         undone = replace(state, caps=caps_after_failure(state, trial, recent), failures=state.failures + 1, spare=0,
@@ -234,7 +235,7 @@ def _give_way(state: PlannerState, trial: TrialChange,
     assert trial.own is not None, "the planner would have chosen something"
     best = max(recent.rows_per_s, trial.rows_per_s)
     back = replace(state, trial=None, knobs=state.knobs if recent.rows_per_s > trial.rows_per_s else trial.before)
-    return change(back, trial.own, "grow", replace(recent, rows_per_s=best), Reason(
+    return change(back, trial.own, "own", replace(recent, rows_per_s=best), Reason(
         text=f"the opening brings {recent.rows_per_s:,.0f} rows/s and the planner's own choice promises "
              f"{trial.own_rows_per_s:,.0f}, so that is tried: {moves(state.knobs, trial.own)}",
         predicted_rows_per_s=max(trial.own_rows_per_s, state.settings.worth * best),

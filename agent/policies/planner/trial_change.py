@@ -12,8 +12,8 @@ from sluice.ingest.knobs import Knobs
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialChange:
-    """A change whose effect is being measured. `kind` is opening, grow, probe, switch, fuse, split, release or
-    memory."""
+    """A change whose effect is being measured. `kind` is opening, own (what follows an opening that fell short),
+    grow, probe, switch, fuse, split, release or memory."""
 
     kind: str
     before: Knobs
@@ -34,7 +34,7 @@ class TrialChange:
 
     @property
     def rises(self) -> bool:
-        return self.kind in ("opening", "grow", "probe", "switch", "fuse", "split")
+        return self.kind in ("opening", "own", "grow", "probe", "switch", "fuse", "split")
 
     @property
     def hoped(self) -> float:
@@ -61,7 +61,7 @@ class TrialChange:
 
     def fulfilled(self, recent: PipelineRates) -> bool:
         """Whether growing brought what was promised."""
-        return self.kind == "grow" and self.gain(recent) >= 1 + self.settings.fulfilled * (self.hoped - 1)
+        return self.kind in ("own", "grow") and self.gain(recent) >= 1 + self.settings.fulfilled * (self.hoped - 1)
 
     def _hurts(self, recent: PipelineRates) -> bool:
         return (self.rises and not self.start_up and self.gain(recent) < self.settings.harm
