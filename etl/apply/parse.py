@@ -3,7 +3,7 @@ dropped."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,7 @@ __all__ = ["WRONG", "Batches", "InputParser", "Parsed", "fits"]
 Batches = Iterator[pa.RecordBatch]
 WRONG = {"int": "not a whole number of 64 bits", "float": "not a number", "text": "not UTF-8 text",
          "texts": "not a list of texts", "floats": "not a list of numbers"}
+NO_TIME = "not a time as its format says"
 _SPACE = " \t"  # spaces around a number are not part of it
 _PLAIN = {"int": r"^[ \t]*-?[0-9]{1,18}[ \t]*$", "float": r"^[ \t]*-?[0-9]{1,18}(\.[0-9]{1,18})?[ \t]*$",
           "text": r"^[\x00-\x7f]*$"}
@@ -41,7 +42,7 @@ class InputParser:
     """Reads batches of one spec's input: a `line` column (each line with its end), or the columns themselves."""
 
     def __init__(self, spec: Spec) -> None:
-        self.types = spec.input.columns
+        self.types = spec.input.read_as
         self._spec, self.label = spec, spec.label
         self.schema = pa.schema([(name, ARROW_TYPES[kind]) for name, kind in self.types.items()])
         self._delimited = Delimited(self.schema, spec.input.delimiter, quoted=spec.input.format == "csv",
@@ -52,9 +53,16 @@ class InputParser:
     def parse(self, batch: pa.RecordBatch) -> Parsed:
         """Splits a batch into good rows and rejects."""
         names = batch.schema.names
-        parsed = self._lines(batch["line"]) if "line" in names else \
+        parsed = self._lines(self._in_utf8(batch["line"])) if "line" in names else \
             self._records(batch) if "_broken" in names else self._without_bad(batch)
-        return self._with_good_labels(parsed)
+        return self._with_good_labels(self._with_times(parsed))
+
+    def _in_utf8(self, lines: pa.Array) -> pa.Array:
+        """The lines in UTF-8; bytes that their encoding does not know become some that are no UTF-8 either."""
+        name = self._spec.input.encoding
+        return lines if name == "utf-8" else pa.array(
+            [line.decode(name, "surrogateescape").encode("utf-8", "surrogatepass") for line in lines.to_pylist()],
+            lines.type)
 
     def _csv_lines(self, lines: pa.Array) -> Parsed:
         alone = self._delimited.awry(lines)
@@ -125,15 +133,28 @@ class InputParser:
     def _with_good_labels(self, parsed: Parsed) -> Parsed:
         label = self._spec.labels(parsed.columns)
         good = pc.fill_null(pc.is_in(label, pa.array([0, 1], label.type)), False)
-        if pc.all(good).as_py() is not False:
-            return parsed
-        keep = good.to_numpy(zero_copy_only=False)
-        missing = pc.is_null(label).to_numpy(zero_copy_only=False)
-        numbers = np.setdiff1d(np.arange(parsed.rows + len(parsed.rejected)), [n for n, _ in parsed.rejected])
-        bad = [(int(numbers[i]), f"{self.label}: {'missing' if missing[i] else 'neither 0 nor 1'}")
-               for i in np.flatnonzero(~keep)]
-        return Parsed({name: values.filter(good) for name, values in parsed.columns.items()}, int(keep.sum()),
-                      parsed.rejected + bad)
+        missing = pc.is_null(label)
+        return _but(parsed, good, lambda i: f"{self.label}: {'missing' if missing[i].as_py() else 'neither 0 nor 1'}")
+
+    def _with_times(self, parsed: Parsed) -> Parsed:
+        """Reads the times that are texts; a row with a text that is none is set aside."""
+        for name, op in self._spec.input.times.items():
+            if pa.types.is_string((texts := parsed.columns[name]).type):  # rows that met others were read before
+                found = op.apply(texts, None)
+                parsed.columns[name] = found.cast(ARROW_TYPES[self._spec.input.columns[name]])
+                good = pc.or_(pc.is_null(texts), pc.is_valid(found))
+                parsed = _but(parsed, good, lambda _, name=name: f"{name}: {NO_TIME}")
+        return parsed
+
+
+def _but(parsed: Parsed, good: pa.Array, reason: Callable[[int], str]) -> Parsed:
+    """Sets the rows aside that are not `good`, each with its reason."""
+    if pc.all(good).as_py() is not False:
+        return parsed
+    numbers = np.setdiff1d(np.arange(parsed.rows + len(parsed.rejected)), [n for n, _ in parsed.rejected])
+    bad = [(int(numbers[i]), reason(i)) for i in np.flatnonzero(~good.to_numpy(zero_copy_only=False)).tolist()]
+    return Parsed({name: values.filter(good) for name, values in parsed.columns.items()}, parsed.rows - len(bad),
+                  parsed.rejected + bad)
 
 
 def _whole(column: pa.ChunkedArray) -> pa.Array:

@@ -61,7 +61,7 @@ class LocalEngine(Engine):
         most = 1 if job.spec.functions else max(1, memory_limit() >> 28)
         self._threads, self._budget = Threads(min(most, threads or processors())), (memory or memory_limit()) // 4
         pa.set_cpu_count(self._threads.count)
-        self._headers = tuple(header.encode() for header in headers_of(job.spec.input))
+        self._headers = tuple(header.encode(job.spec.input.encoding) for header in headers_of(job.spec.input))
         self._input = LocalInput(job.spec.input, job.inputs, self._threads)
         free = shutil.disk_usage(tempfile.gettempdir()).free
         self._kept: dict[tuple[str, int], list[Ticket]] = {}

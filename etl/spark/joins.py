@@ -96,11 +96,17 @@ def read_side(spark: SparkSession, join: Join) -> DataFrame:
 
             side = spark.read.option("basePath", join.path).parquet(*DeltaTable(join.path).file_uris())
         elif join.format == "csv":
-            side = spark.read.option("header", "true").csv(join.path)
+            options = {"header": str(not join.fields).lower(), "sep": join.delimiter, "encoding": join.encoding}
+            side = spark.read.options(**options).csv(join.path)
         else:
             side = spark.read.format(join.format).load(join.path)
     except (AnalysisException, OSError) as error:
         raise SpecError(f"join.path = {join.path!r}: cannot be read ({str(error).splitlines()[0]})") from None
+    if join.fields:
+        if len(side.columns) != len(join.fields):
+            raise SpecError(f"join.path = {join.path!r}: has {len(side.columns)} columns, and join.fields names "
+                            f"{len(join.fields)}; name all of them, in order")
+        side = side.toDF(*join.fields)
     wanted = [*join.on, *join.columns, *([join.their_time] if join.their_time else [])]
     missing = [name for name in wanted if name not in side.columns]
     if missing:

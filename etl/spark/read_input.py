@@ -87,7 +87,9 @@ class Raw:
             if with_file:  # to number lines, all have to be there
                 extra.append(sql.col("_metadata.file_block_start").alias("_from"))
             elif self.spec.input.header:  # the header is at the top of every file
-                lines = lines.where(~sql.rtrim("value", sql.lit("\r")).isin(*self.headers))
+                bare = sql.rtrim("value", sql.lit("\r")).cast("binary")
+                heads = [sql.lit(header.encode(self.spec.input.encoding)) for header in self.headers]
+                lines = lines.where(~bare.isin(*heads))
             ended = sql.concat(sql.col("value"), sql.lit("\n"))
             return lines.select(ended.cast("binary").alias("line"), *extra)
 
@@ -134,7 +136,7 @@ class Raw:
         else:
             merged = str(bool(source.optional)).lower()
             frame = self._parquet(mergeSchema=merged)
-            frame = frame.withColumns({name: sql.lit(None).cast(SPARK_TYPES[source.columns[name]])
+            frame = frame.withColumns({name: sql.lit(None).cast(SPARK_TYPES[source.read_as[name]])
                                        for name in source.optional if name not in frame.columns})
         refuse_missing(self.named, frame.columns, source.columns)
         return frame
@@ -142,7 +144,7 @@ class Raw:
     def _cells(self, frame: DataFrame) -> dict[str, Column]:
         """The input's columns, not cast yet; dates, and times without a zone, as moments in UTC where numbers are
         wanted."""
-        kinds, wanted = dict(frame.dtypes), self.spec.input.columns
+        kinds, wanted = dict(frame.dtypes), self.spec.input.read_as
         moments = {name for name, kind in wanted.items()
                    if kind in ("int", "float") and kinds[name] in ("date", "timestamp_ntz")}
         return {name: frame[name].cast("timestamp") if name in moments else frame[name] for name in wanted}
@@ -155,7 +157,7 @@ class Raw:
         from pyspark.sql import functions as sql
 
         kinds, found = dict(frame.dtypes), {}
-        for name, kind in self.spec.input.columns.items():
+        for name, kind in self.spec.input.read_as.items():
             typed = cells[name].try_cast(SPARK_TYPES[kind])
             fractions = kind == "int" and kinds[name].startswith(("float", "double", "decimal"))
             found[name] = sql.when(cells[name] % 1 == 0, typed) if fractions else typed
@@ -166,7 +168,7 @@ class Raw:
 
         kinds = dict(frame.dtypes)
         bad = sql.lit(None).cast("string")
-        for name, kind in reversed(list(self.spec.input.columns.items())):
+        for name, kind in reversed(list(self.spec.input.read_as.items())):
             if kinds[name] not in _SAFE.get(kind, (SPARK_TYPES[kind],)):
                 lost = cells[name].isNotNull() & typed[name].isNull()
                 bad = sql.when(lost, sql.lit(name)).otherwise(bad)
@@ -189,7 +191,7 @@ class Raw:
             files = self.read(with_file=True).inputFiles()
             refuse_cut(self.spark, files)
         if source.header:
-            for path, line in _first_lines(self.spark, files):
+            for path, line in _first_lines(self.spark, files, source.encoding):
                 refuse_header(path, line, source)
 
     @cached_property
@@ -225,7 +227,7 @@ class Raw:
             getattr(self, name).unpersist(blocking=True)
 
 
-def _first_lines(spark: SparkSession, files: list[str]) -> Iterator[tuple[str, str]]:
+def _first_lines(spark: SparkSession, files: list[str], encoding: str) -> Iterator[tuple[str, str]]:
     """The first line of each file, through Spark's own file systems and codecs, so that whatever Spark reads can be
     checked."""
     jvm, context = spark._jvm, spark.sparkContext._jsc
@@ -237,8 +239,9 @@ def _first_lines(spark: SparkSession, files: list[str]) -> Iterator[tuple[str, s
         stream = path.getFileSystem(conf).open(path)
         codec = codecs.getCodec(path)
         reader = jvm.java.io.BufferedReader(jvm.java.io.InputStreamReader(
-            stream if codec is None else codec.createInputStream(stream), "UTF-8"))
+            stream if codec is None else codec.createInputStream(stream), "ISO-8859-1"))
         try:
-            yield file, (reader.readLine() or "").removeprefix("\ufeff")  # Spark skips a byte order mark there, too
+            line = str(reader.readLine() or "").encode("latin-1").decode(encoding, "replace")
+            yield file, line.removeprefix("\ufeff")  # Spark skips a byte order mark there, too
         finally:
             reader.close()

@@ -23,16 +23,17 @@ import pyarrow as pa
 from sluice.etl.common.suggest import nearest
 from sluice.etl.ops import Fitted, OperatorError
 from sluice.etl.ops.chain import step
+from sluice.etl.ops.timestamps import ParseTime
 from sluice.etl.ops.user_function import Python
 from sluice.etl.schema import Field
-from sluice.etl.spec.columns import ColumnSpec, read_columns
+from sluice.etl.spec.columns import ColumnSpec, operator, read_columns
 from sluice.etl.spec.permission import NOTHING, Permission
 from sluice.etl.spec.placement import read_placement
 from sluice.etl.spec.row_identity import Identity
 from sluice.etl.spec.row_rules import SECTIONS, RowRules, read_rows
 from sluice.etl.spec.table_transform import TableTransform, read_transforms
 from sluice.etl.spec.time_order import Steps
-from sluice.etl.spec.toml_keys import SpecError, column, known, needed, section, sections, texts, value
+from sluice.etl.spec.toml_keys import SpecError, column, encoding, known, needed, section, sections, texts, value
 
 FORMATS = ("tsv", "csv", "json", "parquet", "delta")
 WITH_LISTS = ("json", "parquet", "delta")
@@ -57,6 +58,15 @@ class Input:
     them."""
     was: Mapping[str, str] = field(default_factory=dict)
     """The name or the type that a column had in an earlier version of the table."""
+    times: Mapping[str, ParseTime] = field(default_factory=dict)
+    """How the texts of those number columns are read that are written as times."""
+    encoding: str = "utf-8"
+    """How lines of text are encoded, by Python's name for it."""
+
+    @property
+    def read_as(self) -> dict[str, str]:
+        """The columns with the types that they have in files: times are texts there."""
+        return {name: "text" if name in self.times else kind for name, kind in self.columns.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -328,19 +338,19 @@ def _weight(columns: tuple[ColumnSpec, ...], rows: RowRules, label: ColumnSpec) 
 
 
 def _input(raw: dict[str, Any]) -> Input:
-    known(raw, ("format", "delimiter", "header", "multiline", "optional", "columns"), "input")
+    known(raw, ("format", "delimiter", "header", "multiline", "optional", "columns", "encoding"), "input")
     form = value(raw, "format", str, "tsv", "input")
     if form not in FORMATS:
         raise SpecError(f"input.format = {form!r}: unknown format{nearest(form, FORMATS)}")
     delimiter = value(raw, "delimiter", str, "\t" if form == "tsv" else ",", "input")
-    if len(delimiter.encode()) != 1 or delimiter in "\r\n":
-        raise SpecError(f"input.delimiter = {delimiter!r}: must be one character other than a line's end")
+    coded = encoding(raw, "input", delimiter)
     columns: dict[str, str] = {}
     was: dict[str, str] = {}
+    times: dict[str, ParseTime] = {}
     for number, entry in enumerate(value(raw, "columns", list, [], "input")):
         path = f"input.columns[{number}]"
         about = entry if isinstance(entry, dict) else {"name": str(entry)}
-        known(about, ("name", "was"), path)
+        known(about, ("name", "was", "format", "zone"), path)
         names, _, kind = str(needed(about, "name", str, path)).partition(":")
         if "was" in about:
             was[names] = str(value(about, "was", str, "", path))
@@ -353,9 +363,12 @@ def _input(raw: dict[str, Any]) -> Input:
             if name in columns:
                 raise SpecError(f"{path}: column {name!r} is there twice")
             columns[name] = kind
+            if {"format", "zone"} & about.keys():
+                times[name] = _time(about, kind, path)
     if not columns:
         raise SpecError('input.columns: name the columns in order, for instance ["label:int", "I1..I13:int"]')
-    for key, only in (("multiline", ("csv",)), ("optional", ("parquet", "csv", "tsv"))):
+    for key, only in (("multiline", ("csv",)), ("optional", ("parquet", "csv", "tsv")),
+                      ("encoding", ("tsv", "csv", "json"))):
         if key in raw and form not in only:
             raise SpecError(f"input.{key}: is for {' and '.join(only)} alone, and input.format is {form!r}")
     for name in (optional := texts(raw, "optional", (), "input")):
@@ -365,11 +378,23 @@ def _input(raw: dict[str, Any]) -> Input:
                                             or len(columns) == len(set(optional)))):
         raise SpecError(f"input.optional = {list(optional)}: in {form} they must be the last of input.columns, as "
                         "lines without them end before them")
-    if optional and raw.get("multiline"):
-        raise SpecError("input.optional: cannot stand beside multiline")
+    if (beside := next((key for key in ("optional", "encoding") if raw.get(key)), None)) and raw.get("multiline"):
+        raise SpecError(f"input.{beside}: cannot stand beside multiline")
     _check_was(was, columns)
     return Input(format=form, delimiter=delimiter, header=value(raw, "header", bool, False, "input"), columns=columns,
-                 multiline=value(raw, "multiline", bool, False, "input"), optional=optional, was=was)
+                 multiline=value(raw, "multiline", bool, False, "input"), optional=optional, was=was, times=times,
+                 encoding=coded)
+
+
+def _time(about: dict[str, Any], kind: str, path: str) -> ParseTime:
+    """How a column's texts become times."""
+    if kind not in ("int", "float") or "format" not in about:
+        raise SpecError(f'{path} = {about!r}: a time is {{name = "at:float", format = "%Y-%m-%d", zone = "UTC"}}, and '
+                        "becomes seconds since 1970, a float or an int")
+    given = {key: about[key] for key in ("format", "zone") if key in about}
+    op, _ = operator({"op": ParseTime.name, **given}, path)
+    assert isinstance(op, ParseTime)
+    return op
 
 
 def _check_was(was: Mapping[str, str], columns: Mapping[str, str]) -> None:
