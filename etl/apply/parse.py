@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -22,6 +23,7 @@ Batches = Iterator[pa.RecordBatch]
 WRONG = {"int": "not a whole number of 64 bits", "float": "not a number", "text": "not UTF-8 text",
          "texts": "not a list of texts", "floats": "not a list of numbers"}
 NO_TIME = "not a time as its format says"
+_ABOUT_ROWS = ("_bad", "_file", "_from", "_at")
 _SPACE = " \t"  # spaces around a number are not part of it
 _PLAIN = {"int": r"^[ \t]*-?[0-9]{1,18}[ \t]*$", "float": r"^[ \t]*-?[0-9]{1,18}(\.[0-9]{1,18})?[ \t]*$",
           "text": r"^[\x00-\x7f]*$"}
@@ -50,12 +52,16 @@ class InputParser:
         self._objects = Objects(self.schema, self.types, WRONG)
         self._lines = self._json_lines if spec.input.format == "json" else self._csv_lines
 
-    def parse(self, batch: pa.RecordBatch) -> Parsed:
-        """Splits a batch into good rows and rejects."""
+    def parse(self, batch: pa.RecordBatch, places: npt.NDArray[np.float64] | None = None) -> Parsed:
+        """Splits a batch into good rows and rejects; `places` are those of all its rows, if the spec has a column of
+        them."""
         names = batch.schema.names
         parsed = self._lines(self._in_utf8(batch["line"])) if "line" in names else \
             self._records(batch) if "_broken" in names else self._without_bad(batch)
-        return self._with_good_labels(self._with_times(parsed))
+        parsed = self._with_good_labels(self._with_times(parsed))
+        if places is not None:
+            parsed.columns[self._spec.input.place or ""] = pa.array(np.delete(places, [n for n, _ in parsed.rejected]))
+        return parsed
 
     def _in_utf8(self, lines: pa.Array) -> pa.Array:
         """The lines in UTF-8; bytes that their encoding does not know become some that are no UTF-8 either."""
@@ -121,7 +127,7 @@ class InputParser:
     def _without_bad(self, batch: pa.RecordBatch) -> Parsed:
         """Sets the rows aside in which `_bad` is not null: it names the first column whose value does not fit its
         type."""
-        names = [name for name in batch.schema.names if name not in ("_bad", "_file")]
+        names = [name for name in batch.schema.names if name not in _ABOUT_ROWS]
         if "_bad" not in batch.schema.names or batch["_bad"].null_count == batch.num_rows:
             return Parsed({name: batch[name] for name in names}, batch.num_rows, [])
         bad = batch["_bad"].to_pylist()
@@ -134,6 +140,7 @@ class InputParser:
         label = self._spec.labels(parsed.columns)
         good = pc.fill_null(pc.is_in(label, pa.array([0, 1], label.type)), False)
         missing = pc.is_null(label)
+        good = pc.or_(good, missing) if self._spec.table.unlabelled else good
         return _but(parsed, good, lambda i: f"{self.label}: {'missing' if missing[i].as_py() else 'neither 0 nor 1'}")
 
     def _with_times(self, parsed: Parsed) -> Parsed:

@@ -96,6 +96,9 @@ class Job:
     def __post_init__(self) -> None:
         if self.split_moved not in ("refuse", "accept"):
             raise SplitMoved(f"split_moved = {self.split_moved!r}: must be refuse or accept")
+        if self.mode == "append" and self.spec.input.place:
+            raise InputError(f"{self.spec.name}: input.place says where a row lies in one job's input, and an append's "
+                             "rows would lie among the earlier ones; hand in all of the input with --mode overwrite")
         self.spec.imported()  # a function that may not run is refused before any work
         base, parent, before = Base.read(self.store), None, None
         there = {*self.spec.input.columns, *(column.name for column in self.spec.columns),

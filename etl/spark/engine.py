@@ -98,7 +98,8 @@ class SparkEngine(Engine):
         job, met = self.job, choose_lookup(self.spec, state, self.job.worker_bytes)
         joins = Joins.of(self.spec, [key for key, way in met.items() if way == JOIN], hot_values(job.worker_bytes))
         with self._naming_files():
-            sketches = write(self._raw, state, FileAssignment.of(self.spec, counted.rows, counted.pairs),
+            sketches = write(self._raw, state, FileAssignment.of(
+                self.spec, counted.rows, counted.pairs, counted.nulls.get(self.spec.label, 0.0)),
                              job.store.spark_url(folder_of(job.name)), joins, rows=counted.rows, before=job.rule_before)
         if self.spec.rows.looks_back:
             write_tails(self._raw, job.store, job.name)

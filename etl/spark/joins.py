@@ -183,7 +183,7 @@ def newest_first(history: History, spec: Spec) -> list[Column]:
     """The order of a history, reversed."""
     from pyspark.sql import functions as sql
 
-    return [sql.desc_nulls_last(f"`{name}`") for name in (history.order, *spec.input.columns)]
+    return [sql.desc_nulls_last(f"`{name}`") for name in (history.order, *spec.input.with_place)]
 
 
 def counted(history: History, spec: Spec) -> Column:
@@ -211,7 +211,7 @@ def _history(rows: DataFrame, history: History, spec: Spec, earlier: str | None)
 
     by, names = sql.col(f"`{history.by}`"), rows.columns
     window = Window.partitionBy(by, "_salt").orderBy(sql.asc_nulls_first(f"`{history.order}`"),
-                                                     *_whole_row(rows.select(*spec.input.columns)))
+                                                     *_whole_row(rows.select(*spec.input.with_place)))
     value, there = sql.col(f"`{history.of}`"), by.isNotNull()
     rows = _salted(rows, [history.by])
     if earlier is not None:
@@ -243,5 +243,5 @@ def _history(rows: DataFrame, history: History, spec: Spec, earlier: str | None)
 
 def spec_kind(spec: Spec, name: str) -> str:
     """Whether an input column, or one that a join adds, holds texts or numbers."""
-    types = {**spec.input.columns, **{n: k for join in spec.rows.joins for n, k in join.columns.items()}}
+    types = {**spec.input.with_place, **{n: k for join in spec.rows.joins for n, k in join.columns.items()}}
     return "text" if types.get(name) == "text" else "number"

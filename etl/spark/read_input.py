@@ -17,6 +17,7 @@ from sluice.etl.apply.input_checks import (
     refuse_differences,
     refuse_header,
     refuse_missing,
+    rows_before,
 )
 from sluice.etl.common.errors import InputError
 from sluice.etl.spark.compressed_files import refuse_cut
@@ -66,16 +67,19 @@ class Raw:
     def headers(self) -> tuple[str, ...]:
         return headers_of(self.spec.input)
 
-    def read(self, with_file: bool = False) -> DataFrame:
+    def read(self, with_file: bool = False, placed: bool = False) -> DataFrame:
         """Reads the input unchanged: a column `line`, or the input's columns and `_bad`, the first that does not fit,
         or, for records over several lines, the cells' bytes and `_broken`, the text of one with too few or too many.
-        With the file, lines come with where their part of it begins, and headers are among them."""
+        With the file, lines come with where their part of it begins, and headers are among them; rows to be `placed`
+        come with their file, part and, if it is Parquet, number there, and without headers."""
         from pyspark.sql import functions as sql
 
-        extra = [sql.col("_metadata.file_path").alias("_file")] if with_file else []
+        extra = [sql.col("_metadata.file_path").alias("_file")] if with_file or placed else []
         with self._named():
             if self.spec.input.format in ("parquet", "delta"):
                 frame = self._columns()
+                if placed:
+                    extra += [sql.lit(0).cast("bigint").alias("_from"), sql.col("_metadata.row_index").alias("_at")]
                 cells = self._cells(frame)
                 typed = self._typed(frame, cells)
                 return frame.select(*(column.alias(name) for name, column in typed.items()),
@@ -84,9 +88,9 @@ class Raw:
                 return self._records(*extra)
             # Only a line feed ends a line here: the parser removes a carriage return before it.
             lines = self.spark.read.option("recursiveFileLookup", "true").option("lineSep", "\n").text(list(self.paths))
-            if with_file:  # to number lines, all have to be there
+            if with_file or placed:
                 extra.append(sql.col("_metadata.file_block_start").alias("_from"))
-            elif self.spec.input.header:  # the header is at the top of every file
+            if not with_file and self.spec.input.header:  # to number lines, all have to be there
                 bare = sql.rtrim("value", sql.lit("\r")).cast("binary")
                 heads = [sql.lit(header.encode(self.spec.input.encoding)) for header in self.headers]
                 lines = lines.where(~bare.isin(*heads))
@@ -203,14 +207,17 @@ class Raw:
     def parsed(self) -> DataFrame:
         """The input's good rows in cells, see `sluice.etl.spark.workers.parsed_rows`: they are parsed in the first
         pass."""
-        return parsed_cells(self.read(), self.spec)
+        if not self.spec.input.place:
+            return parsed_cells(self.read(), self.spec)
+        counted = self.read(placed=True).groupBy("_file", "_from").count().collect()
+        return parsed_cells(self.read(placed=True), self.spec, rows_before({(f, at): rows for f, at, rows in counted}))
 
     @cached_property
     def frame(self) -> DataFrame:
         """What fitting and writing start from: cells, or, if rows must meet other rows, the good ones after that."""
         if not self.spec.rows.relational:
             return self.parsed
-        kinds = ", ".join(f"`{name}` {SPARK_TYPES[kind]}" for name, kind in self.spec.input.columns.items())
+        kinds = ", ".join(f"`{name}` {SPARK_TYPES[kind]}" for name, kind in self.spec.input.with_place.items())
         typed = self.parsed.mapInArrow(partial(rows_of), kinds)
         check_orders(typed, self.spec)
         return relate(typed, self.spec, self.earlier).persist()
