@@ -46,6 +46,7 @@ class InputParser:
     def __init__(self, spec: Spec) -> None:
         self.types = spec.input.read_as
         self._spec, self.label = spec, spec.label
+        self._wrong = {**WRONG, "text": f"not {spec.input.encoding.upper()} text"}
         self.schema = pa.schema([(name, ARROW_TYPES[kind]) for name, kind in self.types.items()])
         self._delimited = Delimited(self.schema, spec.input.delimiter, quoted=spec.input.format == "csv",
                                     optional=len(spec.input.optional))
@@ -99,7 +100,7 @@ class InputParser:
             values, bad = _converted(_whole(table[name]), kind)
             columns[name] = values
             for place in bad:
-                reasons.setdefault(place, f"{name}: {WRONG[kind]}")
+                reasons.setdefault(place, f"{name}: {self._wrong[kind]}")
         good = pa.array(np.setdiff1d(np.arange(table.num_rows), list(reasons)))
         rejected += [(int(numbers[place]), reason) for place, reason in reasons.items()]
         return Parsed({name: values.take(good) for name, values in columns.items()}, len(good), rejected)

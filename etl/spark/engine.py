@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
 import pyarrow as pa
 
 from sluice.etl.apply.counts import Counted, selected
@@ -70,9 +71,11 @@ class SparkEngine(Engine):
 
     def sample(self, rows: int) -> Mapping[str, pa.Array]:
         self.check()
-        parser, raw = InputParser(self.spec), self._raw
+        parser, raw, placed = InputParser(self.spec), self._raw, bool(self.spec.input.place)
         some = (raw.frame if self.spec.rows.relational else raw.read()).limit(rows)
-        return first_rows((selected(self.spec, parser.parse(batch))[0] for batch in some.toArrow().to_batches()), rows)
+        batches = some.toArrow().to_batches()  # where its rows lie changes nothing of what they cost
+        return first_rows((selected(self.spec, parser.parse(one, np.zeros(one.num_rows) if placed else None))[0]
+                           for one in batches), rows)
 
     def url(self, relative: str) -> str:
         return self.job.store.spark_url(relative)

@@ -326,6 +326,10 @@ def _spec(raw: dict[str, Any], text: str) -> Spec:
         if table.split_time is None and (past := next((op for op in c.ops if "time" in op.needs), None)):
             raise SpecError(f"column {c.name!r}: {past.name} with past = true needs table.split_time, the column that "
                             "says when a row was")
+    if source.place and (made := [*(c.name for c in columns if source.place in c.sources and c.role != "time"),
+                                  *(h.name for h in rows.histories if source.place in (h.of, h.by))]):
+        raise SpecError(f"input.place: {made[0]!r} is made of it, and a server does not know where a row lies; order "
+                        "and split rows by it")
     if source.place and rows.dedup and not rows.dedup.by:
         raise SpecError("dedup.by: name the columns, as no two rows have one place in the input (input.place)")
     if table.unlabelled and (rows.sample or rows.negatives):
