@@ -242,7 +242,8 @@ class Job:
         if not self.spec.rows.negatives and not self.spec.rows.relational and counted.rows < counted.parsed:
             progress.say(f"  {counted.parsed - counted.rows:,} rows are left out by filters, a sample, or a "
                          "split_column that names no split")
-        refuse_lost(self.parent, counted, self.accept_nulls, progress.say)
+        waiting = [self.spec.label] if self.spec.table.unlabelled else []  # such rows may come at any time
+        refuse_lost(self.parent, counted, (*self.accept_nulls, *waiting), progress.say)
 
     def _compare(self, record: JobRecord, progress: JobProgress) -> None:
         """Refuses a version whose test rows were training rows in the one before; warns of rows that are appended

@@ -88,7 +88,7 @@ def refuse_unread(spark: SparkSession, join: Join, accepted: Container[str]) -> 
 
 def read_side(spark: SparkSession, join: Join) -> DataFrame:
     """Reads a side table as it is stored, with all columns that a join uses."""
-    from pyspark.errors import AnalysisException
+    from pyspark.errors import AnalysisException, IllegalArgumentException
 
     try:
         if join.format == "delta":
@@ -100,7 +100,7 @@ def read_side(spark: SparkSession, join: Join) -> DataFrame:
             side = spark.read.options(**options).csv(join.path)
         else:
             side = spark.read.format(join.format).load(join.path)
-    except (AnalysisException, OSError) as error:
+    except (AnalysisException, IllegalArgumentException, OSError) as error:
         raise SpecError(f"join.path = {join.path!r}: cannot be read ({str(error).splitlines()[0]})") from None
     if join.fields:
         if len(side.columns) != len(join.fields):

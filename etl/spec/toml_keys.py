@@ -69,11 +69,12 @@ def texts(raw: Mapping[str, Any], key: str, default: Iterable[str], path: str) -
 
 
 def encoding(raw: Mapping[str, Any], path: str, delimiter: str) -> str:
-    """Returns Python's name for the encoding of lines, in which the end of a line, the delimiter and a quote must be
-    the bytes that they are in ASCII."""
+    """Returns Python's name for the encoding of lines, in which the end of a line, the delimiter, a quote and a few
+    other signs must be the bytes that they are in ASCII."""
     if len(delimiter.encode()) != 1 or delimiter in "\r\n":
         raise SpecError(f"{path}.delimiter = {delimiter!r}: must be one character other than a line's end")
-    name, signs = value(raw, "encoding", str, "utf-8", path), f'\r\n"{delimiter}'
+    name = value(raw, "encoding", str, "utf-8", path)
+    signs = f'\r\n"+~{delimiter}'  # of + and ~ some encodings make an end of a line, or none of one
     try:
         if signs.encode(name) == signs.encode():
             return codecs.lookup(name).name

@@ -44,6 +44,11 @@ def test_a_log_is_read_as_it_comes(spark, page, tmp_path):
     assert {split: sorted((row["label"], row["hour"], *np.frombuffer(row["genres"], np.uint32)) for row in rows)
             for split, rows in splits_of(tmp_path / "t").items()} == {
         "train": [(0, 18.0, 4), (1, 18.0, 3, 5), (1, 18.0, 5)], "test": [(0, 9.0, 3, 4)], "ask": [(0, 9.0, 3, 5)]}
+    # Rows that wait for their labels may come alone, however many they are.
+    head = (tmp_path / "log.csv").read_bytes().splitlines(keepends=True)[0]
+    (tmp_path / "more.csv").write_bytes(head + b"7;cem;;2024-01-05 10:00;new;0;0;0;z\n")
+    run(spark, tmp_path / "t", tmp_path / "more.csv", text=page[0], mode="append")
+    assert sorted((row["label"], row["hour"]) for row in splits_of(tmp_path / "t")["ask"]) == [(0, 9.0), (0, 10.0)]
 
 
 def test_what_needs_other_rows_is_added_by_spark(spark, page, tmp_path):

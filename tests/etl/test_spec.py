@@ -133,6 +133,7 @@ def test_criteo_spec_is_good(repo):
     ('"I1..I3:int"', '{name = "I1..I3:int", zone = "UTC"}', r"input\.columns\[1\] = .*format = "),
     ('"I1..I3:int"', '{name = "I1..I3:int", format = "%Y", zone = "Bonn"}', r"columns\[1\]\.zone = 'Bonn': no such"),
     ("[table]", 'encoding = "utf-16"\n[table]', r"input\.encoding = 'utf-16': a line's end or the delimiter is"),
+    ("[table]", 'encoding = "utf-7"\n[table]', r"input\.encoding = 'utf-7': a line's end or the delimiter is"),
     ("[table]", 'encoding = "latin-99"\n[table]', r"input\.encoding = 'latin-99': no such encoding; write"),
     ("[input]", '[input]\nformat = "parquet"\nencoding = "cp1252"', r"input\.encoding: is for tsv and csv and json"),
     ("[input]", '[input]\nformat = "delta"\nplace = "p"', r"input\.place: is for .*format is 'delta'"),
