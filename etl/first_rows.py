@@ -83,7 +83,7 @@ def _first_rows(source: Input, paths: tuple[str, ...]) -> FirstRows | None:
         try:
             with file.open() as stream:
                 rows = flattened(next(pq.ParquetFile(stream).iter_batches(ROWS, columns=list(source.columns))))
-            typed = {name: converted(rows[name], kind) for name, kind in source.columns.items()}
+            typed = {name: converted(rows[name], kind) for name, kind in source.read_as.items()}
             if any(lost is not None and lost.any() for _, lost in typed.values()):
                 return None
             columns = {name: values for name, (values, _) in typed.items()}
@@ -91,7 +91,7 @@ def _first_rows(source: Input, paths: tuple[str, ...]) -> FirstRows | None:
         except (pa.ArrowException, KeyError, StopIteration):
             return None
     if source.header:
-        refuse_header(file.name, first_line(file), source)
+        refuse_header(file.name, first_line(file, source.encoding), source)
     piece = next(pieces_of([file], PIECE_BYTES))
-    heads = tuple(header.encode() for header in headers_of(source))
+    heads = tuple(header.encode(source.encoding) for header in headers_of(source))
     return FirstRows(file.name, next(piece.batches(heads)), piece.size / sum(file.size for file in files))

@@ -150,6 +150,8 @@ def _values(values: pa.Array, column: ColumnSpec) -> pa.Array:
         if column.type == "int64":
             return column.ops[column.online].whole_numbers(as_text(values))
         return pc.fill_null(as_number(values), math.nan)
+    if column.role == "label":
+        values = pc.fill_null(values, 0)  # where `table.unlabelled` keeps rows without one
     kind = pa.type_for_alias(column.type)
     if kind == pa.float32():
         wide = as_number(values).to_numpy(zero_copy_only=False)
@@ -171,12 +173,15 @@ class FileAssignment:
     """If the table is partitioned: each pair of split number and value, as `paired` writes them, in order."""
 
     @classmethod
-    def of(cls, spec: Spec, rows: int, pairs: Mapping[str, int] | None = None) -> FileAssignment:
-        """Plans enough files that each holds about `table.file_rows`; `pairs` are the rows of each, if partitioned."""
+    def of(cls, spec: Spec, rows: int, pairs: Mapping[str, int] | None = None, unlabelled: float = 0.0
+           ) -> FileAssignment:
+        """Plans enough files that each holds about `table.file_rows`; `pairs` are the rows of each, if partitioned, and
+        `unlabelled` is the share of rows without a label."""
         if pairs:
             names = tuple(sorted(pairs, key=lambda pair: (int(pair.partition(_BETWEEN)[0]), pair)))
             return cls(spec, tuple(-(-pairs[name] // spec.table.file_rows) for name in names), names)
-        files = tuple(max(1, -(-int(rows * share) // spec.table.file_rows)) for share in spec.table.split.values())
+        shares = [unlabelled if name == spec.table.unlabelled else share for name, share in spec.table.split.items()]
+        files = tuple(max(1, -(-int(rows * share) // spec.table.file_rows)) for share in shares)
         return cls(spec, files)
 
     @property
@@ -213,7 +218,7 @@ class FileAssignment:
     @property
     def has_ties(self) -> bool:
         """Whether rows with the same key may differ, so that their order needs more than the key."""
-        return self.spec.rows.looks_back or not self.spec.rule.covers(self.spec.input.columns)
+        return self.spec.rows.looks_back or not self.spec.rule.covers(self.spec.input.with_place)
 
     def split(self, keys: Keys, columns: Mapping[str, pa.Array]) -> npt.NDArray[np.int32]:
         """The number of each row's split; -1 where `split_column` names none."""

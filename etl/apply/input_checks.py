@@ -4,6 +4,8 @@ Parquet files that do not agree. Pure, but for the list of a Delta table's files
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
+from itertools import accumulate
+from urllib.parse import unquote
 
 from sluice.etl.common.errors import InputError
 from sluice.etl.spec.spec import Input
@@ -41,6 +43,14 @@ def headers_of(source: Input) -> tuple[str, ...]:
     names = list(source.columns)
     return tuple(source.delimiter.join(names[:len(names) - lacking])
                  for lacking in range(len(source.optional) + 1)) if source.header else ()
+
+
+def rows_before(counts: Mapping[tuple[str, int], int]) -> tuple[dict[tuple[str, int], int], int]:
+    """How many rows lie before each part of the input, by its file and its place there, and how many there are; of
+    parts with their numbers of rows. Files come in the order of their names."""
+    parts = sorted(counts, key=lambda part: (unquote(part[0]), part[1]))
+    ends = list(accumulate(counts[part] for part in parts))
+    return {part: end - counts[part] for part, end in zip(parts, ends, strict=True)}, ends[-1] if ends else 0
 
 
 def refuse_header(file: str, line: str, source: Input) -> None:

@@ -3,11 +3,12 @@ dropped."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -21,6 +22,8 @@ __all__ = ["WRONG", "Batches", "InputParser", "Parsed", "fits"]
 Batches = Iterator[pa.RecordBatch]
 WRONG = {"int": "not a whole number of 64 bits", "float": "not a number", "text": "not UTF-8 text",
          "texts": "not a list of texts", "floats": "not a list of numbers"}
+NO_TIME = "not a time as its format says"
+_ABOUT_ROWS = ("_bad", "_file", "_from", "_at")
 _SPACE = " \t"  # spaces around a number are not part of it
 _PLAIN = {"int": r"^[ \t]*-?[0-9]{1,18}[ \t]*$", "float": r"^[ \t]*-?[0-9]{1,18}(\.[0-9]{1,18})?[ \t]*$",
           "text": r"^[\x00-\x7f]*$"}
@@ -41,20 +44,32 @@ class InputParser:
     """Reads batches of one spec's input: a `line` column (each line with its end), or the columns themselves."""
 
     def __init__(self, spec: Spec) -> None:
-        self.types = spec.input.columns
+        self.types = spec.input.read_as
         self._spec, self.label = spec, spec.label
+        self._wrong = {**WRONG, "text": f"not {spec.input.encoding.upper()} text"}
         self.schema = pa.schema([(name, ARROW_TYPES[kind]) for name, kind in self.types.items()])
         self._delimited = Delimited(self.schema, spec.input.delimiter, quoted=spec.input.format == "csv",
                                     optional=len(spec.input.optional))
         self._objects = Objects(self.schema, self.types, WRONG)
         self._lines = self._json_lines if spec.input.format == "json" else self._csv_lines
 
-    def parse(self, batch: pa.RecordBatch) -> Parsed:
-        """Splits a batch into good rows and rejects."""
+    def parse(self, batch: pa.RecordBatch, places: npt.NDArray[np.float64] | None = None) -> Parsed:
+        """Splits a batch into good rows and rejects; `places` are those of all its rows, if the spec has a column of
+        them."""
         names = batch.schema.names
-        parsed = self._lines(batch["line"]) if "line" in names else \
+        parsed = self._lines(self._in_utf8(batch["line"])) if "line" in names else \
             self._records(batch) if "_broken" in names else self._without_bad(batch)
-        return self._with_good_labels(parsed)
+        parsed = self._with_good_labels(self._with_times(parsed))
+        if places is not None:
+            parsed.columns[self._spec.input.place or ""] = pa.array(np.delete(places, [n for n, _ in parsed.rejected]))
+        return parsed
+
+    def _in_utf8(self, lines: pa.Array) -> pa.Array:
+        """The lines in UTF-8; bytes that their encoding does not know become some that are no UTF-8 either."""
+        name = self._spec.input.encoding
+        return lines if name == "utf-8" else pa.array(
+            [line.decode(name, "surrogateescape").encode("utf-8", "surrogatepass") for line in lines.to_pylist()],
+            lines.type)
 
     def _csv_lines(self, lines: pa.Array) -> Parsed:
         alone = self._delimited.awry(lines)
@@ -85,7 +100,7 @@ class InputParser:
             values, bad = _converted(_whole(table[name]), kind)
             columns[name] = values
             for place in bad:
-                reasons.setdefault(place, f"{name}: {WRONG[kind]}")
+                reasons.setdefault(place, f"{name}: {self._wrong[kind]}")
         good = pa.array(np.setdiff1d(np.arange(table.num_rows), list(reasons)))
         rejected += [(int(numbers[place]), reason) for place, reason in reasons.items()]
         return Parsed({name: values.take(good) for name, values in columns.items()}, len(good), rejected)
@@ -113,7 +128,7 @@ class InputParser:
     def _without_bad(self, batch: pa.RecordBatch) -> Parsed:
         """Sets the rows aside in which `_bad` is not null: it names the first column whose value does not fit its
         type."""
-        names = [name for name in batch.schema.names if name not in ("_bad", "_file")]
+        names = [name for name in batch.schema.names if name not in _ABOUT_ROWS]
         if "_bad" not in batch.schema.names or batch["_bad"].null_count == batch.num_rows:
             return Parsed({name: batch[name] for name in names}, batch.num_rows, [])
         bad = batch["_bad"].to_pylist()
@@ -125,15 +140,29 @@ class InputParser:
     def _with_good_labels(self, parsed: Parsed) -> Parsed:
         label = self._spec.labels(parsed.columns)
         good = pc.fill_null(pc.is_in(label, pa.array([0, 1], label.type)), False)
-        if pc.all(good).as_py() is not False:
-            return parsed
-        keep = good.to_numpy(zero_copy_only=False)
-        missing = pc.is_null(label).to_numpy(zero_copy_only=False)
-        numbers = np.setdiff1d(np.arange(parsed.rows + len(parsed.rejected)), [n for n, _ in parsed.rejected])
-        bad = [(int(numbers[i]), f"{self.label}: {'missing' if missing[i] else 'neither 0 nor 1'}")
-               for i in np.flatnonzero(~keep)]
-        return Parsed({name: values.filter(good) for name, values in parsed.columns.items()}, int(keep.sum()),
-                      parsed.rejected + bad)
+        missing = pc.is_null(label)
+        good = pc.or_(good, missing) if self._spec.table.unlabelled else good
+        return _but(parsed, good, lambda i: f"{self.label}: {'missing' if missing[i].as_py() else 'neither 0 nor 1'}")
+
+    def _with_times(self, parsed: Parsed) -> Parsed:
+        """Reads the times that are texts; a row with a text that is none is set aside."""
+        for name, op in self._spec.input.times.items():
+            if pa.types.is_string((texts := parsed.columns[name]).type):  # rows that met others were read before
+                found = op.apply(texts, None)
+                parsed.columns[name] = found.cast(ARROW_TYPES[self._spec.input.columns[name]])
+                good = pc.or_(pc.is_null(texts), pc.is_valid(found))
+                parsed = _but(parsed, good, lambda _, name=name: f"{name}: {NO_TIME}")
+        return parsed
+
+
+def _but(parsed: Parsed, good: pa.Array, reason: Callable[[int], str]) -> Parsed:
+    """Sets the rows aside that are not `good`, each with its reason."""
+    if pc.all(good).as_py() is not False:
+        return parsed
+    numbers = np.setdiff1d(np.arange(parsed.rows + len(parsed.rejected)), [n for n, _ in parsed.rejected])
+    bad = [(int(numbers[i]), reason(i)) for i in np.flatnonzero(~good.to_numpy(zero_copy_only=False)).tolist()]
+    return Parsed({name: values.filter(good) for name, values in parsed.columns.items()}, parsed.rows - len(bad),
+                  parsed.rejected + bad)
 
 
 def _whole(column: pa.ChunkedArray) -> pa.Array:

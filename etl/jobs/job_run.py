@@ -96,6 +96,9 @@ class Job:
     def __post_init__(self) -> None:
         if self.split_moved not in ("refuse", "accept"):
             raise SplitMoved(f"split_moved = {self.split_moved!r}: must be refuse or accept")
+        if self.mode == "append" and self.spec.input.place:
+            raise InputError(f"{self.spec.name}: input.place says where a row lies in one job's input, and an append's "
+                             "rows would lie among the earlier ones; hand in all of the input with --mode overwrite")
         self.spec.imported()  # a function that may not run is refused before any work
         base, parent, before = Base.read(self.store), None, None
         there = {*self.spec.input.columns, *(column.name for column in self.spec.columns),
@@ -239,7 +242,8 @@ class Job:
         if not self.spec.rows.negatives and not self.spec.rows.relational and counted.rows < counted.parsed:
             progress.say(f"  {counted.parsed - counted.rows:,} rows are left out by filters, a sample, or a "
                          "split_column that names no split")
-        refuse_lost(self.parent, counted, self.accept_nulls, progress.say)
+        waiting = [self.spec.label] if self.spec.table.unlabelled else []  # such rows may come at any time
+        refuse_lost(self.parent, counted, (*self.accept_nulls, *waiting), progress.say)
 
     def _compare(self, record: JobRecord, progress: JobProgress) -> None:
         """Refuses a version whose test rows were training rows in the one before; warns of rows that are appended

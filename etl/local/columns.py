@@ -44,7 +44,7 @@ class RowGroups:
 
     def _typed(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         columns, bad = [], np.full(batch.num_rows, "", object)
-        for name, kind in self.source.columns.items():
+        for name, kind in self.source.read_as.items():
             known = batch[name] if name in batch.schema.names else pa.array([self.constant.get(name)] * batch.num_rows)
             values, lost = converted(known, kind)
             columns.append(values)
@@ -75,7 +75,7 @@ def check_columns(named: str, schemas: Mapping[str, pa.Schema], source: Input, c
     refuse_missing(named, everywhere, [name for name in source.columns if name not in source.optional])
     for file in schemas:
         for name in source.columns.keys() & types[file].keys():
-            kind = source.columns[name]
+            kind = source.read_as[name]
             try:
                 converted(pa.array([], stored[file][name]), kind)
             except (pa.ArrowInvalid, pa.ArrowNotImplementedError):

@@ -15,13 +15,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.fs as pafs
 
 from sluice.etl.apply.counts import Counted, CountsOfRows, selected
 from sluice.etl.apply.failure import FeatureError
 from sluice.etl.apply.features import Features, FileAssignment
-from sluice.etl.apply.input_checks import headers_of
+from sluice.etl.apply.input_checks import headers_of, rows_before
 from sluice.etl.apply.parse import InputParser, Parsed
 from sluice.etl.apply.rejected import Reject, refuse_others, texts_of
 from sluice.etl.apply.row_placement import RowPlacement, SketchInputs
@@ -61,12 +62,13 @@ class LocalEngine(Engine):
         most = 1 if job.spec.functions else max(1, memory_limit() >> 28)
         self._threads, self._budget = Threads(min(most, threads or processors())), (memory or memory_limit()) // 4
         pa.set_cpu_count(self._threads.count)
-        self._headers = tuple(header.encode() for header in headers_of(job.spec.input))
+        self._headers = tuple(header.encode(job.spec.input.encoding) for header in headers_of(job.spec.input))
         self._input = LocalInput(job.spec.input, job.inputs, self._threads)
         free = shutil.disk_usage(tempfile.gettempdir()).free
         self._kept: dict[tuple[str, int], list[Ticket]] = {}
         self._spools = [Spool(self._budget, free // 2)]  # the first is of what was parsed
         self._bad: set[tuple[str, int]] = set()
+        self._before: tuple[dict[tuple[str, int], int], int] | None = None
         self._examples: dict[str, Reject] = {}
         self._pass = Pass("", 1, 0)
         progress.follow(lambda: self._pass.text)
@@ -75,6 +77,9 @@ class LocalEngine(Engine):
         if self.job.rejects is not None:
             refuse_others(self.job.rejects, _names_in(self.job.rejects))
         self._input.check()
+        if self.spec.input.place:  # read once more, as nobody knows before how many rows lie before a piece
+            self._before = rows_before(dict(self._threads.over(lambda piece: ((piece.file.name, piece.number), sum(
+                batch.num_rows for batch in piece.batches(self._headers))), self._input.pieces())))
 
     def sample(self, rows: int) -> Mapping[str, pa.Array]:
         self.check()
@@ -110,10 +115,11 @@ class LocalEngine(Engine):
             yield dict(zip(batch.schema.names[:-1], batch.columns[:-1], strict=True)), batch["_key"].to_numpy()
         if there is not None:
             return
-        parser, kept = InputParser(self.spec), list[Ticket | None]()
+        parser, kept, number = InputParser(self.spec), list[Ticket | None](), 0
         for batch in piece.batches(self._headers):
             self._threads.wanted()
-            parsed = parser.parse(batch)
+            number += batch.num_rows
+            parsed = parser.parse(batch, self._places(place, number, batch.num_rows))
             columns, keys = selected(self.spec, parsed)
             keys = row_keys(columns, self.spec) if keys is None else keys
             if first is not None:
@@ -124,6 +130,13 @@ class LocalEngine(Engine):
             yield columns, keys
         if first is not None and None not in kept:
             self._kept[place] = [ticket for ticket in kept if ticket is not None]
+
+    def _places(self, part: tuple[str, int], upto: int, rows: int) -> npt.NDArray[np.float64] | None:
+        """The places in the input of so many rows, the last of which has the number `upto` in its part."""
+        if self._before is None:
+            return None
+        firsts, total = self._before
+        return np.arange(firsts[part] + upto - rows, firsts[part] + upto) / total
 
     def _over(self, function: Callable[[Any], int], name: str) -> None:
         """Calls a function on each piece of the input, and shows how far it is by the rows that it returns."""
@@ -178,7 +191,7 @@ class LocalEngine(Engine):
 
     def write(self, state: FittedState, counted: Counted) -> Mapping[str, Mapping[str, Sketch]]:
         spec, job = self.spec, self.job
-        placement = FileAssignment.of(spec, counted.rows, counted.pairs)
+        placement = FileAssignment.of(spec, counted.rows, counted.pairs, counted.nulls.get(spec.label, 0.0))
         look, features = SketchInputs.of(placement, counted.rows, job.rule_before), Features(spec, state)
         self._spools.append(Spool(self._budget))
         runs, seen, lock = SpooledRows(placement.total, self._spools[-1]), Gathered(), threading.Lock()

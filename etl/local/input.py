@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -83,7 +84,8 @@ class LocalInput:
             return
         packed = [file for file in self._files if file.name.endswith((".gz", ".bz2"))]
         refuse_faults(zip([f.name for f in packed], self._threads.over(_fault, packed), strict=True))
-        for file, line in zip(self._files, self._threads.over(first_line, self._files), strict=True):
+        first = partial(first_line, encoding=self._source.encoding)
+        for file, line in zip(self._files, self._threads.over(first, self._files), strict=True):
             if self._source.header:
                 refuse_header(file.name, line, self._source)
 

@@ -68,7 +68,7 @@ def pieces_of(files: list[InputFile], piece_bytes: int) -> Iterator[Piece]:
                 yield Piece(file, number, min(piece_bytes, file.size - start), start)
 
 
-def first_line(file: InputFile) -> str:
+def first_line(file: InputFile, encoding: str) -> str:
     """The first line of a file, without a byte order mark and its end; InputError if only Spark can read it."""
     if file.path.endswith(SPARK_ONLY):
         raise InputError(f"{file.name}: is compressed in a way that Spark alone reads; run it with --engine spark")
@@ -78,7 +78,7 @@ def first_line(file: InputFile) -> str:
             held += chunk
             if b"\n" in chunk:
                 break
-    lines = held.decode(errors="replace").removeprefix("\ufeff").splitlines()
+    lines = held.decode(encoding, errors="replace").removeprefix("\ufeff").splitlines()
     return lines[0] if lines else ""
 
 

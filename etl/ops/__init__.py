@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from sluice.etl.ops.base import FIRST, NULL, PADDING, Fitted, Operator, OperatorError, is_wide
 from sluice.etl.ops.chain import step
 from sluice.etl.ops.ids import Categorify, Cross, Hash, Modulus, Vocabulary
-from sluice.etl.ops.lists import Bag, FirstX, Flags, Overlap, Vectors
+from sluice.etl.ops.lists import Bag, FirstX, Flags, Overlap, Recent, Vectors
 from sluice.etl.ops.numeric import BoxCox, Bucketize, Clip, Compare, Fill, Log, Logit, Missing, OneHot
 from sluice.etl.ops.scaling import FillMean, FillMedian, MinMax, Quantiles, Standardise
 from sluice.etl.ops.statistics import Count, Group, Target
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 OPERATORS: dict[str, type[Operator]] = {kind.name: kind for kind in (
     Fill, FillMean, FillMedian, Missing, Clip, Log, BoxCox, Logit, Compare, Standardise, MinMax, Bucketize, Quantiles,
     OneHot, Categorify, Vocabulary, Hash, Cross, Modulus, Map, Lower,
-    Replace, Concat, Split, Ngram, FirstX, Bag, Flags, Overlap, Count, Target, Group,
+    Replace, Concat, Split, Ngram, FirstX, Bag, Flags, Overlap, Recent, Count, Target, Group,
     ParseTime, Hour, Weekday, Vectors, Python)}
 
 _FLOAT = np.finfo(np.float32)

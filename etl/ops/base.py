@@ -49,6 +49,8 @@ class Operator(ABC):
     takes: ClassVar[tuple[str, ...]]
     """The kinds it works on, best first: a column of any other kind is turned into the first, if it can be."""
     gives: ClassVar[str]
+    columns: ClassVar[tuple[str, ...]] = ()
+    """The kinds of the columns of a `row`, where it takes no others."""
     may_be_null: ClassVar[bool] = True
     """Whether its result may have nulls, unless another operator fills them."""
     reads: ClassVar[bool] = False

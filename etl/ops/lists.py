@@ -1,5 +1,5 @@
-"""Operators on lists, one of them in each row: first_x, bag (a statistic of it), overlap; flags and lookup, which give
-lists."""
+"""Operators on lists, one of them in each row: first_x, bag (a statistic of it), overlap, recent (of a list of times);
+flags and lookup, which give lists."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sluice.etl.ops.base import Operator, OperatorError, as_text, within
+from sluice.etl.ops.base import Operator, OperatorError, as_number, as_text, within
 from sluice.etl.ops.hashing import hash_texts
 
 Lengths = npt.NDArray[np.int64]
@@ -119,6 +119,49 @@ class Overlap(Operator):
                         for pairs in (np.unique(np.concatenate(sides), axis=0), *sides))
         both = each[0] + each[1] - every
         return pa.array(both / np.maximum(every, 1) if self.share else both.astype(np.float64))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recent(Operator):
+    """Of a row's time and a list of times, how many of the list are earlier, or, with `of = "span"`, how long ago the
+    first of them was: those at most `within` before the row's, or of its session, in which no two are more than `gap`
+    apart, or both. Null without a time."""
+
+    name: ClassVar[str] = "recent"
+    takes: ClassVar[tuple[str, ...]] = ("row",)
+    columns: ClassVar[tuple[str, ...]] = ("number", "numbers")
+    gives: ClassVar[str] = "number"
+    within: float | None = None
+    gap: float | None = None
+    of: str = "count"
+
+    def __post_init__(self) -> None:
+        if self.within is None and self.gap is None:
+            raise OperatorError("within: give how far back to look, or the gap that parts sessions")
+        for key in ("within", "gap"):
+            if (given := getattr(self, key)) is not None and not 0 < given < np.inf:
+                raise OperatorError(f"{key} = {given:g}: must be above 0")
+        if self.of not in ("count", "span"):
+            raise OperatorError(f"of = {self.of!r}: must be count or span")
+
+    def apply(self, column: pa.Array, _state: Any) -> pa.Array:
+        now, lists = column.flatten()
+        at = pc.fill_null(as_number(now), np.nan).to_numpy(zero_copy_only=False)
+        values, lengths = flat(lists)
+        times = pc.fill_null(as_number(values), np.nan).to_numpy(zero_copy_only=False)
+        row = np.repeat(np.arange(len(at)), lengths)
+        earlier = (times < at[row]) & (times >= at[row] - (np.inf if self.within is None else self.within))
+        # Each row's own time stands behind the earlier ones, so that they end there.
+        row, times = np.concatenate([row[earlier], np.arange(len(at))]), np.concatenate([times[earlier], at])
+        ordered = times[np.lexsort((times, row))]
+        ends = np.cumsum(np.bincount(row, minlength=len(at))) - 1
+        first = np.concatenate([[0], ends[:-1] + 1]) if len(at) else ends
+        if self.gap is not None:
+            begins = np.diff(ordered, prepend=-np.inf) > self.gap
+            begins[first] = True
+            first = np.maximum.accumulate(np.where(begins, np.arange(len(ordered)), 0))[ends]
+        found = ends - first if self.of == "count" else ordered[ends] - ordered[first]
+        return pa.array(found.astype(np.float64), mask=np.isnan(at))
 
 
 @dataclass(frozen=True, kw_only=True)

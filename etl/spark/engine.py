@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
 import pyarrow as pa
 
 from sluice.etl.apply.counts import Counted, selected
@@ -70,9 +71,11 @@ class SparkEngine(Engine):
 
     def sample(self, rows: int) -> Mapping[str, pa.Array]:
         self.check()
-        parser, raw = InputParser(self.spec), self._raw
+        parser, raw, placed = InputParser(self.spec), self._raw, bool(self.spec.input.place)
         some = (raw.frame if self.spec.rows.relational else raw.read()).limit(rows)
-        return first_rows((selected(self.spec, parser.parse(batch))[0] for batch in some.toArrow().to_batches()), rows)
+        batches = some.toArrow().to_batches()  # where its rows lie changes nothing of what they cost
+        return first_rows((selected(self.spec, parser.parse(one, np.zeros(one.num_rows) if placed else None))[0]
+                           for one in batches), rows)
 
     def url(self, relative: str) -> str:
         return self.job.store.spark_url(relative)
@@ -98,7 +101,8 @@ class SparkEngine(Engine):
         job, met = self.job, choose_lookup(self.spec, state, self.job.worker_bytes)
         joins = Joins.of(self.spec, [key for key, way in met.items() if way == JOIN], hot_values(job.worker_bytes))
         with self._naming_files():
-            sketches = write(self._raw, state, FileAssignment.of(self.spec, counted.rows, counted.pairs),
+            sketches = write(self._raw, state, FileAssignment.of(
+                self.spec, counted.rows, counted.pairs, counted.nulls.get(self.spec.label, 0.0)),
                              job.store.spark_url(folder_of(job.name)), joins, rows=counted.rows, before=job.rule_before)
         if self.spec.rows.looks_back:
             write_tails(self._raw, job.store, job.name)

@@ -88,7 +88,7 @@ def refuse_unread(spark: SparkSession, join: Join, accepted: Container[str]) -> 
 
 def read_side(spark: SparkSession, join: Join) -> DataFrame:
     """Reads a side table as it is stored, with all columns that a join uses."""
-    from pyspark.errors import AnalysisException
+    from pyspark.errors import AnalysisException, IllegalArgumentException
 
     try:
         if join.format == "delta":
@@ -96,11 +96,17 @@ def read_side(spark: SparkSession, join: Join) -> DataFrame:
 
             side = spark.read.option("basePath", join.path).parquet(*DeltaTable(join.path).file_uris())
         elif join.format == "csv":
-            side = spark.read.option("header", "true").csv(join.path)
+            options = {"header": str(not join.fields).lower(), "sep": join.delimiter, "encoding": join.encoding}
+            side = spark.read.options(**options).csv(join.path)
         else:
             side = spark.read.format(join.format).load(join.path)
-    except (AnalysisException, OSError) as error:
+    except (AnalysisException, IllegalArgumentException, OSError) as error:
         raise SpecError(f"join.path = {join.path!r}: cannot be read ({str(error).splitlines()[0]})") from None
+    if join.fields:
+        if len(side.columns) != len(join.fields):
+            raise SpecError(f"join.path = {join.path!r}: has {len(side.columns)} columns, and join.fields names "
+                            f"{len(join.fields)}; name all of them, in order")
+        side = side.toDF(*join.fields)
     wanted = [*join.on, *join.columns, *([join.their_time] if join.their_time else [])]
     missing = [name for name in wanted if name not in side.columns]
     if missing:
@@ -177,7 +183,7 @@ def newest_first(history: History, spec: Spec) -> list[Column]:
     """The order of a history, reversed."""
     from pyspark.sql import functions as sql
 
-    return [sql.desc_nulls_last(f"`{name}`") for name in (history.order, *spec.input.columns)]
+    return [sql.desc_nulls_last(f"`{name}`") for name in (history.order, *spec.input.with_place)]
 
 
 def counted(history: History, spec: Spec) -> Column:
@@ -205,7 +211,7 @@ def _history(rows: DataFrame, history: History, spec: Spec, earlier: str | None)
 
     by, names = sql.col(f"`{history.by}`"), rows.columns
     window = Window.partitionBy(by, "_salt").orderBy(sql.asc_nulls_first(f"`{history.order}`"),
-                                                     *_whole_row(rows.select(*spec.input.columns)))
+                                                     *_whole_row(rows.select(*spec.input.with_place)))
     value, there = sql.col(f"`{history.of}`"), by.isNotNull()
     rows = _salted(rows, [history.by])
     if earlier is not None:
@@ -237,5 +243,5 @@ def _history(rows: DataFrame, history: History, spec: Spec, earlier: str | None)
 
 def spec_kind(spec: Spec, name: str) -> str:
     """Whether an input column, or one that a join adds, holds texts or numbers."""
-    types = {**spec.input.columns, **{n: k for join in spec.rows.joins for n, k in join.columns.items()}}
+    types = {**spec.input.with_place, **{n: k for join in spec.rows.joins for n, k in join.columns.items()}}
     return "text" if types.get(name) == "text" else "number"

@@ -17,6 +17,7 @@ from sluice.etl.apply.input_checks import (
     refuse_differences,
     refuse_header,
     refuse_missing,
+    rows_before,
 )
 from sluice.etl.common.errors import InputError
 from sluice.etl.spark.compressed_files import refuse_cut
@@ -66,16 +67,19 @@ class Raw:
     def headers(self) -> tuple[str, ...]:
         return headers_of(self.spec.input)
 
-    def read(self, with_file: bool = False) -> DataFrame:
+    def read(self, with_file: bool = False, placed: bool = False) -> DataFrame:
         """Reads the input unchanged: a column `line`, or the input's columns and `_bad`, the first that does not fit,
         or, for records over several lines, the cells' bytes and `_broken`, the text of one with too few or too many.
-        With the file, lines come with where their part of it begins, and headers are among them."""
+        With the file, lines come with where their part of it begins, and headers are among them; rows to be `placed`
+        come with their file, part and, if it is Parquet, number there, and without headers."""
         from pyspark.sql import functions as sql
 
-        extra = [sql.col("_metadata.file_path").alias("_file")] if with_file else []
+        extra = [sql.col("_metadata.file_path").alias("_file")] if with_file or placed else []
         with self._named():
             if self.spec.input.format in ("parquet", "delta"):
                 frame = self._columns()
+                if placed:
+                    extra += [sql.lit(0).cast("bigint").alias("_from"), sql.col("_metadata.row_index").alias("_at")]
                 cells = self._cells(frame)
                 typed = self._typed(frame, cells)
                 return frame.select(*(column.alias(name) for name, column in typed.items()),
@@ -84,10 +88,12 @@ class Raw:
                 return self._records(*extra)
             # Only a line feed ends a line here: the parser removes a carriage return before it.
             lines = self.spark.read.option("recursiveFileLookup", "true").option("lineSep", "\n").text(list(self.paths))
-            if with_file:  # to number lines, all have to be there
+            if with_file or placed:
                 extra.append(sql.col("_metadata.file_block_start").alias("_from"))
-            elif self.spec.input.header:  # the header is at the top of every file
-                lines = lines.where(~sql.rtrim("value", sql.lit("\r")).isin(*self.headers))
+            if not with_file and self.spec.input.header:  # to number lines, all have to be there
+                bare = sql.rtrim("value", sql.lit("\r")).cast("binary")
+                heads = [sql.lit(header.encode(self.spec.input.encoding)) for header in self.headers]
+                lines = lines.where(~bare.isin(*heads))
             ended = sql.concat(sql.col("value"), sql.lit("\n"))
             return lines.select(ended.cast("binary").alias("line"), *extra)
 
@@ -134,7 +140,7 @@ class Raw:
         else:
             merged = str(bool(source.optional)).lower()
             frame = self._parquet(mergeSchema=merged)
-            frame = frame.withColumns({name: sql.lit(None).cast(SPARK_TYPES[source.columns[name]])
+            frame = frame.withColumns({name: sql.lit(None).cast(SPARK_TYPES[source.read_as[name]])
                                        for name in source.optional if name not in frame.columns})
         refuse_missing(self.named, frame.columns, source.columns)
         return frame
@@ -142,7 +148,7 @@ class Raw:
     def _cells(self, frame: DataFrame) -> dict[str, Column]:
         """The input's columns, not cast yet; dates, and times without a zone, as moments in UTC where numbers are
         wanted."""
-        kinds, wanted = dict(frame.dtypes), self.spec.input.columns
+        kinds, wanted = dict(frame.dtypes), self.spec.input.read_as
         moments = {name for name, kind in wanted.items()
                    if kind in ("int", "float") and kinds[name] in ("date", "timestamp_ntz")}
         return {name: frame[name].cast("timestamp") if name in moments else frame[name] for name in wanted}
@@ -155,7 +161,7 @@ class Raw:
         from pyspark.sql import functions as sql
 
         kinds, found = dict(frame.dtypes), {}
-        for name, kind in self.spec.input.columns.items():
+        for name, kind in self.spec.input.read_as.items():
             typed = cells[name].try_cast(SPARK_TYPES[kind])
             fractions = kind == "int" and kinds[name].startswith(("float", "double", "decimal"))
             found[name] = sql.when(cells[name] % 1 == 0, typed) if fractions else typed
@@ -166,7 +172,7 @@ class Raw:
 
         kinds = dict(frame.dtypes)
         bad = sql.lit(None).cast("string")
-        for name, kind in reversed(list(self.spec.input.columns.items())):
+        for name, kind in reversed(list(self.spec.input.read_as.items())):
             if kinds[name] not in _SAFE.get(kind, (SPARK_TYPES[kind],)):
                 lost = cells[name].isNotNull() & typed[name].isNull()
                 bad = sql.when(lost, sql.lit(name)).otherwise(bad)
@@ -189,7 +195,7 @@ class Raw:
             files = self.read(with_file=True).inputFiles()
             refuse_cut(self.spark, files)
         if source.header:
-            for path, line in _first_lines(self.spark, files):
+            for path, line in _first_lines(self.spark, files, source.encoding):
                 refuse_header(path, line, source)
 
     @cached_property
@@ -201,14 +207,17 @@ class Raw:
     def parsed(self) -> DataFrame:
         """The input's good rows in cells, see `sluice.etl.spark.workers.parsed_rows`: they are parsed in the first
         pass."""
-        return parsed_cells(self.read(), self.spec)
+        if not self.spec.input.place:
+            return parsed_cells(self.read(), self.spec)
+        counted = self.read(placed=True).groupBy("_file", "_from").count().collect()
+        return parsed_cells(self.read(placed=True), self.spec, rows_before({(f, at): rows for f, at, rows in counted}))
 
     @cached_property
     def frame(self) -> DataFrame:
         """What fitting and writing start from: cells, or, if rows must meet other rows, the good ones after that."""
         if not self.spec.rows.relational:
             return self.parsed
-        kinds = ", ".join(f"`{name}` {SPARK_TYPES[kind]}" for name, kind in self.spec.input.columns.items())
+        kinds = ", ".join(f"`{name}` {SPARK_TYPES[kind]}" for name, kind in self.spec.input.with_place.items())
         typed = self.parsed.mapInArrow(partial(rows_of), kinds)
         check_orders(typed, self.spec)
         return relate(typed, self.spec, self.earlier).persist()
@@ -225,7 +234,7 @@ class Raw:
             getattr(self, name).unpersist(blocking=True)
 
 
-def _first_lines(spark: SparkSession, files: list[str]) -> Iterator[tuple[str, str]]:
+def _first_lines(spark: SparkSession, files: list[str], encoding: str) -> Iterator[tuple[str, str]]:
     """The first line of each file, through Spark's own file systems and codecs, so that whatever Spark reads can be
     checked."""
     jvm, context = spark._jvm, spark.sparkContext._jsc
@@ -237,8 +246,9 @@ def _first_lines(spark: SparkSession, files: list[str]) -> Iterator[tuple[str, s
         stream = path.getFileSystem(conf).open(path)
         codec = codecs.getCodec(path)
         reader = jvm.java.io.BufferedReader(jvm.java.io.InputStreamReader(
-            stream if codec is None else codec.createInputStream(stream), "UTF-8"))
+            stream if codec is None else codec.createInputStream(stream), "ISO-8859-1"))
         try:
-            yield file, (reader.readLine() or "").removeprefix("\ufeff")  # Spark skips a byte order mark there, too
+            line = str(reader.readLine() or "").encode("latin-1").decode(encoding, "replace")
+            yield file, line.removeprefix("\ufeff")  # Spark skips a byte order mark there, too
         finally:
             reader.close()

@@ -67,7 +67,7 @@ def reject_of(spark: SparkSession, url: str, reason: str) -> Reject | None:
 
 def _rejects(spec: Spec, headers: tuple[str, ...], batches: Batches) -> Batches:
     """In a worker: returns rejects with their numbers in their parts of files, and how many lines each part has."""
-    parser, heads = InputParser(spec), [header.encode() for header in headers]
+    parser, heads = InputParser(spec), [header.encode(spec.input.encoding) for header in headers]
     lines: dict[tuple[str, int], int] = {}
     for batch in batches:
         numbers: list[int | None] = [None] * batch.num_rows

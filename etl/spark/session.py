@@ -27,6 +27,8 @@ DEFAULTS = {
     "spark.sql.files.maxPartitionBytes": str(64 * 2**20),
     # Passes in SQL and calls of plain functions share Python workers, which must be set alike for that.
     "spark.sql.execution.pyspark.udf.simplifiedTraceback.enabled": "false",
+    # Side tables in CSV may be encoded in any way that Java knows.
+    "spark.sql.legacy.javaCharsets": "true",
     # If many rows have one key, a join with a side table or a vocabulary takes them in pieces.
     "spark.sql.adaptive.skewJoin.enabled": "true",
     "spark.sql.sources.commitProtocolClass":

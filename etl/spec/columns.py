@@ -166,6 +166,9 @@ def _column(name: str, path: str, raw: dict[str, Any], kinds: Mapping[str, str])
         if given is None:
             what = f"several columns ({', '.join(sources)})" if kind == "row" else kind
             raise SpecError(f"{here}: {op.name} takes {' or '.join(op.takes)}, but column {name!r} is {what} here")
+        if op.columns and (found := tuple(kinds[source] for source in sources)) != op.columns:
+            raise SpecError(f"{here}: {op.name} takes columns of {' and '.join(op.columns)}, and {', '.join(sources)} "
+                            f"are {' and '.join(found)}")
         if is_online:
             may_be_left(op, role, kind, sources, f"{here}.online")
             online = number if online is None else online

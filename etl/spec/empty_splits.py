@@ -17,8 +17,10 @@ def empty_splits(table: TableSpec, rows: Mapping[str, int]) -> list[str]:
     for number, name in enumerate(names):
         if rows.get(name):
             continue
-        if table.split_time is not None:
-            end = f" to below {table.split_from[number + 1]:.15g}" if number + 1 < len(names) else " on"
+        if name == table.unlabelled:
+            why = "every row has its label; leave out table.unlabelled, or hand in rows without one"
+        elif table.split_time is not None:
+            end = f" to below {table.split_from[number + 1]:.15g}" if number + 1 < len(table.split_from) else " on"
             why = (f"no row's {table.split_time!r} is from {table.split_from[number]:.15g}{end}; set table.split to "
                    "values that lie within the data, or hand in the rows of that time, too")
         elif table.split_column is not None:

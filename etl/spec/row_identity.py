@@ -140,11 +140,11 @@ class Identity:
 
 
 def _recognised(columns: tuple[KeyColumn, ...], by: tuple[KeyColumn, ...], spec: Spec) -> tuple[KeyColumn, ...]:
-    """The columns of the key, and whatever else decides a row's split; but not the column of the split's own name, as
-    that is what may change."""
+    """The columns of the key, and whatever else decides a row's split; but not the column of the split's own name, nor
+    a row's place in the input, as these may change."""
     table, known = spec.table, {c.name for c in columns}
     more = [c for c in by if c.name not in known]
-    if table.split_time and table.split_time not in known:
+    if table.split_time and table.split_time not in {*known, spec.input.place}:
         more.append(KeyColumn.of(table.split_time, spec.types[table.split_time]))
     found = tuple(c for c in (*columns, *more) if c.name != table.split_column)
     return found or columns

@@ -16,10 +16,11 @@ from sluice.etl.ops.base import MAX_VALUES
 from sluice.etl.ops.hashing import mix
 from sluice.etl.ops.ids import Categorify
 from sluice.etl.ops.numeric import COMPARISONS
-from sluice.etl.spec.toml_keys import SpecError, column, known, needed, section, sections, texts, value
+from sluice.etl.spec.toml_keys import SpecError, column, encoding, known, needed, section, sections, texts, value
 
 FILTERS = (*COMPARISONS, "in", "not in", "present", "missing")
 JOIN_FORMATS = ("parquet", "delta", "csv", "json")
+_OF_CSV = ("delimiter", "encoding", "fields")
 _SAMPLE, _DRAW = np.uint64(0x5A3B1E0000000001), np.uint64(0xD4A3000000000001)
 NEGATIVES_KEY = "rows/negatives"
 
@@ -114,6 +115,10 @@ class Join:
     columns: Mapping[str, str]
     time: str | None = None
     their_time: str | None = None
+    delimiter: str = ","
+    encoding: str = "utf-8"
+    fields: tuple[str, ...] = ()
+    """The names of a csv file's columns in order, if the file does not begin with them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,7 +207,7 @@ def _new(raw: Mapping[str, Any], path: str, kinds: Mapping[str, str]) -> str:
 
 
 def _join(raw: dict[str, Any], path: str, kinds: dict[str, str], types: Mapping[str, str]) -> Join:
-    known(raw, ("path", "format", "on", "columns", "time", "their_time"), path)
+    known(raw, ("path", "format", "on", "columns", "time", "their_time", *_OF_CSV), path)
     form = value(raw, "format", str, "parquet", path)
     if form not in JOIN_FORMATS:
         raise SpecError(f"{path}.format = {form!r}: unknown format{nearest(form, JOIN_FORMATS)}")
@@ -212,6 +217,9 @@ def _join(raw: dict[str, Any], path: str, kinds: dict[str, str], types: Mapping[
             raise SpecError(f"{path}.on = {name!r}: no such input column{nearest(name, kinds)}")
     if not on:
         raise SpecError(f"{path}.on: must name the columns to join by")
+    if form != "csv" and (key := next((key for key in _OF_CSV if key in raw), None)):
+        raise SpecError(f"{path}.{key}: is for csv alone, and {path}.format is {form!r}")
+    delimiter, fields = value(raw, "delimiter", str, ",", path), texts(raw, "fields", (), path)
     if ("time" in raw) != ("their_time" in raw):
         raise SpecError(f"{path}: give both time and their_time, or neither")
     added = {}
@@ -222,6 +230,9 @@ def _join(raw: dict[str, Any], path: str, kinds: dict[str, str], types: Mapping[
         if name in kinds:
             raise SpecError(f"{path}.columns = {name!r}: there is a column of this name already")
         added[name] = kind
+    for name in (*on, *added, value(raw, "their_time", str, None, path)) if fields else ():
+        if name is not None and name not in fields:
+            raise SpecError(f"{path}.fields: {name!r} is none of them{nearest(name, fields)}")
     if not added:
         raise SpecError(f'{path}.columns: name what to take, for instance ["age:int"]')
     time = column(raw, "time", kinds, path) if "time" in raw else None
@@ -229,7 +240,8 @@ def _join(raw: dict[str, Any], path: str, kinds: dict[str, str], types: Mapping[
         raise SpecError(f"{path}.time = {time!r}: holds {kinds[time]}, not numbers")
     kinds.update({name: types[kind] for name, kind in added.items()})
     return Join(path=str(needed(raw, "path", str, path)), format=form, on=on, columns=added, time=time,
-                their_time=value(raw, "their_time", str, None, path))
+                their_time=value(raw, "their_time", str, None, path), delimiter=delimiter, fields=fields,
+                encoding=encoding(raw, path, delimiter))
 
 
 def _history(raw: dict[str, Any], path: str, kinds: dict[str, str]) -> History:

@@ -24,6 +24,14 @@ _SPLIT = np.uint64(0x5EED5EED00000001)
 
 def split_of(columns: Mapping[str, pa.Array], keys: Keys, spec: Spec) -> npt.NDArray[np.int32]:
     """The number of each row's split; -1 where `split_column` names none."""
+    found = _of_labelled(columns, keys, spec)
+    if not spec.table.unlabelled:
+        return found
+    unknown = pc.is_null(spec.labels(columns)).to_numpy(zero_copy_only=False)
+    return np.where(unknown, np.int32(len(spec.table.split) - 1), found)
+
+
+def _of_labelled(columns: Mapping[str, pa.Array], keys: Keys, spec: Spec) -> npt.NDArray[np.int32]:
     table = spec.table
     if table.split_column:
         place = pc.index_in(columns[table.split_column].cast(pa.string()), pa.array(list(table.split)))
@@ -34,7 +42,7 @@ def split_of(columns: Mapping[str, pa.Array], keys: Keys, spec: Spec) -> npt.NDA
     if table.split_by:
         keys = hash_of(columns, spec.rule.split_by, spec.rule.seed)
     share = (mix(keys ^ _SPLIT) >> np.uint64(11)).astype(np.float64) * 2.0**-53
-    bounds = np.cumsum(list(table.split.values()))[:-1]
+    bounds = np.cumsum([part for part in table.split.values() if part])[:-1]
     return np.asarray(np.searchsorted(bounds, share, side="right"), np.int32)
 
 

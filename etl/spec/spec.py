@@ -23,22 +23,24 @@ import pyarrow as pa
 from sluice.etl.common.suggest import nearest
 from sluice.etl.ops import Fitted, OperatorError
 from sluice.etl.ops.chain import step
+from sluice.etl.ops.timestamps import ParseTime
 from sluice.etl.ops.user_function import Python
 from sluice.etl.schema import Field
-from sluice.etl.spec.columns import ColumnSpec, read_columns
+from sluice.etl.spec.columns import ColumnSpec, operator, read_columns
 from sluice.etl.spec.permission import NOTHING, Permission
 from sluice.etl.spec.placement import read_placement
 from sluice.etl.spec.row_identity import Identity
 from sluice.etl.spec.row_rules import SECTIONS, RowRules, read_rows
 from sluice.etl.spec.table_transform import TableTransform, read_transforms
 from sluice.etl.spec.time_order import Steps
-from sluice.etl.spec.toml_keys import SpecError, column, known, needed, section, sections, texts, value
+from sluice.etl.spec.toml_keys import SpecError, column, encoding, known, needed, section, sections, texts, value
 
 FORMATS = ("tsv", "csv", "json", "parquet", "delta")
 WITH_LISTS = ("json", "parquet", "delta")
 INPUT_TYPES = {"int": "number", "float": "number", "text": "text", "texts": "texts", "floats": "numbers"}
 DEFAULT_SPLIT = {"train": 0.8, "validation": 0.1, "test": 0.1}
 DRIFTS = ("psi", "unseen", "nulls")
+_SPLIT_NAME = r"[A-Za-z0-9_-]+"
 _RANGE = re.compile(r"([A-Za-z_]+)(\d+)\.\.([A-Za-z_]+)(\d+)")
 
 
@@ -57,6 +59,22 @@ class Input:
     them."""
     was: Mapping[str, str] = field(default_factory=dict)
     """The name or the type that a column had in an earlier version of the table."""
+    times: Mapping[str, ParseTime] = field(default_factory=dict)
+    """How the texts of those number columns are read that are written as times."""
+    encoding: str = "utf-8"
+    """How lines of text are encoded, by Python's name for it."""
+    place: str | None = None
+    """The name of a column that no file has: the share of the input's rows that lie before a row, files by name."""
+
+    @property
+    def read_as(self) -> dict[str, str]:
+        """The columns with the types that they have in files: times are texts there."""
+        return {name: "text" if name in self.times else kind for name, kind in self.columns.items()}
+
+    @property
+    def with_place(self) -> dict[str, str]:
+        """The columns that a row has before it meets others, with their types."""
+        return {**self.columns, **({self.place: "float"} if self.place else {})}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +95,8 @@ class TableSpec:
     split_time: str | None = None
     """A number column that decides instead: each split begins at its bound in `split_from`."""
     split_from: tuple[float, ...] = ()
+    unlabelled: str | None = None
+    """The last split, in which all rows without a label lie; without it they are set aside."""
     order: str | None = None
     """A number column by which rows are sorted, over files and within them, instead of by hash."""
     order_step: float = 3600.0
@@ -167,7 +187,7 @@ class Spec:
     @property
     def types(self) -> dict[str, str]:
         """Types of the input's columns, and of those that joins and lags add to them, one value a row."""
-        found = dict(self.input.columns)
+        found = self.input.with_place
         for join in self.rows.joins:
             found |= join.columns
         for lag in self.rows.histories:
@@ -276,6 +296,8 @@ def _spec(raw: dict[str, Any], text: str) -> Spec:
     known(raw, ("input", "table", "column", "transform", "drift", "placement", *SECTIONS), "")
     source = _input(section(raw, "input"))
     kinds = {name: INPUT_TYPES[kind] for name, kind in source.columns.items()}
+    if source.place:
+        kinds[source.place] = "number"
     rows = read_rows(raw, kinds, INPUT_TYPES)
     table = _table(section(raw, "table"), kinds, source.columns)
     entries = sections(raw, "column")
@@ -304,6 +326,14 @@ def _spec(raw: dict[str, Any], text: str) -> Spec:
         if table.split_time is None and (past := next((op for op in c.ops if "time" in op.needs), None)):
             raise SpecError(f"column {c.name!r}: {past.name} with past = true needs table.split_time, the column that "
                             "says when a row was")
+    if source.place and (made := [*(c.name for c in columns if source.place in c.sources and c.role != "time"),
+                                  *(h.name for h in rows.histories if source.place in (h.of, h.by))]):
+        raise SpecError(f"input.place: {made[0]!r} is made of it, and a server does not know where a row lies; order "
+                        "and split rows by it")
+    if source.place and rows.dedup and not rows.dedup.by:
+        raise SpecError("dedup.by: name the columns, as no two rows have one place in the input (input.place)")
+    if table.unlabelled and (rows.sample or rows.negatives):
+        raise SpecError("table.unlabelled: cannot stand beside [sample] and [negatives], which go by the label")
     if table.partition and rows.negatives:
         raise SpecError("table.partition: cannot stand beside [negatives]")
     return Spec(input=source, table=table, columns=columns, text=text, rows=rows, drift=_drift(section(raw, "drift")),
@@ -328,19 +358,19 @@ def _weight(columns: tuple[ColumnSpec, ...], rows: RowRules, label: ColumnSpec) 
 
 
 def _input(raw: dict[str, Any]) -> Input:
-    known(raw, ("format", "delimiter", "header", "multiline", "optional", "columns"), "input")
+    known(raw, ("format", "delimiter", "header", "multiline", "optional", "columns", "encoding", "place"), "input")
     form = value(raw, "format", str, "tsv", "input")
     if form not in FORMATS:
         raise SpecError(f"input.format = {form!r}: unknown format{nearest(form, FORMATS)}")
     delimiter = value(raw, "delimiter", str, "\t" if form == "tsv" else ",", "input")
-    if len(delimiter.encode()) != 1 or delimiter in "\r\n":
-        raise SpecError(f"input.delimiter = {delimiter!r}: must be one character other than a line's end")
+    coded = encoding(raw, "input", delimiter)
     columns: dict[str, str] = {}
     was: dict[str, str] = {}
+    times: dict[str, ParseTime] = {}
     for number, entry in enumerate(value(raw, "columns", list, [], "input")):
         path = f"input.columns[{number}]"
         about = entry if isinstance(entry, dict) else {"name": str(entry)}
-        known(about, ("name", "was"), path)
+        known(about, ("name", "was", "format", "zone"), path)
         names, _, kind = str(needed(about, "name", str, path)).partition(":")
         if "was" in about:
             was[names] = str(value(about, "was", str, "", path))
@@ -353,9 +383,12 @@ def _input(raw: dict[str, Any]) -> Input:
             if name in columns:
                 raise SpecError(f"{path}: column {name!r} is there twice")
             columns[name] = kind
+            if {"format", "zone"} & about.keys():
+                times[name] = _time(about, kind, path)
     if not columns:
         raise SpecError('input.columns: name the columns in order, for instance ["label:int", "I1..I13:int"]')
-    for key, only in (("multiline", ("csv",)), ("optional", ("parquet", "csv", "tsv"))):
+    for key, only in (("multiline", ("csv",)), ("optional", ("parquet", "csv", "tsv")),
+                      ("encoding", ("tsv", "csv", "json")), ("place", ("tsv", "csv", "json", "parquet"))):
         if key in raw and form not in only:
             raise SpecError(f"input.{key}: is for {' and '.join(only)} alone, and input.format is {form!r}")
     for name in (optional := texts(raw, "optional", (), "input")):
@@ -365,11 +398,27 @@ def _input(raw: dict[str, Any]) -> Input:
                                             or len(columns) == len(set(optional)))):
         raise SpecError(f"input.optional = {list(optional)}: in {form} they must be the last of input.columns, as "
                         "lines without them end before them")
-    if optional and raw.get("multiline"):
-        raise SpecError("input.optional: cannot stand beside multiline")
+    beside = next((key for key in ("optional", "encoding", "place") if raw.get(key)), None)
+    if beside and raw.get("multiline"):
+        raise SpecError(f"input.{beside}: cannot stand beside multiline")
+    place = value(raw, "place", str, None, "input")
+    if place is not None and (place in columns or not place or place.startswith("_")):
+        raise SpecError(f"input.place = {place!r}: must be the name of a new column")
     _check_was(was, columns)
     return Input(format=form, delimiter=delimiter, header=value(raw, "header", bool, False, "input"), columns=columns,
-                 multiline=value(raw, "multiline", bool, False, "input"), optional=optional, was=was)
+                 multiline=value(raw, "multiline", bool, False, "input"), optional=optional, was=was, times=times,
+                 encoding=coded, place=place)
+
+
+def _time(about: dict[str, Any], kind: str, path: str) -> ParseTime:
+    """How a column's texts become times."""
+    if kind not in ("int", "float") or "format" not in about:
+        raise SpecError(f'{path} = {about!r}: a time is {{name = "at:float", format = "%Y-%m-%d", zone = "UTC"}}, and '
+                        "becomes seconds since 1970, a float or an int")
+    given = {key: about[key] for key in ("format", "zone") if key in about}
+    op, _ = operator({"op": ParseTime.name, **given}, path)
+    assert isinstance(op, ParseTime)
+    return op
 
 
 def _check_was(was: Mapping[str, str], columns: Mapping[str, str]) -> None:
@@ -396,7 +445,7 @@ def _expanded(names: str, path: str) -> list[str]:
 
 def _table(raw: dict[str, Any], kinds: Mapping[str, str], inputs: Mapping[str, str]) -> TableSpec:
     known(raw, ("seed", "key", "row_group_rows", "file_rows", "split", "split_by", "split_column", "split_time",
-                "order", "order_step", "partition", "together", "plain_lists"), "table")
+                "order", "order_step", "partition", "together", "plain_lists", "unlabelled"), "table")
     whole: dict[str, Any] = {name: value(raw, name, int, getattr(TableSpec(), name), "table")
                              for name in ("seed", "row_group_rows", "file_rows")}
     for key in ("row_group_rows", "file_rows"):
@@ -432,10 +481,20 @@ def _table(raw: dict[str, Any], kinds: Mapping[str, str], inputs: Mapping[str, s
     return TableSpec(**_split(raw), **whole)
 
 
+def _unlabelled(raw: dict[str, Any], split: Mapping[str, Any]) -> dict[str, Any]:
+    """The split of rows without a label, which no share and no bound leads to."""
+    name = value(raw, "unlabelled", str, None, "table")
+    if name is None:
+        return {"split": split}
+    if name in split or not re.fullmatch(_SPLIT_NAME, name):
+        raise SpecError(f"table.unlabelled = {name!r}: must be the name of one more split, of letters, digits, - and _")
+    return {"split": {**split, name: 0.0}, "unlabelled": name}
+
+
 def _split(raw: dict[str, Any]) -> dict[str, Any]:
     split = value(raw, "split", dict, DEFAULT_SPLIT, "table")
     for name, share in split.items():
-        if not re.fullmatch(r"[A-Za-z0-9_-]+", name):
+        if not re.fullmatch(_SPLIT_NAME, name):
             raise SpecError(f"table.split.{name}: a split's name is letters, digits, - and _")
         if not isinstance(share, (int, float)) or isinstance(share, bool):
             raise SpecError(f"table.split.{name} = {share!r}: must be a number")
@@ -446,10 +505,10 @@ def _split(raw: dict[str, Any]) -> dict[str, Any]:
         if "split" not in raw or any(a >= b for a, b in itertools.pairwise(bounds)):
             raise SpecError("table.split: with split_time, it says from which value on each split begins, and these "
                             "must rise")
-        return {"split": dict.fromkeys(split, 1 / len(split)), "split_from": tuple(map(float, bounds))}
+        return {**_unlabelled(raw, dict.fromkeys(split, 1 / len(split))), "split_from": tuple(map(float, bounds))}
     if abs(sum(split.values()) - 1) > 1e-9:
         raise SpecError(f"table.split: the shares add up to {sum(split.values()):g}, not 1")
-    return {"split": split}
+    return _unlabelled(raw, split)
 
 
 def _drift(raw: dict[str, Any]) -> dict[str, tuple[float | None, float | None]]:

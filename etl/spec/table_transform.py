@@ -252,6 +252,8 @@ def steps(transform: TableTransform, inputs: Sequence[Field]) -> list[tuple[Oper
     size = inputs[0].cardinality if len(inputs) == 1 else None
     found: list[tuple[Operator | None, str, int | None]] = []
     for op in transform.ops:
+        if op.columns:
+            raise transform.fault(f"{op.name} takes columns of {' and '.join(op.columns)}, which only a job has")
         found.append((op, kind, size))
         given = follow(op, kind)
         if given is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -65,3 +66,19 @@ def texts(raw: Mapping[str, Any], key: str, default: Iterable[str], path: str) -
     if not all(isinstance(item, str) for item in found):
         raise SpecError(f"{path}.{key} = {found!r}: must be texts")
     return tuple(found)
+
+
+def encoding(raw: Mapping[str, Any], path: str, delimiter: str) -> str:
+    """Returns Python's name for the encoding of lines, in which the end of a line, the delimiter, a quote and a few
+    other signs must be the bytes that they are in ASCII."""
+    if len(delimiter.encode()) != 1 or delimiter in "\r\n":
+        raise SpecError(f"{path}.delimiter = {delimiter!r}: must be one character other than a line's end")
+    name = value(raw, "encoding", str, "utf-8", path)
+    signs = f'\r\n"+~{delimiter}'  # of + and ~ some encodings make an end of a line, or none of one
+    try:
+        if signs.encode(name) == signs.encode():
+            return codecs.lookup(name).name
+    except (LookupError, UnicodeError):
+        raise SpecError(f"{path}.encoding = {name!r}: no such encoding; write for instance latin-1 or cp1252") from None
+    raise SpecError(f"{path}.encoding = {name!r}: a line's end or the delimiter is written in other bytes there, by "
+                    "which lines are cut; write the files in UTF-8")

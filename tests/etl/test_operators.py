@@ -24,7 +24,7 @@ from sluice.etl.ops.chain import follow, step
 from sluice.etl.ops.exact_sums import parts, total
 from sluice.etl.ops.hashing import hash_rows
 from sluice.etl.ops.ids import Categorify, Cross, Hash, Modulus, Vocabulary
-from sluice.etl.ops.lists import Bag, FirstX, Flags, Overlap, packed
+from sluice.etl.ops.lists import Bag, FirstX, Flags, Overlap, Recent, packed
 from sluice.etl.ops.numeric import COMPARISONS, BoxCox, Bucketize, Compare, Logit, Missing, OneHot
 from sluice.etl.ops.scaling import FillMean, FillMedian, MinMax, Quantiles, Standardise
 from sluice.etl.ops.statistics import Count, Group, Target
@@ -444,6 +444,34 @@ def test_a_pattern_that_is_none_is_refused():
             Replace(**wrong)
 
 
+TIMES = st.none() | st.just(math.nan) | st.integers(0, 40).map(float)
+
+
+@given(st.lists(st.tuples(TIMES, st.none() | st.lists(TIMES, max_size=8))), st.none() | st.integers(1, 20),
+       st.none() | st.integers(1, 9))
+def test_recent_is_what_lies_before_within_a_time_and_a_session(rows, within, gap):
+    column = pa.StructArray.from_arrays([pa.array([row[0] for row in rows], pa.float64()),
+                                         pa.array([row[1] for row in rows], pa.list_(pa.float64()))], ["at", "times"])
+    want: list[tuple[float, float] | None] = []
+    for now, times in rows:
+        session = [now]
+        known = sorted(t for t in times or () if is_number(t) and is_number(now) and 0 < now - t <= (within or 99))
+        while known and session[-1] - known[-1] <= (gap or 99):
+            session.append(known.pop())
+        want.append((len(session) - 1.0, now - session[-1]) if is_number(now) else None)
+    if within is None and gap is None:
+        gap = 99
+    for number, of in enumerate(("count", "span")):
+        got = Recent(within=within, gap=gap, of=of).apply(column, None).to_pylist()
+        assert got == [pair and pair[number] for pair in want]
+
+
+def test_recent_needs_to_know_how_far_back():
+    for wrong in ({}, {"gap": 0.0}, {"within": -1.0}, {"gap": 1.0, "of": "sum"}):
+        with pytest.raises(OperatorError, match=r"within: give how far|must be"):
+            Recent(**wrong)
+
+
 @given(st.lists(st.tuples(*[st.none() | st.integers(-1, 1)] * 3)))
 def test_flags_are_the_names_of_the_columns_that_are_set(rows):
     names = ["drama", "comedy", "film noir"]
@@ -479,7 +507,7 @@ NEEDED = {"clip": {"low": 0.0}, "hash": {"size": 3}, "cross": {"size": 3}, "modu
           "boxcox": {"power": 1.0}, "bucketize": {"boundaries": (1.0,)}, "quantiles": {"buckets": 3},
           "one_hot": {"values": ("a",)}, "vocabulary": {"values": ("a",)}, "map": {"values": ("a",), "to": ("b",)},
           "replace": {"pattern": "a"}, "first_x": {"size": 1}, "lookup": {"width": 3},
-          "compare": {"to": "> 0"},
+          "compare": {"to": "> 0"}, "recent": {"gap": 1.0},
           "python": {"function": f"{__name__}:double", "inputs": ("number",), "output": "number"}}
 EMPTY = {"text": pa.string(), "number": pa.float64(), "texts": pa.list_(pa.string()), "numbers": pa.list_(pa.float64()),
          "id": pa.int32(), "row": pa.struct([("a", pa.string()), ("b", pa.float64())])}
@@ -491,7 +519,8 @@ def test_every_operator_takes_an_empty_column_learns_from_none_and_says_what_it_
     op = OPERATORS[name](**NEEDED.get(name, {}), **({"file": str(tmp_path / "v.npy")} if name == "lookup" else {}))
     kind = EMPTY["number" if name == "python" else op.takes[0]]
     pair = {"overlap": EMPTY["texts"], "flags": EMPTY["number"]}.get(name)
-    column = pa.array([], pa.struct([("a", pair), ("b", pair)]) if pair else kind)
+    pairs = tuple(EMPTY[one] for one in op.columns) or (pair, pair)
+    column = pa.array([], pa.struct([*zip("ab", pairs, strict=True)]) if pairs[0] else kind)
     if op.needs:
         column = clicks([], [], [])
     state = op.prepare(learned(op, column)) if hasattr(op, "learn") else double if name == "python" else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -92,6 +93,21 @@ def test_json_lines():
     assert rejected == [(1, "not a JSON object"), (2, "not a JSON object"), (3, "I: not a whole number of 64 bits"),
                         (4, "label: neither 0 nor 1"), (5, "C: not UTF-8 text"),
                         (6, "I: not a whole number of 64 bits")]
+
+
+def test_lines_of_another_encoding_and_times_in_several_formats():
+    time = '{name = "F:float", format = ["%d.%m.%Y", "%H:%M %d/%m/%Y"], zone = "Europe/Berlin"}'
+    text = SPEC.replace('"%s"', '"csv"\nencoding = "cp1252"\nplace = "P"').replace('"F:float"', time)
+    lines = ["1,2,03.01.2024,Müller€", '0,,10:00 03/07/2024,"é, è"', "1,2,,ü", "1,2,31.02.2024,ü", "0,2,2024-01-03,",
+             "1,x,,ü"]
+    coded = [*(line.encode("cp1252") + b"\n" for line in lines), b"1,2,,\xc3\x81\n"]  # text in UTF-8 alone
+    batch = pa.record_batch([pa.array(coded, pa.binary())], ["line"])
+    parsed = InputParser(Spec.parse(text)).parse(batch, np.arange(7.0))
+    assert list(zip(*(c.to_pylist() for c in parsed.columns.values()), strict=True)) == [
+        (1, 2, 1704236400.0, "Müller€", 0.0), (0, None, 1719993600.0, "é, è", 1.0), (1, 2, None, "ü", 2.0)]
+    assert sorted(parsed.rejected) == [
+        (3, "F: not a time as its format says"), (4, "F: not a time as its format says"),
+        (5, "I: not a whole number of 64 bits"), (6, "C: not CP1252 text")]
 
 
 def test_no_lines_at_all():

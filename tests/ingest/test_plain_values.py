@@ -146,6 +146,16 @@ def test_a_type_that_a_spec_cannot_read_is_refused_with_its_file(tmp_path):
         ParquetFiles.open(tmp_path, spec=spec('"price:float"', PRICE))
 
 
+@pytest.mark.parametrize(("columns", "more", "table", "asked"), [
+    ('{name = "price:float", format = "%Y"}', "", "", "a format of input.columns"),
+    ('"price:float"', 'place = "place"', "", "input.place"),
+    ('"price:float"', "", 'unlabelled = "ask"', "table.unlabelled")])
+def test_what_only_a_job_makes_of_rows_is_refused_with_what_will_do(tmp_path, columns, more, table, asked):
+    write(tmp_path, "a", price=np.arange(ROWS) + 0.5)
+    with pytest.raises(ColumnError, match=rf"{asked} is for jobs; make a table of it by `sluice etl --spec`"):
+        ParquetFiles.open(tmp_path, spec=spec(columns, PRICE, more=more, table=table))
+
+
 # ---- columns that a file may lack
 
 @pytest.mark.parametrize("reader", ["arrow", "petastorm"])

@@ -5,11 +5,13 @@ A cell holds some rows as an Arrow stream, so that Spark moves bytes and not val
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from sluice.etl.apply.counts import COUNTS, CountsOfRows, counts_of_parsed, gathered, selected
@@ -23,6 +25,8 @@ from sluice.etl.table.fitted_state import FittedState
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+Before: TypeAlias = tuple[Mapping[tuple[str, int], int], int]
+"""See `sluice.etl.apply.input_checks.rows_before`."""
 CELL_BYTES = 4 << 20  # Java holds a cell five times on its way to the disk
 ROWS = 1 << 15
 """How many rows operators are applied to at once."""
@@ -30,11 +34,12 @@ _CELLS = "rows binary, counts binary"
 _NO_COUNTS: list[pa.RecordBatch] = []
 
 
-def parsed_cells(lines: DataFrame, spec: Spec) -> DataFrame:
-    """Parses what was read, once: whoever takes `rows_of` or `counts_of` it in a later pass finds it on a disk."""
+def parsed_cells(lines: DataFrame, spec: Spec, before: Before | None = None) -> DataFrame:
+    """Parses what was read, once: whoever takes `rows_of` or `counts_of` it in a later pass finds it on a disk.
+    `before` says of each part of the input how many rows lie before it, and how many there are."""
     from pyspark import StorageLevel
 
-    return lines.mapInArrow(partial(_parsed, spec), _CELLS).persist(StorageLevel.DISK_ONLY)
+    return lines.mapInArrow(partial(_parsed, spec, before), _CELLS).persist(StorageLevel.DISK_ONLY)
 
 
 def rows_of(batches: Batches, counts: list[pa.RecordBatch] | None = None) -> Batches:
@@ -68,13 +73,14 @@ def selected_rows(spec: Spec, batches: Batches) -> Iterator[tuple[dict[str, pa.A
 
 
 @naming_part
-def _parsed(spec: Spec, batches: Batches) -> Batches:
+def _parsed(spec: Spec, before: Before | None, batches: Batches) -> Batches:
     """In a worker: parses, and counts what can be counted of all rows before any is left out. Rows that are going to
     meet other rows are kept all; of the others those that filters and the sample leave, with their keys."""
     parser = InputParser(spec)
     counts = CountsOfRows(spec, None, Features(spec, FittedState(), ahead=False))
+    seen = Counter[tuple[str, int]]()
     for batch in batches:
-        parsed = parser.parse(batch)
+        parsed = parser.parse(batch, _places(batch, before, seen) if before else None)
         if spec.rows.relational:
             yield from _cells(_columns(spec, parsed), list(counts_of_parsed(spec, parsed)))
         else:
@@ -84,8 +90,18 @@ def _parsed(spec: Spec, batches: Batches) -> Batches:
             yield from _cells(rows, list(counts.of_parsed(parsed)))
 
 
+def _places(batch: pa.RecordBatch, before: Before, seen: Counter[tuple[str, int]]) -> npt.NDArray[np.float64]:
+    """Where the rows lie in the input; of each part as many were `seen` already."""
+    firsts, total = before
+    found = []
+    for number, part in enumerate(zip(batch["_file"].to_pylist(), batch["_from"].to_pylist(), strict=True)):
+        found.append(firsts[part] + (seen[part] if "line" in batch.schema.names else batch["_at"][number].as_py()))
+        seen[part] += 1
+    return np.array(found, float) / total
+
+
 def _columns(spec: Spec, parsed: Parsed) -> pa.RecordBatch:
-    return pa.record_batch([parsed.columns[name] for name in spec.input.columns], list(spec.input.columns))
+    return pa.record_batch([parsed.columns[name] for name in spec.input.with_place], list(spec.input.with_place))
 
 
 def _cells(rows: pa.RecordBatch, counts: Sequence[pa.RecordBatch]) -> Batches:

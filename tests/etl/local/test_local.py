@@ -17,6 +17,7 @@ import pytest
 
 import tests.etl.test_bad_input as bad_input
 import tests.etl.test_build as build
+import tests.etl.test_log_as_it_comes as log
 from sluice.etl.common.errors import InputError
 from sluice.etl.engines import EngineError, choose
 from sluice.etl.jobs.engine import JobFailure
@@ -35,11 +36,12 @@ from sluice.etl.table.table import FeatureTable
 from tests.etl import jobs
 from tests.etl.jobs import Said, rows_of
 
-raw, made, broken = build.raw, build.made, build.broken
+raw, made, broken, page = build.raw, build.made, build.broken, log.page
 LEFT_OUT = {"test_rows_are_where_their_keys_say",  # it reads the table that the test before it has compared
+            "test_what_needs_other_rows_is_added_by_spark",
             "test_a_quoted_field_may_hold_lines_if_the_spec_says_so",
                   "test_the_content_does_not_depend_on_partitions_or_on_how_the_input_is_cut"}
-globals().update({name: test for module in (bad_input, build) for name, test in vars(module).items()
+globals().update({name: test for module in (bad_input, build, log) for name, test in vars(module).items()
                   if name.startswith("test_") and name not in LEFT_OUT})
 
 
