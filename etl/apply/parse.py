@@ -151,7 +151,11 @@ class InputParser:
                 found = op.apply(texts, None)
                 parsed.columns[name] = found.cast(ARROW_TYPES[self._spec.input.columns[name]])
                 good = pc.or_(pc.is_null(texts), pc.is_valid(found))
-                parsed = _but(parsed, good, lambda _, name=name: f"{name}: {NO_TIME}")
+
+                def reason(_: int, name: str = name) -> str:
+                    return f"{name}: {NO_TIME}"
+
+                parsed = _but(parsed, good, reason)
         return parsed
 
 

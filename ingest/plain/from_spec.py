@@ -61,9 +61,10 @@ def _check_rows(spec: Spec) -> None:
              "[[filter]]": rows.filters, "[sample]": rows.sample, "[negatives]": rows.negatives}
     if spec.input.format != "parquet":
         raise ColumnError(f"{spec.name}: input.format is {spec.input.format!r}, and a loader reads parquet; {_JOB}")
-    for key, asked in {"a format of input.columns": spec.input.times, "input.place": spec.input.place,
-                       "table.unlabelled": spec.table.unlabelled}.items():
-        if asked:
+    for_jobs = {"a format of input.columns": bool(spec.input.times), "input.place": bool(spec.input.place),
+                "table.unlabelled": bool(spec.table.unlabelled)}
+    for key, is_asked in for_jobs.items():
+        if is_asked:
             raise ColumnError(f"{spec.name}: {key} is for jobs; {_JOB}")
     for section, asked in there.items():
         if asked:
