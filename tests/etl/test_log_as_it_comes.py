@@ -10,6 +10,7 @@ import pytest
 
 from sluice.etl.common.errors import InputError
 from sluice.etl.ops.ids import Hash
+from sluice.etl.spec.toml_keys import SpecError
 from sluice.etl.table.table import FeatureTable
 from tests.etl.jobs import Said, rows_of, run
 
@@ -59,6 +60,10 @@ def test_what_needs_other_rows_is_added_by_spark(spark, page, tmp_path):
         "train": [("Bern", 0.0, -1.0, 0.0, 0.0, 0.0), ("Köln", 31.0, -1.0, 0.0, 0.0, 0.0),
                   ("Köln", 31.0, 1200.0, 1.0, 1.0, 1200.0)],
         "test": [("Köln", 31.0, 51000.0, 0.0, 0.0, 0.0)], "ask": [("Bern", 0.0, 53700.0, 0.0, 0.0, 0.0)]}
+    with pytest.raises(SpecError, match=r"users\.csv': has 3 columns, and join\.fields names 2; name all of them"):
+        run(spark, tmp_path / "t", tmp_path / "log.csv", mode="overwrite",
+            text=page[1].replace('"town", "age"]', '"age"]').replace('"town:text", ', "").replace(
+                '[[column]]\nname = "town"\nrole = "key"\n', ""))
 
 
 def test_rows_are_split_in_the_order_in_which_they_lie(spark, page, tmp_path):
