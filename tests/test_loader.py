@@ -230,8 +230,8 @@ class TestWhatItSays:
             loader_of(clicks, **{name: value})
 
     def test_a_memory_limit_may_be_a_text(self, clicks):
-        with loader_of(clicks, memory_limit="1GiB") as loader:
-            assert loader.snapshot().memory_limit == 2**30
+        with loader_of(clicks, memory_limit="4GiB") as loader:
+            assert loader.snapshot().memory_limit == 2**32
 
     def test_rows_that_fill_no_batch_are_told_and_rows_set_aside_at_the_end(self, clicks, tmp_path, capsys):
         """Of 2,000 rows 1,800 are in batches of 300; six of them have a price that is none."""

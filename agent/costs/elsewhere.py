@@ -7,9 +7,6 @@ from dataclasses import replace
 from sluice.ingest.knobs import REMOTE
 from sluice.ingest.stats import Snapshot
 
-REQUESTS_A_CORE = 2
-"""How many requests keep a worker's core busy: one is made while another is on its way (`ingest.remote.fleet`)."""
-
 
 def at_work(seen: Snapshot, before: Snapshot, weighed: Snapshot) -> Snapshot:
     """A snapshot whose time at work elsewhere can be compared between numbers of requests; `weighed` is what this made

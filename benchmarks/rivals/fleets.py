@@ -14,8 +14,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field, replace
 
-from sluice.agent.costs.elsewhere import REQUESTS_A_CORE, at_work
+from sluice.agent.costs.elsewhere import at_work
 from sluice.agent.costs.rates import rates
+from sluice.agent.simulator.fleet import REQUESTS_A_CORE
 from sluice.agent.tunable import Policy, Reason
 from sluice.benchmarks.rivals.ds2 import parallelism
 from sluice.benchmarks.rivals.stopwatch import Stopwatch

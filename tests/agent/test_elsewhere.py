@@ -8,10 +8,10 @@ import math
 import pytest
 
 from sluice.agent.controller import Controller
-from sluice.agent.costs.elsewhere import REQUESTS_A_CORE, at_work
+from sluice.agent.costs.elsewhere import at_work
 from sluice.agent.planner_settings import PlannerSettings
 from sluice.agent.policies.planner.planner import Planner
-from sluice.agent.simulator.fleet import FleetPipeline, FleetTruth
+from sluice.agent.simulator.fleet import REQUESTS_A_CORE, FleetPipeline, FleetTruth
 from sluice.agent.simulator.physics import Consumer, SimMachine, SimStage
 from sluice.agent.simulator.scenario import Scenario, ScheduledChange
 from sluice.ingest.stats import Snapshot, StageStats

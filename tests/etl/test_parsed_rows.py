@@ -41,7 +41,7 @@ def lines(count: int, text: str = "é") -> pa.RecordBatch:
 @pytest.mark.parametrize("rules", [FILTERED, "", "[sample]\nnegatives = 0.3\nweight = \"w\"", "[dedup]"])
 def test_cells_hold_what_parsing_gave_and_what_was_counted_of_it(rules):
     spec, batch = Spec.parse(TEXT % rules), lines(60)
-    cells = list(parsed_rows._parsed(spec, iter([batch, lines(8)])))
+    cells = list(parsed_rows._parsed(spec, None, iter([batch, lines(8)])))
     parsed = InputParser(spec).parse(batch)
     counts: list[pa.RecordBatch] = []
     rows = next(parsed_rows.rows_of(iter(cells), counts))
@@ -65,7 +65,7 @@ def test_cells_hold_what_parsing_gave_and_what_was_counted_of_it(rules):
 def test_wide_rows_lie_in_several_cells_of_which_the_first_has_the_counts(monkeypatch):
     monkeypatch.setattr(parsed_rows, "CELL_BYTES", WIDE)
     spec = Spec.parse(TEXT % "")
-    cells = list(parsed_rows._parsed(spec, iter([lines(1000, "x" * 8000)])))
+    cells = list(parsed_rows._parsed(spec, None, iter([lines(1000, "x" * 8000)])))
     assert len(cells) == 5
     assert max(len(cell["rows"][0].as_buffer()) for cell in cells) < 1.2 * WIDE  # a slice is written without its whole
     rows = list(parsed_rows.rows_of(iter(cells)))
@@ -83,7 +83,7 @@ def test_rows_are_worked_on_together_up_to_a_number_and_a_size():
 
 def test_a_batch_of_which_nothing_is_left_is_still_counted():
     spec = Spec.parse(TEXT % FILTERED)
-    cells = list(parsed_rows._parsed(spec, iter([lines(9)])))
+    cells = list(parsed_rows._parsed(spec, None, iter([lines(9)])))
     assert [batch.num_rows for batch in parsed_rows.rows_of(iter(cells))] == [0]
     assert list(parsed_rows.counts_of(iter(cells)))
 

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from sluice.agent.costs.elsewhere import REQUESTS_A_CORE
+from sluice.agent.simulator.fleet import REQUESTS_A_CORE
 from sluice.benchmarks.rivals.fleets import Ds2Fleet, RayThresholds
 from sluice.ingest.knobs import Knobs, Limits
 from sluice.ingest.stats import Snapshot, StageStats

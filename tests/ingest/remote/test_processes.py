@@ -14,7 +14,7 @@ from zlib import crc32
 
 import pytest
 
-from sluice.agent.costs.elsewhere import REQUESTS_A_CORE
+from sluice.agent.simulator.fleet import REQUESTS_A_CORE
 from sluice.etl.table.table import FeatureTable
 from sluice.ingest.knobs import Knobs
 from sluice.ingest.loader import BatchLoader
