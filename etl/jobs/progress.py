@@ -19,7 +19,7 @@ def drawn(name: str, *, share: float, rows: int, size: float, seconds: float) ->
     as long as what is done."""
     full = int(share * _WIDTH)
     speed = f", {size / seconds / 1e6:.0f} MB/s" if size and seconds > 0 else ""
-    left = f", {seconds * (1 - share) / share:.0f} s left" if share else ""
+    left = f", {seconds * (1 - share) / share:.0f} s left" if share and seconds > 0 else ""
     count = f", {rows:,} rows" if rows else ""
     return f"{name}[{'#' * full}{'.' * (_WIDTH - full)}] {share:.0%}{count}{speed}{left}"
 

@@ -150,14 +150,14 @@ def passes_of(spark: Any, clock: Callable[[], float] = time.monotonic) -> Callab
             return "…"
         if not stages:
             return "…"
-        ids = tuple(sorted(stage.stageId() for stage in stages))
-        if ids not in began:
+        ids, now = tuple(sorted(stage.stageId() for stage in stages)), clock()
+        if ids not in began:  # how long it has been at work is not known yet, so no speed is
             began.clear()
-            began[ids] = clock()
+            began[ids] = now
         total = max(1, sum(stage.numTasks() for stage in stages))
         done = sum(stage.numCompleteTasks() for stage in stages)
         rows, size = (sum(getattr(stage, what)() for stage in stages) for what in ("inputRecords", "inputBytes"))
         return drawn("", share=done / total, rows=rows if size <= _LONGEST * rows else 0, size=size,
-                     seconds=clock() - began[ids])
+                     seconds=now - began[ids])
 
     return so_far

@@ -48,7 +48,7 @@ class Stages(list):
 
 
 def test_a_spark_pass_says_the_same_of_its_stages():
-    active, clock = Stages([(1, 0, 4, 0, 0)]), iter((10.0, 10.0, 14.0, 20.0, 20.0, 26.0))
+    active, clock = Stages([(1, 0, 4, 0, 0)]), iter((10.0, 14.0, 20.0, 20.0, 26.0))
     store = SimpleNamespace(activeStages=lambda: active)
     sc = SimpleNamespace(statusStore=lambda: store)
     so_far = passes_of(SimpleNamespace(sparkContext=SimpleNamespace(_jsc=SimpleNamespace(sc=lambda: sc))),
@@ -58,7 +58,9 @@ def test_a_spark_pass_says_the_same_of_its_stages():
     assert so_far() == "[#####...............] 25%, 5,000 rows, 50 MB/s, 12 s left"
     active[:] = [(1, 2, 4, 20, 200_000_000)]  # batches of rows that are kept: how many rows, nobody knows
     assert so_far() == "[##########..........] 50%, 20 MB/s, 10 s left"
-    active[:] = [(2, 3, 6, 7, 0)]  # another stage: the clock begins anew
+    active[:] = [(2, 3, 6, 7, 700)]  # another stage: the clock begins anew, and no speed is known yet
+    assert so_far() == "[##########..........] 50%, 7 rows"
+    active[:] = [(2, 3, 6, 7, 0)]
     assert so_far() == "[##########..........] 50%, 7 rows, 6 s left"
     active.clear()
     assert so_far() == "…"
