@@ -9,12 +9,12 @@ import numpy as np
 import pyarrow as pa
 
 from sluice.etl import ops
+from sluice.etl.ops.base import id_kind
 from sluice.etl.ops.chain import step
 from sluice.etl.ops.lists import Vectors, flat, relisted
 from sluice.etl.schema import Field
 from sluice.etl.spec.permission import Permission
 from sluice.etl.spec.table_transform import KINDS, TableTransform, inputs_of, steps, transformed
-from sluice.ingest.columns import id_kind
 from sluice.ingest.stages.batch import lengths_name
 from sluice.ingest.stages.transform import Arrays, Transform, shown
 from sluice.ingest.stages.transform_worker import function_of

@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from sluice.etl.ops.base import is_wide
+from sluice.etl.ops.base import id_kind, is_wide
 from sluice.etl.schema import Field
 from sluice.ingest.errors import LoadingError
 from sluice.ingest.knobs import nearest
@@ -129,8 +129,3 @@ class Columns:
         """The size of a row in bytes, on average, once decoded and as part of a batch."""
         each = 8 if self.wide else 4
         return 4 * len(self.floats) + each * len(self.sparse) + round(each * sum(self.bags.values()))
-
-
-def id_kind(cardinality: int | None) -> type[np.int32 | np.uint32]:
-    """The type in which a loader has ids of a column of so many."""
-    return np.uint32 if is_wide(cardinality) else np.int32

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sluice.etl.ops.base import FIRST, NULL, PADDING, Fitted, Operator, OperatorError, is_wide
+from sluice.etl.ops.base import FIRST, NULL, PADDING, Fitted, Operator, OperatorError, id_kind
 from sluice.etl.ops.chain import step
 from sluice.etl.ops.ids import Categorify, Cross, Hash, Modulus, Vocabulary
 from sluice.etl.ops.lists import Bag, FirstX, Flags, Overlap, Recent, Vectors
@@ -81,11 +81,11 @@ def online(field: Field, state: FittedState | None) -> Online:
                 values = values.dictionary_decode()
         column = applied(values)
         column = column if places is None else column.take(places)
-        kind = pa.uint32() if is_wide(field.cardinality) else pa.int32()
+        kind = id_kind(field.cardinality)
         if field.role == "id_list":
-            return column.cast(pa.list_(kind))
+            return column.cast(pa.list_(pa.from_numpy_dtype(kind)))
         found = column.to_numpy(zero_copy_only=False)
-        return np.asarray(found, kind.to_pandas_dtype()) if field.role == "sparse" else \
+        return np.asarray(found, kind) if field.role == "sparse" else \
             np.clip(np.asarray(found, np.float64), _FLOAT.min, _FLOAT.max).astype(np.float32)
 
     return run

@@ -157,6 +157,11 @@ def is_wide(cardinality: int | None) -> bool:
     return cardinality is not None and cardinality > NARROW_IDS
 
 
+def id_kind(cardinality: int | None) -> type[np.int32 | np.uint32]:
+    """The type in which a loader has ids of a column of so many."""
+    return np.uint32 if is_wide(cardinality) else np.int32
+
+
 def spread(keys: npt.NDArray[np.uint64], size: int) -> npt.NDArray[Any]:
     """Ids from FIRST on, `size` of them, by the remainders of hashes."""
     ids: npt.NDArray[Any] = (keys % np.uint64(size)).astype(np.int64 if is_wide(FIRST + size) else np.int32)

@@ -10,10 +10,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sluice.etl import ops
+from sluice.etl.ops.base import id_kind
 from sluice.etl.ops.ids import Hash
 from sluice.etl.schema import Field
 from sluice.etl.spec.input_values import ARROW_TYPES, converted
-from sluice.ingest.columns import ColumnError, id_kind
+from sluice.ingest.columns import ColumnError
 from sluice.ingest.plain.hashed_ids import can_hash, hashed_ids
 
 _DICTIONARIES = tuple(f"dictionary<values={kind}" for kind in ("int", "uint", "float", "double", "halffloat"))
