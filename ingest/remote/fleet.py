@@ -25,6 +25,7 @@ _PROGRAM = "sluice.ingest.remote.worker:local"
 _REST_S = 1.0  # how long a worker that could not be reached is left alone
 _FAILED_STARTS = 3  # processes in a row that end before they listen
 _LEAVE_S = 5.0
+_REQUESTS = 2  # that keep a worker busy: one is made while another is on its way
 
 
 class Announced(Protocol):
@@ -87,8 +88,8 @@ class Fleet:
         self.lock = threading.RLock()
         self.changed = threading.Condition(self.lock)
         self.workers = [RemoteWorker(one) for one in connections]
-        self.requests = 2 * len(self.workers)
-        """How many units may be asked for at once to begin with: one is made while another is on its way."""
+        self.requests = _REQUESTS * len(self.workers)
+        """How many units may be asked for at once to begin with."""
         self.error: BaseException | None = None
         """Why there will be no workers any more."""
         self.last_lost = ""
@@ -177,17 +178,18 @@ class LocalFleet(Fleet):
     def __init__(self, most: int, job: RemoteJob, table: str | list[str], functions: Sequence[str] = ()):
         """A worker opens the `table`, or the files, and may call the `functions`."""
         super().__init__()
-        self.requests, self._most, self._target = 2 * most, most, 0
+        self.requests, self._most, self._target = _REQUESTS * most, most, 0
         self._job, self._given = job, {"table": table, "functions": list(functions)}
         self._lives: dict[threading.Thread, RunningWorker | None] = {}
         self._failed = 0
-        self.scale = {"requests_a_core": 2}
+        self.scale = {"requests_a_core": _REQUESTS}
         self._at_once = len(os.sched_getaffinity(0))  # to start takes a core, and the first shall be at work soon
 
     def use(self, requests: int) -> None:
-        """Two requests keep a worker busy. Fewer are wanted: the least busy ones leave, once they have answered."""
+        """Says how many units will be asked for at once. Where fewer workers are wanted, the least busy ones leave,
+        once they have answered."""
         with self.lock:
-            self._target = min(self._most, (requests + 1) // 2)
+            self._target = min(self._most, -(-requests // _REQUESTS))
             staying = sorted((w for w in self.workers if not w.leaving), key=lambda w: -w.asked)
             for worker in staying[max(0, self._target - self.starting):]:
                 worker.leaving = True
