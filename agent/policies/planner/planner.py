@@ -247,7 +247,9 @@ def _plan(state: PlannerState, latest: PipelineRates, recent: PipelineRates) -> 
     unknown = state.services.keys() - forecast.each.keys() - _resting(state, recent)
     if not forecast.services or (unknown and state.tick <= settings.patience):
         return state.knobs, state, Reason(text="not every stage has reported work yet")
-    state = replace(state, caps={n: cap.eased(forecast.slow, state.tick, settings) for n, cap in state.caps.items()})
+    caps = {n: cap.eased(forecast.slow, state.tick, settings) for n, cap in state.caps.items()}
+    freer = any(caps[n].until != cap.until for n, cap in state.caps.items())  # what was in the way has gone
+    state = replace(state, caps=caps, **({"quiet_until": 0, "failures": 0} if freer else {}))
     present_rate, bottleneck = forecast.rate(state.knobs.workers), forecast.bottleneck()
     ranges = {name: range_of(state, name, forecast.contended) for name in forecast.services}
     tight = (latest.memory_used > settings.memory_alarm * forecast.memory_limit
