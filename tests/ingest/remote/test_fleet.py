@@ -57,7 +57,7 @@ class Process:
             self._over.set()
 
 
-def test_no_more_workers_start_at_once_than_may_and_the_first_need_not_wait_for_the_last(monkeypatch):
+def test_no_more_workers_start_at_once_than_may_nor_wait_for_the_last_and_they_answer_before_they_leave(monkeypatch):
     started = queue.Queue()
 
     def start(given):
@@ -78,6 +78,13 @@ def test_no_more_workers_start_at_once_than_may_and_the_first_need_not_wait_for_
             assert fleet.starting == min(2, 6 - number)
         if len(processes) < 7:
             processes.append(started.get(timeout=60))
-    fleet.close()
+    with fleet.changed:
+        busy = fleet.lease(())
+    fleet.use(0)
+    assert [p.returncode is None for p in processes] == [p is busy.process for p in processes], "it answers first"
+    with fleet.changed:
+        assert fleet.lease(()) is None, "and is asked for nothing more"
+    fleet.give_back(busy)
     assert all(process.returncode == -9 for process in processes)
+    fleet.close()
     assert (started.empty(), fleet.workers) == (True, [])

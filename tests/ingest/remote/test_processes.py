@@ -17,6 +17,7 @@ from sluice.agent.simulator.fleet import REQUESTS_A_CORE
 from sluice.etl.table.table import FeatureTable
 from sluice.ingest.knobs import Knobs
 from sluice.ingest.loader import BatchLoader
+from sluice.ingest.machine import WORKER_PROCESS_BYTES
 from sluice.ingest.remote.maker import UnitMaker
 from sluice.ingest.remote.server import WorkerServer
 from sluice.ingest.stages.transform import Transform
@@ -61,7 +62,8 @@ def test_order_and_rows_stay_while_workers_that_read_and_transform_are_killed_co
     with loading() as loader:
         order = hashes(loader, 6, values=expected)
     with loading(workers="local:2", knobs=knobs(2)) as loader:
-        fleet, seen, killed = loader._remote._fleet, set(), []
+        fleet, seen, killed, charged = loader._remote._fleet, set(), [], []
+        account, fleet.charge = fleet.charge, lambda size: (charged.append(size), account(size))
 
         def workers(count):
             with fleet.changed:
@@ -94,6 +96,11 @@ def test_order_and_rows_stay_while_workers_that_read_and_transform_are_killed_co
     for pid in seen | last:
         assert ended(pid)
     assert loader.remote_pids == []
+    for thread in threading.enumerate():
+        if thread.name == "sluice-remote-worker":
+            thread.join(60)
+    assert max(charged) >= WORKER_PROCESS_BYTES
+    assert sum(charged) == 0, "what they took of this host was given back"
 
 
 def test_a_trainer_that_was_stopped_for_longer_than_any_answer_may_take_goes_on_and_its_workers_end_with_it(

@@ -16,6 +16,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from sluice.dlrm import start_options as options
+from sluice.dlrm.training import loaders
 from sluice.etl.common.settings import parse
 from sluice.etl.spec.permission import NOTHING
 from sluice.etl.synth.small_table import small_table
@@ -218,7 +220,15 @@ def test_row_groups_that_no_worker_can_read_are_set_aside_like_those_of_this_pro
     assert any((values[2] == 0).any() for values in here[1]), "rows were set aside"
 
 
+def test_a_trainer_takes_the_same_workers_as_a_loader(table, tmp_path):
+    config = options.fresh(options.parse(["--run-dir", "r", "--data", table.uri, "--batch-size", "160", "--workers",
+                                          "local:1"]), version=0)
+    with loaders.training(config, table, rank=0, local_ranks=1,
+                          conditions=loaders.conditions(config, tmp_path, 0)) as loader:
+        assert (loader.knobs.backend["read"], loader.remote["workers"]) == ("remote", 0)
+
+
 def test_the_manifest_starts_a_worker_as_the_command_line_has_it(repo):
     words = re.findall(r"- (--[\w=:/.-]+)$", (repo / "docs" / "workers.yaml").read_text(), re.MULTILINE)
-    options = parse(WorkerOptions, argv=words, prog="sluice worker", description="")
-    assert (options.listen, options.token_file, options.tls_key) == ("0.0.0.0:7070", "/secret/token", "/secret/tls.key")
+    worker = parse(WorkerOptions, argv=words, prog="sluice worker", description="")
+    assert (worker.listen, worker.token_file, worker.tls_key) == ("0.0.0.0:7070", "/secret/token", "/secret/tls.key")
