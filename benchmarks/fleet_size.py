@@ -107,10 +107,10 @@ def made(name: str, price: float) -> Policy:
     return {"ray-thresholds": RayThresholds, "ds2": Ds2Fleet}[name]()
 
 
-def held(case: Case, name: str, seed: int, price: float) -> dict[str, float]:
+def held(case: Case, policy: Policy, seed: int, price: float) -> dict[str, float]:
     """One run of one policy."""
     pipeline = FleetPipeline(case.scenario, case.truth, seed=seed)
-    controller = Controller(pipeline, made(name, price), record=lambda _: None, clock=lambda: pipeline.now)
+    controller = Controller(pipeline, policy, record=lambda _: None, clock=lambda: pipeline.now)
     begun: tuple[float, float] | None = None
     for second in range(int(case.scenario.seconds)):
         controller.step()
@@ -118,7 +118,7 @@ def held(case: Case, name: str, seed: int, price: float) -> dict[str, float]:
         if begun is None and second >= 2 * case.truth.start_s:
             begun = pipeline.sim.wait_s, pipeline.sim.compute_s
     if controller.frozen:
-        raise RuntimeError(f"{case.scenario.name}, {name}: {controller.frozen}")
+        raise RuntimeError(f"{case.scenario.name}, {policy.name}: {controller.frozen}")
     assert begun is not None
     sim, core_s = pipeline.sim, pipeline.fleet.core_s
     waited, computed = sim.wait_s - begun[0], sim.compute_s - begun[1]
@@ -129,7 +129,7 @@ def held(case: Case, name: str, seed: int, price: float) -> dict[str, float]:
 def _work(task: tuple[int, float, tuple[str, ...]]) -> dict[str, dict[str, float]]:
     seed, price, names = task
     case = drawn(seed)
-    return {name: held(case, name, seed, price) for name in names}
+    return {name: held(case, made(name, price), seed, price) for name in names}
 
 
 def interval(values: np.ndarray) -> tuple[float, float]:

@@ -85,11 +85,12 @@ class Fingerprint:
         fields = sorted(fields, key=lambda f: f.name)
         bags = {f.name: f.bag and [f.bag[0], round(f.bag[1]), f.bag[2]] for f in fields}
         layout = [[f.name, f.role, f.type, f.layout, list(f.online), bags[f.name]] for f in fields]
-        return cls(layout=_hash([*layout, *transforms]),
-                   vocabulary=_hash([[f.name, f.cardinality] for f in fields]))
+        return cls(layout=digest([*layout, *transforms]),
+                   vocabulary=digest([[f.name, f.cardinality] for f in fields]))
 
 
-def _hash(value: Any) -> str:
+def digest(value: Any) -> str:
+    """A short hash of plain values."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
 
 

@@ -31,9 +31,9 @@ def remote_stage(knobs: Knobs) -> str:
     return next(name for name, backend in knobs.backend.items() if backend == REMOTE)
 
 
-def with_workers(state: RayState | Ds2FleetState, count: int) -> Knobs:
-    name = remote_stage(state.knobs)
-    return state.limits.resized(state.knobs, {**state.knobs.workers, name: max(1, count) * REQUESTS_A_CORE})
+def with_workers(limits: Limits, knobs: Knobs, count: int) -> Knobs:
+    name = remote_stage(knobs)
+    return limits.resized(knobs, {**knobs.workers, name: max(1, count) * REQUESTS_A_CORE})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +62,7 @@ class RayThresholds(Policy):
             count = size + max(1, math.ceil(size * (use / _UP - 1)))
         elif use <= _DOWN and not snapshot.elsewhere["starting"]:
             count = size - 1
-        knobs = with_workers(state, count)
+        knobs = with_workers(state.limits, state.knobs, count)
         return knobs, replace(state, knobs=knobs), Reason(text=f"use {use:.2f}")
 
 
@@ -100,6 +100,6 @@ class Ds2Fleet(Policy):
         if abs(target - useful * state.knobs.workers[name]) <= _TOLERANCE * target:
             return state.knobs, state, Reason(text="useful time says that all is well", predicted_rows_per_s=target)
         [requests] = parallelism({name: useful}, target).values()
-        knobs = with_workers(state, math.ceil(requests / REQUESTS_A_CORE))
+        knobs = with_workers(state.limits, state.knobs, math.ceil(requests / REQUESTS_A_CORE))
         return knobs, replace(state, knobs=knobs, watch=Stopwatch()), Reason(
             text=f"{target:.0f} rows/s need {knobs}", predicted_rows_per_s=target)

@@ -63,6 +63,16 @@ def load(name: str) -> Callable[..., Any]:
     return function
 
 
+def called(function: Callable[..., Any], columns: protocol.Columns) -> protocol.Columns:
+    """The columns that a user's function gives besides those that it was given."""
+    result = function(dict(columns))
+    if result is None:
+        return {}
+    if not isinstance(result, Mapping) or not all(isinstance(name, str) for name in result):
+        raise TypeError(f"the function returned {type(result).__name__}, not a dict of column names and arrays")
+    return {name: np.asarray(array) for name, array in result.items()}
+
+
 def end_with_parent(lifeline: int) -> None:
     """Makes this process end with its parent. The parent holds the other end of this pipe and never writes. When it
     dies, the kernel signals SIGIO, whose default is to end a process: even in the middle of a call that never lets the
@@ -107,13 +117,9 @@ class _Server:
     def _call(self, message: dict[str, Any]) -> dict[str, Any]:
         number, size, index = message["region"]
         columns, places = protocol.read(self._map(number, size), index)
-        result = self._function(dict(columns))
-        if result is None:
-            result = {}
-        if not isinstance(result, Mapping) or not all(isinstance(name, str) for name in result):
-            raise TypeError(f"the function returned {type(result).__name__}, not a dict of column names and arrays")
+        result = called(self._function, columns)
         lying = {id(array): places[name] for name, array in columns.items()}
-        layout = protocol.RegionLayout({**columns, **{n: np.asarray(a) for n, a in result.items()}}, index[1], lying)
+        layout = protocol.RegionLayout({**columns, **result}, index[1], lying)
         if layout.size > size:
             protocol.send(self._sock, {"kind": "need", "sequence": message["sequence"], "bytes": layout.size})
             reply, _ = protocol.receive(self._sock)

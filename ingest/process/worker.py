@@ -39,6 +39,11 @@ class FunctionError(WorkerError):
         self.kinds = tuple(error["kinds"])
         super().__init__(f"{label}: {self.type}: {self.text}\nin the worker process:\n{self.trace}")
 
+    @staticmethod
+    def of(label: str, error: dict[str, Any]) -> FunctionError:
+        """The error, as it crossed; one of memory as one that is a MemoryError here, too."""
+        return (FunctionMemoryError if "MemoryError" in error["kinds"] else FunctionError)(label, error)
+
 
 class FunctionMemoryError(FunctionError, MemoryError):
     """The user's function ran out of memory, in its own process alone."""
@@ -205,7 +210,7 @@ class WorkerProcess:
                 self._shelf.give_back(region)
         if refused is not None:
             raise refused
-        raise (FunctionMemoryError if "MemoryError" in reply["kinds"] else FunctionError)(label, reply)
+        raise FunctionError.of(label, reply)
 
     def _grow(self, child: Child, region: Region, size: int) -> SharedMemoryError | None:
         """Handles a result that does not fit after the input: makes room for it, or makes the worker let go of it."""

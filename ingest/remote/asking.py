@@ -1,20 +1,28 @@
-"""Asks workers for units and calls, another one when the first is slow, silent, lost or wrong: `Asking`."""
+"""Reads row groups and calls functions by workers elsewhere, another one when the first is slow, silent, lost or wrong:
+`Asking`."""
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
 
-from sluice.ingest.read.reader import SourceError
-from sluice.ingest.remote.calls import Call
+import pyarrow as pa
+
+from sluice.ingest.memory.governor import Charge
+from sluice.ingest.read.reader import RowGroupReader, SourceError
+from sluice.ingest.remote.calls import Call, source_digest
 from sluice.ingest.remote.client import WorkerLost
 from sluice.ingest.remote.fleet import Fleet, RemoteWorker
 from sluice.ingest.remote.unit import RemoteError, Unit, WrongAnswer
 from sluice.ingest.stages.pool import Closed
+from sluice.ingest.stages.shuffle import Decoded, ReadRows, ReadTask, WindowPiece
+from sluice.ingest.stages.transform import Arrays
 
 _FEW, _FIRST_S, _LEAST_S, _TIMES = 8, 10.0, 0.5, 4
 _TRIES = {SourceError: 2, WrongAnswer: 3, WorkerLost: 20}
@@ -47,20 +55,56 @@ class _Race:
     answer: Any = None
     error: BaseException | None = None
     over: bool = False
+    """Whether nobody waits for an answer any more."""
+
+
+class Received(Decoded):
+    """What a worker answered for a read: the rows of its parts, one part after the other."""
+
+    def __init__(self, task: ReadTask, unit: Unit, batch: pa.RecordBatch, charge: Charge):
+        super().__init__(task, pa.Table.from_batches([batch]), charge, final=True)
+        self._parts = unit.parts
+
+    def pieces(self) -> list[WindowPiece]:
+        ends = [*accumulate(part.stop - part.start for part in self._parts)]
+        return [WindowPiece(self, end - part.stop + part.start, end, in_order=part.whole)
+                for end, part in zip(ends, self._parts, strict=True)]
 
 
 class Asking:
-    """Gets units from a fleet, and has functions called there, for any number of threads."""
+    """Gets units from a fleet, and has functions called there, for any number of threads: a pipeline's
+    `ingest.stages.completed_windows.RemoteWork`."""
 
-    def __init__(self, fleet: Fleet, *, clock: Callable[[], float] = time.monotonic,
+    def __init__(self, fleet: Fleet, groups: RowGroupReader, *, clock: Callable[[], float] = time.monotonic,
                  patience: Callable[[Sequence[float], int], float] = slow_after):
-        self._fleet, self._clock, self._patience = fleet, clock, patience
+        """What `groups` rescues of a file that cannot be read takes its place also if workers say so."""
+        self._fleet, self._groups, self._clock, self._patience = fleet, groups, clock, patience
+        self.requests, self.use = fleet.requests, fleet.use
+        self._sources: dict[str, str] = {}
+        self._pid = os.getpid()
+        self._at_the_end: int | None = None
         self._rates: defaultdict[str, deque[float]] = defaultdict(lambda: deque(maxlen=64))
         self._over, self._watcher = threading.Event(), threading.Thread(
             target=self._watch, daemon=True, name="sluice-remote-watch")
         self.counts: Counter[str] = Counter()
         """Units, calls, bytes; `retries`: requests made again as a worker was lost, wrong or failed; `hedges`: another
         worker asked as the first was slow or silent; `late`: right answers to what was there already."""
+
+    def read(self, task: ReadTask, charge: Charge) -> ReadRows:
+        unit = Unit.of(task)
+        try:
+            return Received(task, unit, self.get(unit), charge)
+        except SourceError as error:
+            if self._groups.rescue is None:
+                raise
+            return Decoded(task, self._groups.rescue.group(error, task.read, self._groups.schema), charge)
+
+    def call(self, function: str, arrays: Arrays, where: str) -> Arrays:
+        rows = max((array.shape[0] for array in arrays.values()), default=0)
+        if function not in self._sources:
+            self._sources[function] = source_digest(function)
+        found: Arrays = self.get(Call(function, self._sources[function], arrays, where, rows))
+        return found
 
     def get(self, unit: Unit | Call) -> Any:
         """The rows of a unit, or the columns of a call. `Closed`, if this was closed meanwhile."""
@@ -99,11 +143,30 @@ class Asking:
         finally:
             race.over = True
 
+    def watch(self, charge: Callable[[int], None]) -> None:
+        self._fleet.charge = charge
+
+    @property
+    def pids(self) -> list[int]:
+        return [*self._fleet.here]
+
+    def stats(self) -> dict[str, Any]:
+        with self._fleet.lock:
+            return {"workers": len(self._fleet.workers) if self._at_the_end is None else self._at_the_end,
+                    **{name: self.counts[name] for name in ("units", "calls", "bytes", "retries", "hedges", "late")},
+                    "starting": self._fleet.starting, "core_s": round(self._fleet.core_s(), 3),
+                    **self._fleet.scale}
+
     def close(self) -> None:
-        """Ends all waiting."""
+        """Ends all waiting, and the workers that are this process's own. Does nothing in a fork of it."""
+        if os.getpid() != self._pid:
+            return
         with self._fleet.changed:
+            if self._at_the_end is None:
+                self._at_the_end = len(self._fleet.workers)
             self._over.set()
             self._fleet.changed.notify_all()
+        self._fleet.close()
 
     def _watch(self) -> None:
         """Asks workers from whom nothing came for a while whether they are there."""
@@ -142,10 +205,10 @@ class Asking:
             if answer is None:
                 self._failed(race, worker, unit, failed)
             else:
-                if race.over or race.answer is not None:
+                if race.over:
                     self.counts["late"] += 1
                 else:
-                    race.answer = answer
+                    race.answer, race.over = answer, True
                     self.counts[unit.counted] += 1
                     self.counts["bytes"] += sum(array.nbytes for array in answer.values()) \
                         if isinstance(answer, dict) else answer.nbytes
@@ -156,7 +219,7 @@ class Asking:
     def _failed(self, race: _Race, worker: RemoteWorker, unit: Unit | Call, error: Exception) -> None:
         race.asked.discard(worker)
         race.failed.add(worker)
-        if race.over or race.answer is not None or self._over.is_set():
+        if race.over or self._over.is_set():
             return
         kind = type(error)
         race.failures[kind] += kind is not WorkerLost or worker.answered

@@ -10,9 +10,9 @@ import hashlib
 import inspect
 import json
 import sys
-import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, ClassVar
 
 import numpy as np
@@ -20,11 +20,10 @@ import numpy.typing as npt
 import pyarrow as pa
 from zlib_ng.zlib_ng import crc32
 
-from sluice.etl.ops.base import OperatorError
 from sluice.etl.spec.permission import Permission
 from sluice.ingest.process import protocol
-from sluice.ingest.process.child_main import load
-from sluice.ingest.process.worker import FunctionError, FunctionMemoryError
+from sluice.ingest.process.child_main import called, load
+from sluice.ingest.process.worker import FunctionError
 from sluice.ingest.remote.unit import RemoteError, WrongAnswer, check_package, package
 from sluice.ingest.stages.number_types import same_bytes
 
@@ -63,8 +62,7 @@ class Call:
         """The columns that came back; the function's error, if it raised."""
         head, arrays = unpacked(body)
         if "error" in head:
-            kind = FunctionMemoryError if "MemoryError" in head["error"]["kinds"] else FunctionError
-            raise kind(self.said, head["error"])
+            raise FunctionError.of(self.said, head["error"])
         return arrays
 
 
@@ -72,42 +70,26 @@ class Functions:
     """Calls functions for loaders, as far as they are allowed and are the same here."""
 
     def __init__(self, permission: Permission):
-        self._permission, self._lock = permission, threading.Lock()
-        self._known: dict[str, tuple[Callable[..., Any], str]] = {}
+        self._known = cache(lambda name: (permission.load(name, "a loader"), source_digest(name)))
         for name in permission.functions:  # importing may take seconds, in which whoever asks would wait
             with contextlib.suppress(Exception):  # it is told to whoever calls it
-                self._loaded(name)
+                self._known(name)
 
     def answer(self, body: pa.Buffer) -> pa.Buffer:
         head, given = unpacked(body)
         check_package(head.get("package"))
-        function = self._function(head["function"], head["source"])
+        function, own = self._known(head["function"])
+        if own != head["source"]:
+            raise RemoteError(f"function {head['function']}: the worker has another source of its module than the "
+                              f"loader ({own} here, {head['source']} there): install one version on both, and start "
+                              "the worker anew")
         try:
             arrays = {name: array.copy() for name, array in given.items()}
-            result = function(dict(arrays))
-            if not isinstance(result, (Mapping, type(None))):
-                raise TypeError(f"the function returned {type(result).__name__}, not a dict of column names and arrays")
-            arrays |= {name: np.asarray(array) for name, array in (result or {}).items()}
+            arrays |= called(function, arrays)
             return packed({}, {name: array for name, array in arrays.items()
                                if name not in given or not same_bytes(array, given[name])})
         except BaseException as error:  # sys.exit() in a user's function is an error as well
             return packed({"error": protocol.describe(error)}, {})
-
-    def _function(self, name: str, source: str) -> Callable[..., Any]:
-        try:
-            function, own = self._loaded(name)
-        except OperatorError as error:
-            raise RemoteError(str(error)) from None
-        if own != source:
-            raise RemoteError(f"function {name}: the worker has another source of its module than the loader ({own} "
-                              f"here, {source} there): install one version on both, and start the worker anew")
-        return function
-
-    def _loaded(self, name: str) -> tuple[Callable[..., Any], str]:
-        with self._lock:
-            if name not in self._known:
-                self._known[name] = self._permission.load(name, "a loader"), source_digest(name)
-            return self._known[name]
 
 
 def packed(head: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) -> pa.Buffer:

@@ -1,4 +1,4 @@
-"""Which workers there are: `Fleet`, those of other hosts by their addresses; `LocalFleet`, processes of this one."""
+"""Which workers there are: `Fleet`, those of other hosts by their addresses; `StartedFleet`, a loader's own."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from hashlib import blake2b
 from typing import Any, Protocol
 
@@ -28,19 +28,11 @@ _LEAVE_S = 5.0
 _REQUESTS = 2  # that keep a worker busy: one is made while another is on its way
 
 
-class Announced(Protocol):
-    """What a process says."""
-
-    def readline(self) -> bytes: ...
-
-
 class RunningWorker(contextlib.AbstractContextManager[Any], Protocol):
     """A process, here or elsewhere, as `subprocess.Popen` has it."""
 
     pid: int
-
-    @property
-    def stdout(self) -> Announced | None: ...
+    stdout: Any
 
     def wait(self) -> int: ...
 
@@ -146,16 +138,14 @@ class Fleet:
             self.changed.notify_all()
 
     @property
-    def pids(self) -> list[int]:
-        with self.lock:
-            return [worker.process.pid for worker in self.workers if worker.process is not None]
+    def here(self) -> dict[int, RemoteWorker]:
+        """The workers that are processes of this host, by their numbers."""
+        return {}
 
     def weigh(self) -> None:
         """Charges a worker of this host with the most memory that it was seen to have. Call it without the lock: the
         account is the pipeline's."""
-        with self.lock:
-            seen = [(worker, worker.process.pid) for worker in self.workers if worker.process is not None]
-        for worker, pid in seen:
+        for pid, worker in self.here.items():
             size = max(WORKER_PROCESS_BYTES, anonymous_bytes(pid))
             with self.lock:
                 more = max(0, size - worker.bytes) if worker in self.workers else 0
@@ -169,21 +159,28 @@ class Fleet:
             worker.connection.close()
 
 
-class LocalFleet(Fleet):
-    """Processes of this host, at most so many. They are started when they are needed, replaced when they die, and end
-    with this process, however it ends."""
+class StartedFleet(Fleet):
+    """Processes that this one starts, of one core each. They are started when they are needed, replaced when they die,
+    and end with this process, however it ends."""
 
     slack = 0.0
 
-    def __init__(self, most: int, job: RemoteJob, table: str | list[str], functions: Sequence[str] = ()):
-        """A worker opens the `table`, or the files, and may call the `functions`."""
+    def __init__(self, start: Callable[[dict[str, Any]], RunningWorker], job: RemoteJob, table: str | list[str],
+                 functions: Sequence[str], *, most: int, first: int, at_once: int, local: bool):
+        """A worker opens the `table`, or the files, and may call the `functions`. So many are there at `most`, and at
+        `first`; so many start `at_once`, as that takes a core each, and some shall be at work soon. `local` ones are
+        processes of this host."""
         super().__init__()
-        self.requests, self._most, self._target = _REQUESTS * most, most, 0
-        self._job, self._given = job, {"table": table, "functions": list(functions)}
+        self._start, self._job, self._given = start, job, {"table": table, "functions": list(functions)}
+        self.requests, self._most, self._at_once, self._local = _REQUESTS * first, most, at_once, local
         self._lives: dict[threading.Thread, RunningWorker | None] = {}
-        self._failed = 0
+        self._failed = self._target = 0
         self.scale = {"requests_a_core": _REQUESTS}
-        self._at_once = len(os.sched_getaffinity(0))  # to start takes a core, and the first shall be at work soon
+
+    @property
+    def here(self) -> dict[int, RemoteWorker]:
+        with self.lock:
+            return {w.process.pid: w for w in self.workers if self._local and w.process is not None}
 
     def use(self, requests: int) -> None:
         """Says how many units will be asked for at once. Where fewer workers are wanted, the least busy ones leave,
@@ -227,10 +224,9 @@ class LocalFleet(Fleet):
     def _life(self) -> None:
         """One worker, from its start to its end."""
         worker, token, me, began = None, secrets.token_hex(16), threading.current_thread(), self._clock()
-        job = self._job.json.decode() if self._reads else None
         try:
+            job = asdict(self._job) if self._reads else None
             with self._start({**self._given, "token": token, "job": job}) as process:
-                assert process.stdout is not None
                 with self.lock:
                     self._lives[me] = process
                     if self.closed:
@@ -258,9 +254,6 @@ class LocalFleet(Fleet):
         if worker is not None:
             worker.connection.close()
             self.charge(-worker.bytes)
-
-    def _start(self, given: dict[str, Any]) -> RunningWorker:
-        return started(given)
 
     def _gone(self, worker: RemoteWorker | None, why: str) -> None:
         if worker is not None:

@@ -3,20 +3,20 @@ its units: `UnitMaker`."""
 
 from __future__ import annotations
 
-import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from sluice.etl.ops.base import is_wide
+from sluice.etl.schema import digest
 from sluice.ingest.columns import Columns
 from sluice.ingest.memory.buffers import Buffers
 from sluice.ingest.memory.governor import Governor
 from sluice.ingest.read.parquet_files import ParquetFiles
 from sluice.ingest.read.reader import RowGroupReader, Work, source_of
-from sluice.ingest.remote.unit import RemoteError, RemoteJob, Unit, digest, package
+from sluice.ingest.remote.unit import RemoteError, RemoteJob, Unit, package
 from sluice.ingest.row_order import EpochSchedule, Read, RowsPlan, Slice, Window, WindowPart
 from sluice.ingest.stages.scatter_kernel import load_compiled
 from sluice.ingest.stages.shuffle import Chunks, Gatherer, ReadTask, WindowPiece
@@ -35,7 +35,9 @@ def job_of(source: FeatureTable | ParquetFiles, *, plan: RowsPlan, split: str, c
     if plain and plain.spec is not None:
         raise RemoteError(f"{source.uri}: plain Parquet with a spec is not read by workers elsewhere: give roles, or "
                           "make a feature table of it")
-    stored = [name for name in (*columns.floats, *columns.scalars, *columns.stored_bags) if name not in columns.added]
+    kinds = dict.fromkeys(columns.floats, "float32") | \
+        {name: columns.id_kind(name).__name__ for name in (*columns.scalars, *columns.bags)}
+    stored = {name: kind for name, kind in kinds.items() if name not in columns.added}
     made: Sequence[Any] = [recipe.described for recipe in plain.recipes if recipe.name in stored] if plain else \
         [[f.name, list(f.online)] for f in source.fields if f.online and f.name in stored]
     roles: dict[str, list[str]] = {}
@@ -45,11 +47,9 @@ def job_of(source: FeatureTable | ParquetFiles, *, plan: RowsPlan, split: str, c
     files = [[file.path.rpartition("/")[2].partition("?")[0], file.bytes] for file in source.files_of(split)]
     return RemoteJob(
         package=package(), version=str(source.version), files=digest(files), split=split, reader=reader,
-        sample=sample or "", roles=roles, hash=dict(plain.hash) if plain else {},
-        plan={name: getattr(plan, name) for name in _PLAN}, order=plan.digest,
-        floats=tuple(n for n in columns.floats if n in stored), ids=tuple(n for n in columns.scalars if n in stored),
-        bags={n: columns.bags[n] for n in columns.stored_bags}, fill=dict(columns.fill),
-        wide=tuple(n for n in columns.sparse if is_wide(columns.cardinalities.get(n))), made=digest(made))
+        sample=sample, roles=roles, hash=dict(plain.hash) if plain else {}, order=plan.digest,
+        plan={name: getattr(plan, name) for name in _PLAN}, columns=stored,
+        bags={name: columns.bags[name] for name in columns.stored_bags}, fill=dict(columns.fill), made=digest(made))
 
 
 class UnitMaker:
@@ -59,26 +59,24 @@ class UnitMaker:
         self.job = job
         plain = source if isinstance(source, ParquetFiles) else None
         # The loader's own transforms may have added columns: what is asked for are those that files hold.
-        wanted = {*job.floats, *job.ids, *job.bags}
-        fields = tuple(f for f in source.fields if f.name in wanted)
+        fields = tuple(f for f in source.fields if f.name in job.columns)
         operators = Operators(fields, source.state() if any(f.online for f in fields) else None)
         columns = operators.filled(Columns.of(fields, job.fill, job.bags))
         made = plain.made(job.split, columns.names) if plain else operators.made(columns)
         files = source.files_of(job.split)
         self._groups = groups = RowGroupReader(files, made.sources if made else columns.names, bags=columns.bags,
-                                               made=made, sample=job.sample or None)
+                                               made=made, sample=job.sample)
         rows = source_of(job.reader, groups)
         self._plan = plan = RowsPlan(groups=rows.row_groups, chances=groups.chances() if job.sample else (), **job.plan)
-        own = job_of(source, plan=plan, split=job.split, columns=columns, reader=job.reader, sample=job.sample)
-        here, there = asdict(own), asdict(job)
+        here, there = asdict(job_of(source, plan=plan, split=job.split, columns=columns, reader=job.reader,
+                                    sample=job.sample)), asdict(job)
         if wrong := "; ".join(f"{name}: {there[name]!r} there, {here[name]!r} here" for name in here
                               if here[name] != there[name]):
             raise RemoteError(f"{source.uri}: this worker sees another table or plan than the loader ({wrong})")
         chunks = Chunks(plan, columns, 1, Buffers())
         self._gatherer: Callable[[], Gatherer] = lambda: Gatherer(plan, columns, chunks, groups.describe)
         load_compiled(bags=bool(columns.stored_bags))
-        self._idle: list[tuple[Work, Gatherer]] = []
-        self._lock = threading.Lock()
+        self._idle: deque[tuple[Work, Gatherer]] = deque()
         self._governor = Governor(2**62, 0)  # a worker bounds what it does by the number of its threads
         rows.open(iter(()), self._take_work)
 
@@ -94,9 +92,10 @@ class UnitMaker:
             raise RemoteError(f"{unit.said}: the table has no such rows")
         read = Read(unit.file, unit.group, rows,
                     tuple(WindowPart(n, 0, p.start, p.stop) for n, p in enumerate(unit.parts)), unit.draw)
-        with self._lock:
-            tools = self._idle.pop() if self._idle else None
-        work, gatherer = tools or (self._make_work(), self._gatherer())
+        try:
+            work, gatherer = self._idle.pop()
+        except IndexError:
+            work, gatherer = self._make_work(), self._gatherer()
         with self._governor.lock:
             charge = self._governor.admit(0, due=True)
         assert charge is not None
@@ -106,8 +105,7 @@ class UnitMaker:
             window = Window(part.stream, part.window, 0, (Slice(unit.file, unit.group, part.start, part.stop),))
             found.append(gatherer.alone(WindowPiece(decoded, part.start, part.stop), unit.epoch,
                                         window if part.whole else None))
-        with self._lock:
-            self._idle.append((work, gatherer))
+        self._idle.append((work, gatherer))
         return [*pa.Table.from_batches(found).combine_chunks().to_batches(), *found][0]
 
     def close(self) -> None:

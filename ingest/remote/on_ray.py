@@ -1,5 +1,5 @@
-"""Workers that a Ray cluster places: `RayFleet`. Ray starts them where a core is free and says when one is lost; what
-they read comes by Arrow Flight, as from all others, and never through Ray's object store.
+"""Workers that a Ray cluster places: `PlacedWorker`. Ray starts them where a core is free and says when one is lost;
+what they read comes by Arrow Flight, as from all others, and never through Ray's object store.
 
 A worker is an actor of one core that starts a process such as `local:N` has on its host. It is no part of a job that
 outlives its loader, and Ray restarts none: the fleet does, as it does with its own processes."""
@@ -10,13 +10,11 @@ import contextlib
 import signal
 import socket
 import sys
-from collections.abc import Sequence
-from typing import Any, Self
+from typing import Any
 
-from sluice.ingest.remote.fleet import LocalFleet, RunningWorker, started
-from sluice.ingest.remote.unit import RemoteError, RemoteJob
+from sluice.ingest.remote.fleet import started
+from sluice.ingest.remote.unit import RemoteError
 
-_MOST = 256
 _CONNECT_S = 5.0
 
 
@@ -28,12 +26,11 @@ class WorkerHost:
 
         listen = f"{ray.util.get_node_ip_address()}:0"
         self._process = started({**given, "listen": listen})
-        assert self._process.stdout is not None
-        self._line = self._process.stdout.readline()
 
     def announced(self) -> tuple[bytes, int]:
         """What the worker says once it listens, and the number of its process."""
-        return self._line, self._process.pid
+        assert self._process.stdout is not None
+        return self._process.stdout.readline(), self._process.pid
 
     def wait(self) -> int:
         """The exit code of the worker, once it has ended."""
@@ -51,11 +48,7 @@ class PlacedWorker(contextlib.AbstractContextManager[Any]):
         import ray
 
         host = ray.remote(WorkerHost).options(num_cpus=1, max_restarts=0, scheduling_strategy="SPREAD")
-        self._ray, self._actor = ray, host.remote(given)
-
-    @property
-    def stdout(self) -> Self:
-        return self
+        self._ray, self._actor, self.stdout = ray, host.remote(given), self
 
     def readline(self) -> bytes:
         """Waits until Ray has found a place and the worker listens; nothing comes if it has ended."""
@@ -87,33 +80,18 @@ class PlacedWorker(contextlib.AbstractContextManager[Any]):
         """Nothing is open."""
 
 
-class RayFleet(LocalFleet):
-    """Workers on the hosts of a cluster, of which this one is a node."""
+def join(address: str) -> None:
+    """Makes this process one of the cluster at `address`, the HOST:PORT that `ray start --address` takes. This host is
+    one of its nodes."""
+    import ray
 
-    def __init__(self, address: str, job: RemoteJob, table: str | list[str], functions: Sequence[str] = ()):
-        """`address` is the HOST:PORT that `ray start --address` takes."""
-        super().__init__(_MOST, job, table, functions)
-        self.requests = 2  # one worker to begin with: the knob calls for more
-        self._at_once = _MOST  # it is their hosts' cores that they take to start
-        import ray
-
-        if ray.is_initialized():
-            return
-        host, _, port = address.rpartition(":")
-        try:
-            with socket.create_connection((host, int(port)), _CONNECT_S):  # Ray itself would try for minutes
-                pass
-            ray.init(address=address, log_to_driver=False, configure_logging=False)
-        except (OSError, RuntimeError, ValueError) as error:
-            raise RemoteError(f"workers='ray://{address}': no Ray cluster of which this host is a node (ray start "
-                              f"--address={address} makes it one): {error}") from None
-
-    @property
-    def pids(self) -> list[int]:
-        return []
-
-    def _start(self, given: dict[str, Any]) -> RunningWorker:
-        return PlacedWorker(given)
-
-    def weigh(self) -> None:
-        """What a worker takes is memory of its host."""
+    if ray.is_initialized():
+        return
+    host, _, port = address.rpartition(":")
+    try:
+        with socket.create_connection((host, int(port)), _CONNECT_S):  # Ray itself would try for minutes
+            pass
+        ray.init(address=address, log_to_driver=False, configure_logging=False)
+    except (OSError, RuntimeError, ValueError) as error:
+        raise RemoteError(f"workers='ray://{address}': no Ray cluster of which this host is a node (ray start "
+                          f"--address={address} makes it one): {error}") from None

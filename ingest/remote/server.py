@@ -38,18 +38,22 @@ class _Token(flight.ServerMiddlewareFactory):  # type: ignore[misc]
 class WorkerServer(flight.FlightServerBase):  # type: ignore[misc]
     """Answers requests for units. It serves as soon as it is made."""
 
-    def __init__(self, location: str, token: str, open_job: Callable[[RemoteJob], UnitMaker], *, threads: int = 1,
+    def __init__(self, listen: str, token: str, open_job: Callable[[RemoteJob], UnitMaker], *, threads: int = 1,
                  certificate: tuple[bytes, bytes] | None = None, permission: Permission = NOTHING,
                  share_bytes: int = 2**28):
-        """`open_job` opens the table for a job, or refuses it. So many units are made at once. `certificate` is TLS's,
-        with its key, both in PEM. The functions that loaders may call need the `permission`. So many bytes of units are
-        kept for other loaders of a job."""
+        """It listens at HOST:PORT. `open_job` opens the table for a job, or refuses it. So many units are made at once.
+        `certificate` is TLS's, with its key, both in PEM. The functions that loaders may call need the `permission`. So
+        many bytes of units are kept for other loaders of a job."""
         self._shared, self._functions = SharedUnits(share_bytes), Functions(permission)
         self._open_job, self._threads = open_job, threads
         self._jobs: OrderedDict[str, UnitMaker] = OrderedDict()
         self._opening, self._free = threading.Lock(), threading.Semaphore(threads)
-        super().__init__(location, middleware={"token": _Token(token)},
-                         tls_certificates=[certificate] if certificate else None)
+        try:
+            super().__init__(f"{'grpc+tls' if certificate else 'grpc'}://{listen}", middleware={"token": _Token(token)},
+                             tls_certificates=[certificate] if certificate else None)
+        except Exception as error:  # Arrow has no class of its own for it
+            raise UsageError(f"cannot listen at {listen}: {error}") from None
+        self.address = f"{listen.rpartition(':')[0]}:{self.port}"
 
     def do_action(self, context: Any, action: Any) -> Iterator[bytes]:
         """`call` calls a function; `ping` says how many units are made at once."""

@@ -7,7 +7,6 @@ meet in one window. Both are JSON on the wire; nothing is unpickled.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
@@ -18,6 +17,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 import pyarrow as pa
 from zlib_ng.zlib_ng import crc32
 
+from sluice.etl.schema import digest
 from sluice.ingest.columns import ColumnError
 from sluice.ingest.errors import LoadingError
 from sluice.ingest.read.reader import SourceError
@@ -34,11 +34,6 @@ class WrongAnswer(Exception):
 
 KINDS: Mapping[str, type[Exception]] = {"source": SourceError, "column": ColumnError, "damaged": WrongAnswer}
 """The errors that cross as they are; any other one comes as a RemoteError."""
-
-
-def digest(value: Any) -> str:
-    """A short hash of plain values."""
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
 
 
 @cache  # it is part of every call, and read from a file
@@ -63,17 +58,15 @@ class RemoteJob:
     files: str
     split: str
     reader: str
-    sample: str
+    sample: str | None
     roles: Mapping[str, list[str]]
     hash: Mapping[str, int]
     plan: Mapping[str, Any]
     order: str
-    floats: tuple[str, ...]
-    ids: tuple[str, ...]
+    columns: Mapping[str, str]
+    """Each column, and the type of its numbers, or of the ids in its bags, in a batch."""
     bags: Mapping[str, float]
     fill: Mapping[str, float]
-    wide: tuple[str, ...]
-    """The columns of ids that do not fit int32."""
     made: str
 
     @cached_property
@@ -83,24 +76,22 @@ class RemoteJob:
     @property
     def schema(self) -> pa.Schema:
         """That of every batch of it."""
-        ids = {name: pa.uint32() if name in self.wide else pa.int32() for name in (*self.ids, *self.bags)}
-        return pa.schema([*((name, pa.float32()) for name in self.floats), *((name, ids[name]) for name in self.ids),
-                          *((name, pa.large_list(ids[name])) for name in self.bags)])
+        kinds = {name: pa.type_for_alias(kind) for name, kind in self.columns.items()}
+        return pa.schema([(name, pa.large_list(kind) if name in self.bags else kind) for name, kind in kinds.items()])
 
     @cached_property
     def json(self) -> bytes:
         return json.dumps(asdict(self)).encode()
 
     @classmethod
-    def from_json(cls, data: bytes) -> Self:
+    def of(cls, given: Any) -> Self:
         """A job as another program sent it. RemoteError if it is none of this version's."""
-        given = _parsed(data)
         if isinstance(given, dict):
             check_package(given.get("package"))
         if not isinstance(given, dict) or given.keys() != {field.name for field in fields(cls)}:
             raise RemoteError("a job that lacks fields, or has unknown ones: install one version of sluice on both "
                               "sides")
-        return cls(**{**given, **{name: tuple(given[name]) for name in ("floats", "ids", "wide")}})
+        return cls(**given)
 
 
 class Part(NamedTuple):
@@ -136,7 +127,7 @@ class Unit:
     @property
     def key(self) -> str:
         """What is the same wherever it is asked for."""
-        return json.dumps([self.epoch, self.file, self.group, self.draw, *self.parts])
+        return json.dumps([self.epoch, self.file, self.group, self.draw, self.parts])
 
     @classmethod
     def of(cls, task: ReadTask) -> Self:
@@ -154,14 +145,14 @@ class Unit:
     def from_request(cls, data: bytes) -> tuple[RemoteJob, str, str, Self]:
         """The job, rank, loader and unit. RemoteError if it is no request."""
         try:
-            job, asker, key = data.split(b"\n")
-            (rank, loader), (epoch, file, group, draw, *parts) = _parsed(asker), _parsed(key)
-            unit = cls(_number(epoch), _number(file), _number(group), _number(draw), tuple(
+            job, (rank, loader), (*address, parts) = map(json.loads, data.split(b"\n"))
+            epoch, file, group, draw = map(_number, address)
+            unit = cls(epoch, file, group, draw, tuple(
                 Part(_number(stream), _number(window), _number(start), _number(stop), bool(whole))
                 for stream, window, start, stop, whole in parts))
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, RecursionError):
             raise RemoteError("a request that is none of this version of sluice") from None
-        return RemoteJob.from_json(job), str(rank), str(loader), unit
+        return RemoteJob.of(job), str(rank), str(loader), unit
 
 
 def checksum(batch: pa.RecordBatch) -> int:
@@ -177,10 +168,3 @@ def _number(value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**64:
         raise ValueError(f"{value!r} is no number of a row")
     return value
-
-
-def _parsed(data: bytes) -> Any:
-    try:
-        return json.loads(data)
-    except (ValueError, RecursionError):
-        raise RemoteError("a request that is no JSON") from None

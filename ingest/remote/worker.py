@@ -10,8 +10,8 @@ import json
 import os
 import sys
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -19,7 +19,7 @@ from sluice.etl.common.errors import UsageError
 from sluice.etl.common.program import run, say
 from sluice.etl.common.settings import check, parse, setting
 from sluice.etl.spec.code_options import CodeOptions
-from sluice.etl.spec.permission import Permission
+from sluice.etl.spec.permission import NOTHING, Permission
 from sluice.ingest.knobs import parse_bytes
 from sluice.ingest.process.child_main import end_with_parent
 from sluice.ingest.read.parquet_files import ParquetFiles, is_table
@@ -61,14 +61,14 @@ def main(argv: list[str]) -> dict[str, Any]:
     if not token:
         raise UsageError(f"--token-file {options.token_file}: is empty")
     certificate = (_file(options.tls_certificate), _file(options.tls_key)) if options.tls_certificate else None
-    server = _server(options.listen, token, opener(options.table, options.code),
-                     threads=options.threads or len(os.sched_getaffinity(0)), certificate=certificate,
-                     permission=options.code.permission, share_bytes=options.share)
-    address = f"{options.listen.rpartition(':')[0]}:{server.port}"
-    print(json.dumps({"listening": address}), flush=True)
-    say(f"reads {options.table} for who has the token; listens at {address}")
+    permission = options.code.permission
+    server = WorkerServer(options.listen, token, partial(opened, options.table, permission),
+                          threads=options.threads or len(os.sched_getaffinity(0)), certificate=certificate,
+                          permission=permission, share_bytes=options.share)
+    print(json.dumps({"listening": server.address}), flush=True)
+    say(f"reads {options.table} for who has the token; listens at {server.address}")
     server.serve()
-    return {"listening": address}
+    return {"listening": server.address}
 
 
 def local(_owner: str) -> None:
@@ -81,40 +81,28 @@ def local(_owner: str) -> None:
         return  # the loader has ended already
     given = json.loads(line)
     end_with_parent(0)
-    listen = given.get("listen", "127.0.0.1:0")
-    server = _server(listen, given["token"], opener(given["table"], CodeOptions()), threads=1,
-                     permission=Permission(functions=frozenset(given["functions"])))
+    server = WorkerServer(given.get("listen", "127.0.0.1:0"), given["token"], partial(opened, given["table"], NOTHING),
+                          permission=Permission(functions=frozenset(given["functions"])))
     if given["job"]:  # opening takes seconds, in which others can answer
         with contextlib.suppress(Exception):  # whoever asks is told
-            server.open(RemoteJob.from_json(given["job"].encode()))
-    os.write(told, json.dumps({"listening": f"{listen.rpartition(':')[0]}:{server.port}"}).encode() + b"\n")
+            server.open(RemoteJob.of(given["job"]))
+    os.write(told, json.dumps({"listening": server.address}).encode() + b"\n")
     threading.Event().wait()
 
 
-def opener(table: str | list[str], code: CodeOptions) -> Callable[[RemoteJob], UnitMaker]:
-    """What opens a job on this table."""
-    def open_job(job: RemoteJob) -> UnitMaker:
-        if isinstance(table, str) and is_table(table):
-            from sluice.etl.table.table import FeatureTable  # needs delta-rs, which plain Parquet does not
+def opened(table: str | list[str], permission: Permission, job: RemoteJob) -> UnitMaker:
+    """Who makes the units of a job on this table."""
+    if isinstance(table, str) and is_table(table):
+        from sluice.etl.table.table import FeatureTable  # needs delta-rs, which plain Parquet does not
 
-            if not job.version.isdigit():
-                raise RemoteError(f"{table}: the loader reads plain Parquet, and this worker has a feature table")
-            return UnitMaker(job, FeatureTable.open(table, int(job.version), allow_code=code.permission))
-        source = ParquetFiles.open(table, job.roles, job.hash, permission=code.permission, say=lambda _: None)
-        if source.version != job.version:
-            raise RemoteError(f"{source.uri}: other files than the loader has (version {source.version} here, "
-                              f"{job.version} there)")
-        return UnitMaker(job, source)
-
-    return open_job
-
-
-def _server(listen: str, *how: Any, **more: Any) -> WorkerServer:
-    scheme = "grpc+tls" if more.get("certificate") else "grpc"
-    try:
-        return WorkerServer(f"{scheme}://{listen}", *how, **more)
-    except Exception as error:  # Arrow has no class of its own for it
-        raise UsageError(f"cannot listen at {listen}: {error}") from None
+        if not job.version.isdigit():
+            raise RemoteError(f"{table}: the loader reads plain Parquet, and this worker has a feature table")
+        return UnitMaker(job, FeatureTable.open(table, int(job.version), allow_code=permission))
+    source = ParquetFiles.open(table, job.roles, job.hash, permission=permission, say=lambda _: None)
+    if source.version != job.version:
+        raise RemoteError(f"{source.uri}: other files than the loader has (version {source.version} here, "
+                          f"{job.version} there)")
+    return UnitMaker(job, source)
 
 
 def _file(path: str) -> bytes:

@@ -18,8 +18,8 @@ TOKEN = "the token of these tests"
 def serve():
     """A function that makes a worker; all of them end with the test."""
     with contextlib.ExitStack() as stack:
-        def make(open_job, kind=WorkerServer, scheme="grpc", **how):
-            server = kind(f"{scheme}://127.0.0.1:0", TOKEN, open_job, **how)
+        def make(open_job, kind=WorkerServer, **how):
+            server = kind("127.0.0.1:0", TOKEN, open_job, **how)
             stack.callback(server.close)
             return server
 
@@ -41,4 +41,4 @@ def named(tmp_path):
     """A function that names servers as a loader's `workers`."""
     path = tmp_path / "token"
     path.write_text(TOKEN + "\n")
-    return lambda *servers: ",".join(f"127.0.0.1:{server.port}" for server in servers) + f"?token={path}"
+    return lambda *servers: ",".join(server.address for server in servers) + f"?token={path}"

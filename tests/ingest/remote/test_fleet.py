@@ -6,11 +6,28 @@ import json
 import os
 import queue
 import threading
-
-import pytest
+from types import SimpleNamespace
 
 from sluice.ingest.remote import fleet as fleet_file
-from sluice.ingest.remote.fleet import LocalFleet
+from sluice.ingest.remote.fleet import Fleet, StartedFleet
+
+
+def test_all_loaders_ask_the_same_worker_for_a_unit_unless_it_is_busier_by_a_request_for_each_thread():
+    def fleet():
+        made = Fleet([SimpleNamespace(address=f"host:{n}") for n in range(3)])
+        for worker in made.workers:
+            worker.threads = 2
+        return made
+
+    one, other = fleet(), fleet()
+    for number in range(9):
+        assert one.lease((), f"u{number}").connection.address == other.lease((), f"u{number}").connection.address
+    for worker in one.workers:
+        worker.asked = 0
+    usual = one.lease((), "u")
+    assert [one.lease((), "u") is usual for _ in range(2)] == [True, True], "two more than the least busy have"
+    assert one.lease((), "u") is not usual
+    assert one.lease([w for w in one.workers if w is not usual], "u") is usual
 
 
 class Process:
@@ -40,25 +57,17 @@ class Process:
             self._over.set()
 
 
-@pytest.fixture
-def started(monkeypatch):
-    """The processes that were started, as they come."""
-    found = queue.Queue()
+def test_no_more_workers_start_at_once_than_may_nor_wait_for_the_last_and_they_answer_before_they_leave(monkeypatch):
+    started = queue.Queue()
 
     def start(given):
         process = Process()
-        found.put(process)
+        started.put(process)
         return process
 
-    monkeypatch.setattr(fleet_file, "started", start)
     monkeypatch.setattr(fleet_file, "Connection", lambda address, *_: type(
         "Connection", (), {"address": address, "close": lambda self: None})())
-    return found
-
-
-def test_no_more_workers_start_at_once_than_there_are_cores_and_the_first_need_not_wait_for_the_last(started):
-    fleet = LocalFleet(7, None, "a table")
-    fleet._at_once = 2
+    fleet = StartedFleet(start, None, "a table", (), most=7, first=7, at_once=2, local=False)
     fleet.use(14)
 
     processes = [started.get(timeout=60) for _ in range(2)]
@@ -69,6 +78,13 @@ def test_no_more_workers_start_at_once_than_there_are_cores_and_the_first_need_n
             assert fleet.starting == min(2, 6 - number)
         if len(processes) < 7:
             processes.append(started.get(timeout=60))
-    fleet.close()
+    with fleet.changed:
+        busy = fleet.lease(())
+    fleet.use(0)
+    assert [p.returncode is None for p in processes] == [p is busy.process for p in processes], "it answers first"
+    with fleet.changed:
+        assert fleet.lease(()) is None, "and is asked for nothing more"
+    fleet.give_back(busy)
     assert all(process.returncode == -9 for process in processes)
+    fleet.close()
     assert (started.empty(), fleet.workers) == (True, [])

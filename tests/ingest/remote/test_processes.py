@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from zlib import crc32
 
 import pytest
@@ -18,6 +17,7 @@ from sluice.agent.simulator.fleet import REQUESTS_A_CORE
 from sluice.etl.table.table import FeatureTable
 from sluice.ingest.knobs import Knobs
 from sluice.ingest.loader import BatchLoader
+from sluice.ingest.machine import WORKER_PROCESS_BYTES
 from sluice.ingest.remote.maker import UnitMaker
 from sluice.ingest.remote.server import WorkerServer
 from sluice.ingest.stages.transform import Transform
@@ -50,39 +50,43 @@ def hashes(loader, epochs, at=lambda epoch, step: None, values=None):
     return found
 
 
-def test_order_and_rows_stay_with_workers_that_are_killed_come_and_go(table):
-    with BatchLoader(table, batch_size=160, epochs=6, reader="arrow") as loader:
-        expected = hashes(loader, 6)
-    with BatchLoader(table, batch_size=160, epochs=6, reader="arrow", workers="local:2") as loader:
-        fleet, seen, killed = loader._remote._fleet, set(), []
+def test_order_and_rows_stay_while_workers_that_read_and_transform_are_killed_come_and_go(table):
+    def loading(**how):
+        return BatchLoader(table, batch_size=160, epochs=6, reader="arrow", fill=0.0,
+                           transforms=[Transform("mine", "tests.ingest.remote.functions:halved")], **how)
+
+    def knobs(each):
+        return Knobs(workers={"read": each, "mine": each}, backend={"read": "remote", "mine": "remote"})
+
+    expected, found = [], []
+    with loading() as loader:
+        order = hashes(loader, 6, values=expected)
+    with loading(workers="local:2", knobs=knobs(2)) as loader:
+        fleet, seen, killed, charged = loader._remote._fleet, set(), [], []
+        account, fleet.charge = fleet.charge, lambda size: (charged.append(size), account(size))
 
         def workers(count):
             with fleet.changed:
                 assert fleet.changed.wait_for(lambda: sum(not w.leaving for w in fleet.workers) == count, 60)
                 seen.update(w.process.pid for w in fleet.workers)
 
-        def use(requests):
-            loader.apply(Knobs(workers={**loader.knobs.workers, "read": requests}, backend=loader.knobs.backend,
-                               fused=loader.knobs.fused))
-
         def kill():
+            workers(2)
             killed.append(loader.remote_pids[0])
             os.kill(killed[-1], signal.SIGKILL)
 
         def at(epoch, step):
-            if (epoch, step) == (0, 1):
-                workers(2)
             if step == 5 and epoch in (0, 4):
                 kill()
             if (epoch, step) == (2, 0):
-                use(2)
+                loader.apply(knobs(1))
                 workers(1)
             if (epoch, step) == (4, 0):
-                use(4)
-                workers(2)
+                loader.apply(knobs(2))
 
-        found = hashes(loader, 6, at)
+        assert hashes(loader, 6, at, found) == order
         assert loader.remote["units"] > 0
+        assert loader.remote["calls"] >= 6 * 24
         assert loader.remote["start_s"] > 0
         assert loader.remote["requests_a_core"] == REQUESTS_A_CORE, "the planner reckons with as many"
         last = set(loader.remote_pids)
@@ -90,72 +94,56 @@ def test_order_and_rows_stay_with_workers_that_are_killed_come_and_go(table):
     assert len(killed) == 2
     assert len(seen | last) >= 3, "those that were killed or sent home were replaced"
     for pid in seen | last:
-        assert ended(pid, 10)
-    assert loader.remote_pids == []
-
-
-def test_workers_end_with_a_trainer_that_is_killed(table, repo):
-    code = ("import sys; from sluice.ingest.loader import BatchLoader\n"
-            f"loader = BatchLoader({table.uri!r}, batch_size=160, workers='local:1', reader='arrow')\n"
-            "batches = iter(loader); next(batches)\n"
-            "print(*loader.remote_pids, flush=True); sys.stdin.read()")
-    with subprocess.Popen([sys.executable, "-c", code], cwd=repo, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                          text=True) as trainer:
-        pid = int(trainer.stdout.readline())
-        assert not ended(pid, 0)
-        trainer.kill()
         assert ended(pid)
+    assert loader.remote_pids == []
+    for thread in threading.enumerate():
+        if thread.name == "sluice-remote-worker":
+            thread.join(60)
+    assert max(charged) >= WORKER_PROCESS_BYTES
+    assert sum(charged) == 0, "what they took of this host was given back"
 
 
-def test_a_transform_elsewhere_keeps_its_rows_while_workers_are_killed(table):
-    def loading(**how):
-        return BatchLoader(table, batch_size=160, epochs=3, reader="arrow", fill=0.0,
-                           transforms=[Transform("mine", "tests.ingest.remote.functions:halved")], **how)
+def test_a_trainer_that_was_stopped_for_longer_than_any_answer_may_take_goes_on_and_its_workers_end_with_it(
+        serve, table, repo, named):
+    class Late(WorkerServer):
+        """A worker whose first answers come when it is too late for them."""
 
-    def values(loader, at=lambda epoch, step: None):
-        return hashes(loader, 3, at, seen := []), seen
-
-    with loading() as loader:
-        expected = values(loader)
-    killed = []
-    with loading(workers="local:2", knobs=Knobs(workers={"mine": 3}, backend={"mine": "remote"})) as loader:
-        def at(epoch, step):
-            if step == 6 and loader.remote_pids:
-                killed.append(loader.remote_pids[0])
-                os.kill(killed[-1], signal.SIGKILL)
-
-        assert values(loader, at) == expected
-        assert loader.remote["calls"] >= 3 * 24
-    assert killed
-
-
-def test_a_trainer_that_was_stopped_for_longer_than_any_answer_may_take_goes_on(serve, table, repo, named):
-    class Held(WorkerServer):
-        asked, may_answer = threading.Event(), threading.Event()
+        asked, stopped, late = threading.Event(), threading.Event(), threading.Event()
 
         def do_get(self, context, ticket):
             self.asked.set()
-            self.may_answer.wait(60)
+            self.stopped.wait(60)
+            while not self.late.wait(0.02):
+                if context.is_cancelled():  # its time was over while the trainer could not see that
+                    self.late.set()
             return super().do_get(context, ticket)
 
-    server = serve(lambda job: UnitMaker(job, FeatureTable.open(table.uri)), Held, threads=2)
+    server = serve(lambda job: UnitMaker(job, FeatureTable.open(table.uri)), Late, threads=2)
     with BatchLoader(table, batch_size=160, reader="arrow") as loader:
         [expected] = hashes(loader, 1)
-    code = ("from sluice.ingest.loader import BatchLoader; from sluice.ingest.remote import asking\n"
+    code = ("import sys; from sluice.ingest.loader import BatchLoader; from sluice.ingest.remote import asking\n"
             "asking._TIMEOUT_S, asking._FIRST_S, asking._LEAST_S = 1.0, 0.05, 0.05\n"
-            f"loader = BatchLoader({table.uri!r}, batch_size=160, workers={named(server)!r}, reader='arrow')\n"
+            f"how = {{'batch_size': 160, 'reader': 'arrow'}}; loader = BatchLoader({table.uri!r}, "
+            f"workers={named(server)!r}, **how)\n"
             "rows = sum(batch.label.shape[0] for batch in loader)\n"
-            "print(loader.order_hash, rows, loader.remote['retries']); loader.close()")
-    with subprocess.Popen([sys.executable, "-c", code], cwd=repo, stdout=subprocess.PIPE, text=True) as trainer:
+            "print(loader.order_hash, rows, loader.remote['retries'], flush=True); loader.close()\n"
+            f"own = BatchLoader({table.uri!r}, workers='local:1', **how); batches = iter(own); next(batches)\n"
+            "print(*own.remote_pids, flush=True); sys.stdin.read()")
+    with subprocess.Popen([sys.executable, "-c", code], cwd=repo, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                          text=True) as trainer:
         assert server.asked.wait(60)
         trainer.send_signal(signal.SIGSTOP)
         os.waitid(os.P_PID, trainer.pid, os.WSTOPPED | os.WNOWAIT)
-        server.may_answer.set()
-        time.sleep(1.2)  # its deadline passes while it cannot see that
+        server.stopped.set()
+        assert server.late.wait(60)
         trainer.send_signal(signal.SIGCONT)
-        found, rows, retries = trainer.communicate(timeout=60)[0].split()
-    assert (found, int(rows)) == (expected, 4000 // 160 * 160)
-    assert int(retries) > 0, "what came too late was asked for again"
+        found, rows, retries = trainer.stdout.readline().split()
+        assert (found, int(rows)) == (expected, 4000 // 160 * 160)
+        assert int(retries) > 0, "what came too late was asked for again"
+        worker = int(trainer.stdout.readline())
+        assert not ended(worker, 0)
+        trainer.kill()
+        assert ended(worker)
 
 
 def test_bench_counts_epochs_and_faults_of_its_own_workers_and_a_plain_worker_serves_others(repo, table, tmp_path):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+import math
 import threading
 
 import pyarrow as pa
@@ -10,9 +10,12 @@ import pytest
 
 from sluice.etl.table.table import FeatureTable
 from sluice.ingest.loader import BatchLoader
+from sluice.ingest.remote import asking
 from sluice.ingest.remote.maker import UnitMaker
 from sluice.ingest.remote.shared import SharedUnits
 from tests.ingest.remote.test_units import hashes
+
+EMPTY = pa.record_batch({"x": []})
 
 
 class Making:
@@ -35,7 +38,7 @@ def taken(shared, loader, unit, making, kin="job 0/1"):
 
 def known(shared, loaders, kin="job 0/1"):
     for loader in loaders:
-        shared.get(kin, loader, f"of {loader} alone", lambda: (pa.record_batch({"x": []}), b""))
+        shared.get(kin, loader, f"of {loader} alone", lambda: (EMPTY, b""))
     shared._kept.clear()
 
 
@@ -118,7 +121,8 @@ def test_two_that_ask_at_once_get_one_and_an_error_is_kept_from_nobody_and_made_
 
 
 @pytest.mark.parametrize("dies", [False, True])
-def test_three_loaders_of_one_table_have_each_row_group_read_about_once(serve, named, table, dies):
+def test_three_loaders_of_one_table_have_each_row_group_read_once(serve, named, table, dies, monkeypatch):
+    monkeypatch.setattr(asking, "_QUIET_S", 3600)  # on a busy machine a worker may look silent, and others are asked
     makers = []
 
     class Counting(UnitMaker):
@@ -137,17 +141,19 @@ def test_three_loaders_of_one_table_have_each_row_group_read_about_once(serve, n
     with BatchLoader(table, batch_size=160, fill=0.0) as one:
         units = 3 * len(one.plan.schedule(0).reads)
     loaders = [BatchLoader(table, batch_size=160, epochs=3, fill=0.0, workers=named(*servers)) for _ in range(3)]
-    assert {loader._remote._asking._fleet.workers[0].connection._asker[0] for loader in loaders} == {"0/1"}
-    barrier, found = threading.Barrier(3), {}
+    found = {}
+    for loader in loaders:
+        loader._remote._fleet.slack = math.inf  # who is busy is asked all the same
+        connection = loader._remote._fleet.workers[0].connection
+        for server in servers:  # none is alone at first, for which nothing would be kept
+            rank, name = connection._asker
+            server._shared.get(f"{connection._job.digest} {rank}", name, f"of {name} alone", lambda: (EMPTY, b""))
 
     def run(number):
         for epoch in range(3):
-            with contextlib.suppress(threading.BrokenBarrierError):
-                barrier.wait(60)
             for step, _ in enumerate(loaders[number]):
                 if dies and number == 2 and (epoch, step) == (1, 3):
                     loaders[number].close()
-                    barrier.abort()
                     return
         found[number] = loaders[number].order_hash
 
@@ -160,4 +166,5 @@ def test_three_loaders_of_one_table_have_each_row_group_read_about_once(serve, n
         loader.close()
     assert found == dict.fromkeys(range(3 - dies), expected[-1])
     made = sum(maker.asked for maker in makers)
-    assert units <= made <= 1.3 * units + 2 * 8, f"{made} units were made where {units} are wanted"
+    twice = sum(loader.remote["hedges"] + loader.remote["retries"] for loader in loaders)
+    assert units <= made <= units + twice, f"{made} units were made where {units} are wanted, {twice} asked for twice"

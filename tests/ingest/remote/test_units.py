@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import json
 import re
 import shutil
 import threading
-from dataclasses import replace
+from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -14,8 +16,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from sluice.dlrm import start_options as options
+from sluice.dlrm.training import loaders
 from sluice.etl.common.settings import parse
-from sluice.etl.spec.code_options import CodeOptions
+from sluice.etl.spec.permission import NOTHING
 from sluice.etl.synth.small_table import small_table
 from sluice.etl.table.table import FeatureTable
 from sluice.ingest.columns import ColumnError
@@ -24,7 +28,7 @@ from sluice.ingest.loader import BatchLoader
 from sluice.ingest.read.reader import SourceError
 from sluice.ingest.remote.maker import UnitMaker, job_of
 from sluice.ingest.remote.unit import RemoteError, RemoteJob, Unit, checksum
-from sluice.ingest.remote.worker import WorkerOptions, opener
+from sluice.ingest.remote.worker import WorkerOptions, opened
 from sluice.ingest.stages.quarantine import Errors
 from sluice.ingest.stages.shuffle import ReadTask
 from tests.ingest import left_ids
@@ -94,7 +98,7 @@ def test_bags_and_plain_parquet_and_missing_values_come_as_they_do_without_worke
         }), tmp_path / f"part-{number}.parquet", row_group_size=700)
     paths = [str(path) for path in sorted(tmp_path.glob("*.parquet"))]
     how = {"roles": {"label": "click", "dense": "price", "sparse": ["user%1000"], "id_list": "seen"}, "fill": 0.5}
-    server = serve(opener(paths, CodeOptions()), threads=2)
+    server = serve(partial(opened, paths, NOTHING), threads=2)
     same(hashes(paths, **how, workers=named(server)), hashes(paths, **how))
 
 
@@ -119,7 +123,7 @@ def asked(table):
 
 def test_a_unit_is_made_the_same_each_time_on_any_thread_and_by_any_worker(asked, table):
     job, maker, units = asked
-    sent = RemoteJob.from_json(job.json)
+    sent = RemoteJob.of(json.loads(job.json))
     assert sent == job
     other, sums = UnitMaker(sent, FeatureTable.open(table.uri)), []
 
@@ -142,16 +146,16 @@ def test_requests_are_read_back_and_nonsense_is_refused(asked):
     for unit in units:
         assert Unit.from_request(unit.request(job, "0/2", "me")) == (job, "0/2", "me", unit)
     start = job.json + b'\n["", ""]\n'
-    for data in (b"", b"\xff", b"[]", b"{}", b"[1, 2]", start + b"[0, 0, 0, 0, [0, 0, 0]]", start + b"[0, -1, 0, 0]",
-                 start + b"[0, 0.5, 0, 0]", start + b"[" * 5000, start + b"0" * (2**20 + 1),
-                 b"[]" + start[len(job.json):] + b"[0, 0, 0, 0]"):
+    for data in (b"", b"\xff", b"[]", b"{}", b"[1, 2]", start + b"[0, 0, 0, 0, [[0, 0, 0]]]",
+                 start + b"[0, -1, 0, 0, []]", start + b"[0, 0.5, 0, 0, []]", start + b"[" * 5000,
+                 start + b"0" * (2**20 + 1), b"[]" + start[len(job.json):] + b"[0, 0, 0, 0, []]"):
         with pytest.raises(RemoteError):
             Unit.from_request(data)
-    for data in (b"", b"[]", b"{}", job.json.replace(b'"split"', b'"slit"')):
+    for given in (None, [], {}, json.loads(job.json.replace(b'"split"', b'"slit"'))):
         with pytest.raises(RemoteError):
-            RemoteJob.from_json(data)
+            RemoteJob.of(given)
     for unit in (Unit(0, 99, 0, 0, ()), Unit(0, 0, 99, 0, ()),
-                 Unit.from_request(start + b"[0, 0, 0, 0, [0, 0, 0, 9999, 0]]")[-1]):
+                 Unit.from_request(start + b"[0, 0, 0, 0, [[0, 0, 0, 9999, 0]]]")[-1]):
         with pytest.raises(RemoteError, match="row group"):
             maker.rows(unit)
 
@@ -159,7 +163,7 @@ def test_requests_are_read_back_and_nonsense_is_refused(asked):
 def test_another_version_plan_or_table_is_refused_by_name(asked, table, tmp_path):
     job, _, _ = asked
     with pytest.raises(RemoteError, match=r"worker has sluice .*, the loader 0\.0\.1"):
-        RemoteJob.from_json(replace(job, package="0.0.1").json)
+        RemoteJob.of(asdict(replace(job, package="0.0.1")))
     with pytest.raises(RemoteError, match=r"order: '0' there, .* here"):
         UnitMaker(replace(job, order="0"), table)
     with pytest.raises(RemoteError, match="made: '0' there"):
@@ -185,10 +189,10 @@ def test_an_error_of_a_column_and_a_file_that_is_gone_are_said_with_worker_and_f
                                  "x": pa.array([1.0, None if n else 2.0] * 200)}), path,
                        row_group_size=100, write_statistics=False)
     how = {"roles": {"label": "label", "dense": "x"}, "reader": "arrow"}
-    server = serve(opener(paths, CodeOptions()))
+    server = serve(partial(opened, paths, NOTHING))
     with pytest.raises(ColumnError, match=r"worker 127.0.0.1:\d+: .*part-1.parquet.*'x' has 50 empty values"):
         hashes(paths, **how, workers=named(server))
-    blind = serve(opener([path.replace("part-1", "part-0") for path in paths], CodeOptions()))
+    blind = serve(partial(opened, [path.replace("part-1", "part-0") for path in paths], NOTHING))
     with pytest.raises(RemoteError, match="other files than the loader has"):
         hashes(paths, **how, fill=0, workers=named(blind))
 
@@ -216,7 +220,15 @@ def test_row_groups_that_no_worker_can_read_are_set_aside_like_those_of_this_pro
     assert any((values[2] == 0).any() for values in here[1]), "rows were set aside"
 
 
+def test_a_trainer_takes_the_same_workers_as_a_loader(table, tmp_path):
+    config = options.fresh(options.parse(["--run-dir", "r", "--data", table.uri, "--batch-size", "160", "--workers",
+                                          "local:1"]), version=0)
+    with loaders.training(config, table, rank=0, local_ranks=1,
+                          conditions=loaders.conditions(config, tmp_path, 0)) as loader:
+        assert (loader.knobs.backend["read"], loader.remote["workers"]) == ("remote", 0)
+
+
 def test_the_manifest_starts_a_worker_as_the_command_line_has_it(repo):
     words = re.findall(r"- (--[\w=:/.-]+)$", (repo / "docs" / "workers.yaml").read_text(), re.MULTILINE)
-    options = parse(WorkerOptions, argv=words, prog="sluice worker", description="")
-    assert (options.listen, options.token_file, options.tls_key) == ("0.0.0.0:7070", "/secret/token", "/secret/tls.key")
+    worker = parse(WorkerOptions, argv=words, prog="sluice worker", description="")
+    assert (worker.listen, worker.token_file, worker.tls_key) == ("0.0.0.0:7070", "/secret/token", "/secret/tls.key")
