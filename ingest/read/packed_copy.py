@@ -39,10 +39,9 @@ from sluice.ingest.stages.scatter_kernel import (
     PACKED,
     RAW,
     compiled,
+    load_packed,
     pack,
-    place_packed,
     unpack_parts,
-    unpacked,
 )
 
 FOLDER = ".sluice-packed"
@@ -113,10 +112,10 @@ class PackedRowGroups:
         try:
             state = _state(os.stat(path))
             if (number, state) not in self._names:
-                footer = hashlib.sha256(stored_footer(path, state[0])).hexdigest()
+                name = named(path, state[0], state[1], self._columns)
                 if _state(os.stat(path)) != state:
                     return None
-                self._names[number, state] = f"{state[0]} {state[1]} {footer} {self._columns}"
+                self._names[number, state] = name
         except OSError:
             return None  # whoever reads the file says what is wrong
         return f"{self._names[number, state]} {group}", state
@@ -184,6 +183,11 @@ class PackedRowGroups:
             self._said.add(what)
         print(f"sluice: {what}{why and f' ({why})'}; rows are read from Parquet, and are the same", file=sys.stderr,
               flush=True)
+
+
+def named(path: str, size: int, changed_ns: int, columns: str) -> str:
+    """The name of a file in that state and of its columns; behind it comes a row group's number."""
+    return f"{size} {changed_ns} {hashlib.sha256(stored_footer(path, size)).hexdigest()} {columns}"
 
 
 def _state(status: os.stat_result) -> tuple[int, ...]:
@@ -295,10 +299,7 @@ def load_compiled() -> None:
     some = pa.table({str(kind): pa.array([[n % 99] if "list" in str(kind) else n % 99 for n in range(128)], kind)
                      for kind in kinds})
     PackedTable(np.frombuffer(bytearray(packed(some, "") or b""), np.uint8), "").table()
-    none, nowhere = np.zeros((1, 0, _DESCRIBED), np.int64), np.zeros((1, 0), np.uint64)
-    zero, empty = np.zeros(1, np.int64), none.reshape(-1)
-    unpacked(np.uint64(0), np.zeros(_DESCRIBED, np.int64), 0, np.empty(0, np.int32))
-    place_packed(zero.view(np.uint64), none, zero, zero, empty, nowhere[0], none.reshape(0, 6), nowhere, empty)
+    load_packed()
 
 
 class PackedTable:

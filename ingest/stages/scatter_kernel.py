@@ -391,6 +391,14 @@ def load_compiled(bags: bool = False) -> None:
     take_bags(address[0], offsets, zero, zero, pieces, rows, np.zeros(2, np.int64), np.uint64(into.ctypes.data))
 
 
+def load_packed() -> None:
+    """Loads those that move rows of packed columns, with nothing to move."""
+    parts, zero, nowhere = np.zeros((1, 1, 11), np.int64), np.zeros(1, np.int64), np.zeros((1, 0), np.uint64)
+    unpacked(np.uint64(0), parts[0, 0], 0, np.empty(0, np.int32))
+    place_packed(zero.view(np.uint64), parts[:, :0], zero, zero, zero[:0], nowhere[0], zero[:0].reshape(0, PLACE),
+                 nowhere, zero[:0])
+
+
 _KINDS = ({pa.float32(): WORDS, pa.int8(): BYTES_TO_FLOATS}, {pa.int32(): WORDS, pa.int8(): BYTES_TO_WORDS})
 _pointer = ctypes.pythonapi.PyCapsule_GetPointer
 _pointer.restype, _pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
