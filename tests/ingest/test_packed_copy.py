@@ -8,7 +8,7 @@ import random
 import shutil
 import struct
 import threading
-from collections import deque
+from collections import Counter, deque
 from contextlib import suppress
 from decimal import Decimal
 from pathlib import Path
@@ -26,7 +26,7 @@ from sluice.ingest.read import packed_copy
 from sluice.ingest.read.cache import FileCache
 from sluice.ingest.read.files import FileOpener
 from sluice.ingest.read.packed_copy import DamagedCopy, PackedCopy, PackedTable, crc32, packed
-from sluice.ingest.read.reader import READERS, RowGroupReader
+from sluice.ingest.read.reader import READERS, RowGroupReader, SourceError
 from sluice.ingest.stages import shuffle
 from sluice.ingest.stages.bags import shuffled
 from sluice.ingest.stages.scatter_kernel import BYTES_TO_FLOATS, WORDS, place_packed
@@ -338,17 +338,55 @@ def test_what_was_read_from_a_file_that_is_no_longer_there_is_not_kept_as_the_ne
     assert read_all(reader(files, PackedCopy()))["packed_hits"] == 0
 
 
-def test_a_hundred_and_twenty_of_as_many_flips_on_the_disk_are_found(files, tmp_path, capsys):
-    read_all(reader(files, PackedCopy()))
-    path, chance = entries(tmp_path)[0], random.Random(31)
-    whole = path.read_bytes()
+def flipped(path, at, chance):
+    """Flips a bit of a file, where it lies."""
+    with open(path, "r+b") as file:
+        byte = os.pread(file.fileno(), 1, at)[0]
+        os.pwrite(file.fileno(), bytes([byte ^ 1 << chance.randrange(8)]), at)
+
+
+def test_of_a_hundred_and_twenty_flips_in_pages_none_gives_another_row(files):
+    """Caught, in a column that is not read, or in what is beside the values in a page's head."""
+    columns, chance, outcomes = ("label", "d", "bags", "equal"), random.Random(30), Counter()
+    described = [DataFile(path=str(path), rows=3 * GROUP, bytes=os.path.getsize(path)) for path in files]
+    groups = RowGroupReader(described, columns)
+    whole = [path.read_bytes() for path in files]
+    expected = {(file, group): pq.ParquetFile(path).read_row_group(group, columns)
+                for file, path in enumerate(files) for group in range(3)}
+    chunks = [(file, group, pq.read_metadata(path).row_group(group).column(n))
+              for file, path in enumerate(files) for group in range(3) for n in range(5)]
     for _ in range(120):
-        harmed, at = bytearray(whole), chance.randrange(len(whole))
-        harmed[at] ^= 1 << chance.randrange(8)
-        path.write_bytes(harmed)
-        assert read_all(reader(files, PackedCopy()))["packed_corrupt"] == 1, at
+        file, group, chunk = chance.choices(chunks, [c.total_compressed_size for *_, c in chunks])[0]
+        begin = chunk.dictionary_page_offset or chunk.data_page_offset
+        flipped(files[file], begin + chance.randrange(chunk.total_compressed_size), chance)
+        try:
+            assert groups.decoded(file, group).equals(expected[file, group]), (file, group, chunk.path_in_schema)
+            outcomes["in a page's head" if chunk.path_in_schema.split(".")[0] in columns else "not read"] += 1
+        except SourceError as error:
+            outcomes["caught"] += f"{files[file]}, row group {group}: " in str(error)
+        files[file].write_bytes(whole[file])
+    groups.close()
+    assert sum(outcomes.values()) == 120
+    assert outcomes["caught"] > 100, outcomes
+    assert outcomes["in a page's head"] < 6, outcomes
+
+
+def test_of_a_hundred_and_twenty_flips_in_packed_copies_all_are_caught(files, tmp_path, capsys):
+    read_all(reader(files, PackedCopy()))
+    groups, chance, there = reader(files, PackedCopy()), random.Random(31), sorted(entries(tmp_path))
+    expected = {(file, group): pq.ParquetFile(path).read_row_group(group, groups.columns)
+                for file, path in enumerate(files) for group in range(3)}
+    for count in range(1, 121):
+        path = chance.choice(there)
+        whole = path.read_bytes()
+        flipped(path, chance.randrange(len(whole)), chance)
+        for place, table in expected.items():
+            rows = groups.decoded(*place)
+            assert (rows if isinstance(rows, pa.Table) else rows.table()).equals(table), place
+        assert groups.stats()["packed_corrupt"] == count
         assert path.read_bytes() == whole  # made anew
-    assert capsys.readouterr().err.count("a packed copy cannot be believed") == 120
+    groups.close()
+    assert capsys.readouterr().err.count("a packed copy cannot be believed") == 1
 
 
 @pytest.mark.parametrize("how", ["damaged", "truncated", "emptied", "of another version", "another's"])
