@@ -35,12 +35,18 @@ def main(argv: list[str]) -> dict[str, Any] | None:
     if argv[0] not in COMMANDS:
         raise UsageError(f"no command {argv[0]!r}{nearest(argv[0], COMMANDS)}")
     kind: Any = COMMANDS[argv[0]]
-    found: dict[str, Any] | None = parse(kind, argv=argv[1:], prog=f"sluice {argv[0]}",
-                                         description=kind.__doc__).answer(say)
+    request = parse(kind, argv=argv[1:], prog=f"sluice {argv[0]}", description=kind.__doc__)
+    found: dict[str, Any] | None = request.answer(say, _forget) if kind is VacuumRequest else request.answer(say)
     if found and found.get("problems"):
         print(json.dumps(found), flush=True)
         raise SystemExit(FAILED)
     return found
+
+
+def _forget(path: str, table: str) -> int:
+    from sluice.etl.packing import forget_copies  # loads numba, which other commands need not wait for
+
+    return forget_copies(path, table)
 
 
 def program() -> NoReturn:

@@ -1,21 +1,27 @@
-"""The packed copy of a version that a job has made, which is there when the first reader comes: `packing`.
+"""The packed copy of a version that a job has made, which is there when the first reader comes: `packing`; and
+`forget_copies` of a Parquet file that is about to go.
 
 It is a part of the program, and as such may use every room: the copy is the loader's."""
 
 from __future__ import annotations
 
+import ast
+import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from sluice.etl.common.errors import UsageError
-from sluice.etl.spec.nested_columns import flattened
+from sluice.etl.spec.nested_columns import flattened, parts
 from sluice.etl.table.table import FeatureTable
 from sluice.ingest.columns import Columns
 from sluice.ingest.knobs import parse_bytes
+from sluice.ingest.read.cache import forget
 from sluice.ingest.read.open_file import LocalFile, local_path
-from sluice.ingest.read.packed_copy import PackedCopy, PackedRowGroups
+from sluice.ingest.read.packed_copy import FOLDER, PackedCopy, PackedRowGroups, named
 
 
 def packing(limit: str, say: Callable[[str], None]) -> Callable[[str, int], dict[str, int]]:
@@ -25,9 +31,6 @@ def packing(limit: str, say: Callable[[str], None]) -> Callable[[str, int], dict
 
     def pack(uri: str, version: int) -> dict[str, int]:
         table = FeatureTable.open(uri, version)
-        if any(field.online for field in table.fields):
-            say("note: this table leaves operators to the loader, so whoever reads it first makes its packed copy")
-            return {"packed_bytes": 0}
         try:
             columns = Columns.of(table.fields).names
         except UsageError as error:
@@ -42,10 +45,13 @@ def _packed_bytes(table: FeatureTable, split: str, columns: tuple[str, ...], how
     """Makes the copies of a split, as its first reader would, and returns their bytes on disk."""
     files = table.files_of(split)
     paths = [local_path(file.path) for file in files]
-    groups = PackedRowGroups(how, paths, columns, ())
+    there = parts(pq.read_schema(paths[0])) if paths and paths[0] is not None else ()
+    texts = {part.name for part in there if pa.types.is_string(part.type)}
+    dictionaries = [name for name in columns if name in texts]  # for operators that are left to the loader
+    groups = PackedRowGroups(how, paths, columns, dictionaries)
 
     def decoded(number: int, group: int) -> pa.Table:
-        wanted, file = groups.wanted(number, group), LocalFile(str(paths[number]), None, ())
+        wanted, file = groups.wanted(number, group), LocalFile(str(paths[number]), None, dictionaries)
         try:
             rows: Any = flattened(file.read(group, columns))
             if wanted is not None:
@@ -58,3 +64,25 @@ def _packed_bytes(table: FeatureTable, split: str, columns: tuple[str, ...], how
     made = groups.stats().get("packed_bytes", 0)
     groups.close()
     return made
+
+
+def forget_copies(path: str, table: str) -> int:
+    """Removes the packed copies of a Parquet file that is about to go, from beside the files of the table in that
+    folder, and returns their bytes."""
+    status = os.stat(path, follow_symlinks=False)
+    try:
+        groups = range(pq.read_metadata(path).num_row_groups)
+    except (OSError, pa.ArrowException):
+        return 0  # nobody can have made a copy of what cannot be read
+
+    def keys(data_set: str) -> list[str]:
+        try:
+            columns, states = ast.literal_eval(data_set)
+            if (status.st_size, status.st_mtime_ns) not in states:
+                return []
+        except (ValueError, SyntaxError, TypeError):
+            return []  # it is no data set of packed copies
+        name = named(path, status.st_size, status.st_mtime_ns, columns)
+        return [f"{name} {group}" for group in groups]
+
+    return sum(forget(above / FOLDER, keys) for above in Path(path).parents if above.is_relative_to(table))

@@ -103,15 +103,16 @@ class VacuumRequest:
     """Removes the files that no kept or pinned version needs.
 
     These are data, fitted states, rejects and records that neither the newest versions nor a pinned one needs, if they
-    are older than a day. Older versions can then no longer be read. Only what jobs wrote goes; links are not followed,
-    and what is passed over is named."""
+    are older than a day, and packed copies of these data beside them. Older versions can then no longer be read. Only
+    what jobs wrote goes; links are not followed, and what is passed over is named."""
 
     table: str = setting(help="the table's folder or URI", metavar="TABLE", positional=True)
     keep: int = setting(10, "newest versions to keep whole", metavar="N", least=1)
     dry_run: bool = setting(False, "say what would go, and remove nothing")
 
-    def answer(self, say: Say) -> dict[str, Any]:
-        done = vacuum(TableStore(self.table), keep=self.keep, now=time.time(), dry_run=self.dry_run)
+    def answer(self, say: Say, forget: Callable[[str, str], int]) -> dict[str, Any]:
+        """`forget` removes what was derived from a Parquet file (`vacuum`)."""
+        done = vacuum(TableStore(self.table), keep=self.keep, now=time.time(), dry_run=self.dry_run, forget=forget)
         for path in done.files:
             say(f"{'would go' if self.dry_run else 'removed'}: {path}")
         for path in done.passed_over:

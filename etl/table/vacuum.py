@@ -9,6 +9,7 @@ from __future__ import annotations
 import datetime
 import errno
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from sluice.etl.table.data_files import job_of
@@ -41,9 +42,11 @@ class Vacuumed:
     """What was left alone although it is where jobs write: links, and files that no job of this table wrote."""
 
 
-def vacuum(store: TableStore, *, keep: int, now: float, dry_run: bool = False, grace_s: float = DAY_S) -> Vacuumed:
+def vacuum(store: TableStore, *, keep: int, now: float, dry_run: bool = False, grace_s: float = DAY_S,
+           forget: Callable[[str, str], object] = lambda _path, _table: None) -> Vacuumed:
     """Keeps the newest `keep` versions and the pinned ones whole; removes from the others what is older than `grace_s`,
-    so that a job at work, or a version about to be pinned, loses nothing.
+    so that a job at work, or a version about to be pinned, loses nothing. `forget` is given each local Parquet file and
+    the table's folder before the file goes, and removes what was derived from it.
 
     Versions stay in the log, but those not kept can no longer be read."""
     if links := store.listed("_delta_log")[1]:
@@ -70,7 +73,8 @@ def vacuum(store: TableStore, *, keep: int, now: float, dry_run: bool = False, g
     for folder, written in _WRITTEN.items():
         found, links = store.listed(folder)
         there += [path for path in found if written.fullmatch(path)]
-        passed += [*links, *(path for path in found if path not in files and not written.fullmatch(path))]
+        passed += [*links, *(path for path in found if path not in files and not written.fullmatch(path)
+                             and "/." not in path.rpartition("/")[0])]  # packed copies lie in hidden folders
     gone = [p for p in there if p not in files and now - store.modified(p) > grace_s
             and not _young(job_of(p) or p.rsplit("/", 1)[-1], now, grace_s)]
     # Records go last: while one is there, a reader that looks for a file of its version is told which job made it.
@@ -89,10 +93,12 @@ def vacuum(store: TableStore, *, keep: int, now: float, dry_run: bool = False, g
     if {pin.version for pin in pins(store, now)} - set(kept):
         if removing:
             removal.end(store)
-        return vacuum(store, keep=keep, now=now, dry_run=dry_run, grace_s=grace_s)
+        return vacuum(store, keep=keep, now=now, dry_run=dry_run, grace_s=grace_s, forget=forget)
     size = sum(store.size(p) or 0 for p in gone)
     for path in gone.copy() if not dry_run else ():
         try:
+            if store.local and path.startswith("data/") and path.endswith(".parquet"):
+                forget(store.path(path), store.root)
             store.remove(path)
         except OSError as error:
             if error.errno != errno.ELOOP:

@@ -18,11 +18,12 @@ import fcntl
 import hashlib
 import os
 import re
+import shutil
 import stat
 import struct
 import threading
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -174,7 +175,7 @@ class FileCache:
         return f"{self._top} (at most {format_bytes(self._limit)})"
 
     def _path(self, key: str) -> Path:
-        return self._home / hashlib.sha256(key.encode()).hexdigest()
+        return self._home / _entry(key)
 
     def _count(self, *names: str) -> None:
         with self._counts:
@@ -269,6 +270,48 @@ def half_written(folder: str | os.PathLike[str], remove: bool) -> list[Path]:
         for path in found if remove else ():
             path.unlink()
     return found
+
+
+def forget(folder: str | os.PathLike[str], keys: Callable[[str], Sequence[str]]) -> int:
+    """Removes the entries that `keys` names for a data set, from every data set in `folder`, and returns their bytes.
+    What is left without any entry, and used by nobody, goes with them; links are not followed."""
+    top, freed = Path(folder) / "sluice-cache", 0
+    if top.parent.is_symlink() or top.is_symlink() or not top.is_dir():
+        return 0
+    with _alone(top):
+        for home in [found for found in top.iterdir() if found.is_dir() and not found.is_symlink()]:
+            with contextlib.suppress(OSError):  # a folder that is no data set of ours, or that has just gone
+                gone, data_set = 0, (home / "name").read_text()
+                for path in [home / _entry(key) for key in keys(data_set)]:
+                    if path.is_file() and not path.is_symlink():
+                        gone += _blocks(path.stat().st_size)
+                        path.unlink()
+                if gone:
+                    (home / "ledger").write_text(str(max(0, int((home / "ledger").read_text()) - gone)))
+                    freed += gone
+                    _removed_if_empty(home)
+    if freed:
+        with contextlib.suppress(OSError):  # it is not empty
+            if [found.name for found in top.iterdir()] == [_SPACE]:
+                (top / _SPACE).unlink()
+            top.rmdir()
+            top.parent.rmdir()
+    return freed
+
+
+def _removed_if_empty(home: Path) -> None:
+    """Removes the folder of a data set that has no entries, and that nobody uses."""
+    users = os.open(home / "users", os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        if _lock(users, fcntl.LOCK_EX) and {path.name for path in home.iterdir()} <= {"ledger", "users", "name"}:
+            shutil.rmtree(home)
+    finally:
+        os.close(users)
+
+
+def _entry(key: str) -> str:
+    """The name of the file in which an entry lies."""
+    return hashlib.sha256(key.encode()).hexdigest()
 
 
 def _header(key: str, data: Any, checked: bool = False) -> bytes:

@@ -32,26 +32,26 @@ from zlib_ng.zlib_ng import crc32
 from sluice.ingest.memory.buffers import Buffers
 from sluice.ingest.read.cache import FileCache
 from sluice.ingest.read.open_file import LocalFile, OpenFile, stored_footer
+from sluice.ingest.stages.bags import PackedBags, unit_of
 from sluice.ingest.stages.scatter_kernel import (
     INDICES,
-    LANES,
     LENGTHS,
     PACKED,
     RAW,
     compiled,
-    copied,
-    fill,
-    place_packed,
+    load_packed,
+    pack,
+    unpack_parts,
 )
 
 FOLDER = ".sluice-packed"
 _KEPT = 32 * 2**20  # bytes of memory that are kept for the next row groups
-VERSION = int.from_bytes(b"SluiceP2", "little")
+VERSION = int.from_bytes(b"SluiceP3", "little")
 _HEAD, _SUM = 7, 6
 """Seven numbers begin an entry: its kind, its parts, the stream's bytes, its rows, the bytes of its parts, a checksum
 of these, and one of what lies before them."""
 _ALIGNED, _WORD = 64, 4
-_DESCRIBED, _WIDTH, _COUNT, _FROM, _CHECKSUM, _COLUMN = 11, 1, 5, 6, 9, 10
+_DESCRIBED, _WIDTH, _BASE, _AT, _COUNT, _FROM, _CHECKSUM, _COLUMN = 11, 1, 3, 4, 5, 6, 9, 10
 """So many describe a part of the stream: its kind, a number's bytes, the bits of a packed one, the base to add; where
 it lies in the stream, and how many numbers it has; where it is packed, where the values are if these are indices, and
 how many; its checksum; and its column from 1 on, below 0 if it is not all of that, or not of these types (0: none):"""
@@ -112,10 +112,10 @@ class PackedRowGroups:
         try:
             state = _state(os.stat(path))
             if (number, state) not in self._names:
-                footer = hashlib.sha256(stored_footer(path, state[0])).hexdigest()
+                name = named(path, state[0], state[1], self._columns)
                 if _state(os.stat(path)) != state:
                     return None
-                self._names[number, state] = f"{state[0]} {state[1]} {footer} {self._columns}"
+                self._names[number, state] = name
         except OSError:
             return None  # whoever reads the file says what is wrong
         return f"{self._names[number, state]} {group}", state
@@ -185,6 +185,11 @@ class PackedRowGroups:
               flush=True)
 
 
+def named(path: str, size: int, changed_ns: int, columns: str) -> str:
+    """The name of a file in that state and of its columns; behind it comes a row group's number."""
+    return f"{size} {changed_ns} {hashlib.sha256(stored_footer(path, size)).hexdigest()} {columns}"
+
+
 def _state(status: os.stat_result) -> tuple[int, ...]:
     return status.st_size, status.st_mtime_ns, status.st_ino, status.st_dev
 
@@ -223,14 +228,22 @@ def packed(table: pa.Table, key: str) -> bytes | None:
         if begin > done:  # what describes the columns, and lies between them
             add([RAW, 1, 0, 0], done, begin - done, 0, [content[done:begin]], 0)
         if how:
-            alone = batch.schema.types[n - 1] in _STRAIGHT and not batch.column(n - 1).null_count
-            add(how, begin, count, distinct, pieces, n if alone else -n)
+            add(how, begin, count, distinct, pieces, n if _complete(batch.column(n - 1)) else -n)
         done = begin + (how[_WIDTH] * count if how else 0)
     head = np.zeros(_front(len(parts) // _DESCRIBED), np.int64)
     head[:_SUM] = VERSION, len(parts) // _DESCRIBED, len(content), batch.num_rows, len(entry), crc32(entry)
     head[_HEAD:_HEAD + len(parts)] = parts
     head[_SUM] = crc32(head.data, crc32(key.encode()))
     return head.tobytes() + entry
+
+
+def _complete(column: pa.Array) -> bool:
+    """Whether parts of its own hold all that rows of the column are moved by."""
+    unit = unit_of(column.type)
+    if column.null_count or (unit == _WORD and column.values.null_count):
+        return False
+    offsets = np.frombuffer(column.buffers()[1], next(_buffers(column))[1]) if unit == 1 else np.empty(0, np.int64)
+    return (unit > 0 or column.type in _STRAIGHT) and not (offsets % _WORD).any()
 
 
 def _front(parts: int) -> int:
@@ -272,29 +285,12 @@ def _part(values: npt.NDArray[Any], as_lengths: bool
         few = max(1, (distinct - 1).bit_length())
         if _WORD * few * -(-len(values) // 32) + distinct * width < usual * _PAYS:
             indices = encoded.indices.to_numpy().view(np.uint32)
-            return [INDICES, width, few, 0], len(whole), distinct, [_pack(indices, few),
+            return [INDICES, width, few, 0], len(whole), distinct, [pack(indices, few),
                                                                      encoded.dictionary.to_numpy().view(np.uint8)]
     if usual >= values.nbytes or (as_lengths and whole[0]):
         return [RAW, 1, 0, 0], whole.nbytes, 0, [whole.view(np.uint8)]
     numbers = (values - values.dtype.type(low)).view(unsigned).astype(np.uint32)
-    return [LENGTHS if as_lengths else PACKED, width, bits, low], len(whole), 0, [_pack(numbers, bits)]
-
-
-@compiled
-def _pack(numbers: Any, bits: Any) -> Any:
-    words = np.zeros(bits * ((len(numbers) + 31) // 32), np.uint32)
-    begin, word = 0, 0
-    while begin < len(numbers) and bits:
-        lanes = min(LANES, (len(numbers) - begin + 31) // 32)
-        for n in range(min(32 * lanes, len(numbers) - begin)):
-            shift = n // lanes * bits % 32
-            at = word + n // lanes * bits // 32 * lanes + n % lanes
-            words[at] |= numbers[begin + n] << np.uint32(shift)
-            if shift + bits > 32:
-                words[at + lanes] |= numbers[begin + n] >> np.uint32(32 - shift)
-        begin += 32 * lanes
-        word += bits * lanes
-    return words.view(np.uint8)
+    return [LENGTHS if as_lengths else PACKED, width, bits, low], len(whole), 0, [pack(numbers, bits)]
 
 
 def load_compiled() -> None:
@@ -303,15 +299,13 @@ def load_compiled() -> None:
     some = pa.table({str(kind): pa.array([[n % 99] if "list" in str(kind) else n % 99 for n in range(128)], kind)
                      for kind in kinds})
     PackedTable(np.frombuffer(bytearray(packed(some, "") or b""), np.uint8), "").table()
-    none, nowhere = np.zeros((1, 0, _DESCRIBED), np.int64), np.zeros((1, 0), np.uint64)
-    zero, empty = np.zeros(1, np.int64), none.reshape(-1)
-    place_packed(zero.view(np.uint64), none, zero, zero, empty, nowhere[0], none.reshape(0, 6), nowhere, empty)
+    load_packed()
 
 
 class PackedTable:
     """The row group of an entry, after every checksum of it was compared."""
 
-    __slots__ = ("_alone", "_data", "_parts", "nbytes", "num_rows", "schema", "straight")
+    __slots__ = ("_alone", "_data", "_ends", "_first", "_parts", "_units", "nbytes", "num_rows", "schema", "straight")
 
     def __init__(self, stored: npt.NDArray[np.uint8], key: str):
         head = stored[:8 * _HEAD].view(np.int64) if len(stored) >= 8 * _HEAD else np.zeros(1, np.int64)
@@ -333,29 +327,59 @@ class PackedTable:
         if len(self._data) != size or not _fit(self._parts, size, self.nbytes):
             raise DamagedCopy(f"its parts do not fit each other, or into {len(stored)} bytes")
         first = self._data[self._parts[0, _FROM]:][:self._parts[0, _COUNT]]
-        self.schema, widths = _schema(first[:8 + int(first[4:8].view(np.int32)[0])].tobytes())
-        self._alone = np.flatnonzero(self._parts[:, _COLUMN] > 0)
-        """The part that is all of each column."""
-        self.straight = len(self._alone) == len(widths) and bool(
-            (self._parts[self._alone][:, (_WIDTH, _COUNT)].prod(axis=1) == widths * self.num_rows).all())
+        self.schema, widths, self._units, columns = _schema(first[:8 + int(first[4:8].view(np.int32)[0])].tobytes())
+        self._alone = self._parts[self._parts[:, _COLUMN] > 0]
+        self._first = np.searchsorted(columns, np.arange(len(widths)) + 1)
+        """The parts that hold all of each column, two of bags; and the first one of each column among them."""
+        self._ends: dict[int, npt.NDArray[Any]] = {}  # of bags of several sizes
+        self.straight = bool((widths + self._units).all()) and np.array_equal(self._alone[:, _COLUMN], columns)
+        if self.straight:
+            sizes = self._alone[self._first][:, (_WIDTH, _COUNT)].prod(axis=1)
+            self.straight = bool((sizes == widths * self.num_rows)[widths > 0].all()) and \
+                all(map(self._fits, np.flatnonzero(self._units).tolist()))
         """Whether rows of all columns can be placed from where they are packed."""
 
     def table(self) -> pa.Table:
         """All of it, unpacked."""
         buffer = pa.allocate_buffer(self.nbytes)
-        _unpack(self._parts, self._data, np.frombuffer(buffer, np.uint8))
+        unpack_parts(self._parts, self._data, np.frombuffer(buffer, np.uint8))
         return pa.ipc.open_stream(buffer).read_all()
 
     def packed(self, columns: npt.NDArray[np.int64]) -> tuple[int, npt.NDArray[np.int64]]:
         """Where what is packed lies in memory, and what describes the parts of these columns."""
-        return self._data.ctypes.data, self._parts[self._alone[columns]]
+        return self._data.ctypes.data, self._alone[self._first[columns]]
+
+    def bags(self, column: int, start: int, stop: int) -> PackedBags:
+        """The bags of some rows of a column."""
+        at, unit, ends = self._first[column], int(self._units[column]), self._ends.get(column)
+        each = int(self._alone[at, _BASE]) * unit if ends is None else -1
+        return PackedBags(self._data.ctypes.data, self._alone[at + 1], each, ends, unit, start, stop - start)
+
+    def _fits(self, column: int) -> bool:
+        """Whether the lengths of a column's bags are those of its ids."""
+        at, unit = self._first[column], int(self._units[column])
+        (kind, width, bits, base, _, count, *_), (what, wide, *_, ids, _, _, _, _, _) = self._alone[at:at + 2].tolist()
+        size = ids if what == RAW else ids * wide
+        if kind != LENGTHS or count != self.num_rows + 1 or what == LENGTHS or not 0 <= base * unit <= size or \
+                wide != (1 if what == RAW else _WORD):
+            return False
+        if not bits:
+            return bool(base * unit * self.num_rows == size and base * unit % _WORD == 0)
+        ends = self._ends[column] = np.empty(count, _WHOLE[width][0])
+        part = self._alone[at:at + 1].copy()
+        part[:, _AT] = 0
+        unpack_parts(part, self._data, ends.view(np.uint8))
+        return bool(base + 2**bits < 2**31 and ends.min() >= 0 and ends[-1] * unit == size)
 
 
 @functools.lru_cache(maxsize=64)
-def _schema(message: bytes) -> tuple[pa.Schema, npt.NDArray[np.int64]]:
-    """A schema, and the bytes of a value of each of its columns; 0 if it cannot be placed straight from a copy."""
+def _schema(message: bytes) -> tuple[pa.Schema, npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any]]:
+    """A schema; the bytes of a value of each of its columns, and of what an offset of bags counts (both 0: it cannot be
+    placed straight from a copy); and, of each part that holds these, its column."""
     schema = pa.ipc.read_schema(pa.py_buffer(message))
-    return schema, np.array([kind.bit_width // 8 if kind in _STRAIGHT else 0 for kind in schema.types])
+    units = np.array([unit_of(kind) for kind in schema.types], np.int64)
+    widths = np.array([kind.bit_width // 8 if kind in _STRAIGHT else 0 for kind in schema.types], np.int64)
+    return schema, widths, units, np.repeat(np.arange(len(units)) + 1, 1 + (units > 0))
 
 
 @compiled
@@ -373,23 +397,3 @@ def _fit(parts: Any, stored: Any, stream: Any) -> bool:
             return False
         done += count * width
     return bool(done == stream)
-
-
-@compiled
-def _unpack(parts: Any, stored: Any, stream: Any) -> None:
-    """Unpacks all parts of a stream, which fit."""
-    for n in range(len(parts)):
-        kind, width, bits, base, at, count, begin, values, distinct, _, _ = parts[n]
-        into, known = stream[at:at + count * width], stored[values:values + distinct * width]
-        if kind == RAW:
-            copied(into, stored[begin:begin + count])
-            continue
-        packed = stored[begin:begin + 4 * bits * ((count - (kind == LENGTHS) + 31) // 32)].view(np.uint32)
-        if width == 1:
-            fill(kind, packed, bits, np.uint8(base), known, 0, count, into)
-        elif width == 2:
-            fill(kind, packed, bits, np.uint16(base), known.view(np.uint16), 0, count, into.view(np.uint16))
-        elif width == 4:
-            fill(kind, packed, bits, np.uint32(base), known.view(np.uint32), 0, count, into.view(np.uint32))
-        else:
-            fill(kind, packed, bits, np.uint64(base), known.view(np.uint64), 0, count, into.view(np.uint64))

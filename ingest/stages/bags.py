@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from sluice.ingest.memory.buffers import Buffers
-from sluice.ingest.stages.scatter_kernel import bag_ends, bag_size, pieces_of, take_bags, take_equal
+from sluice.ingest.stages.scatter_kernel import bag_ends, bag_size, pieces_of, take_bags, take_equal, unpacked
 
 _ID = 4  # bytes of an id
 
@@ -56,8 +56,52 @@ class Bags:
         return self.values.nbytes + (0 if self.offsets is None else self.offsets.nbytes)
 
 
-def shuffled(columns: Mapping[str, Sequence[pa.Array]], order: npt.NDArray[np.uint64] | None, buffers: Buffers,
-             kind: Callable[[str], type[np.int32 | np.uint32]] = lambda _: np.int32) -> dict[str, Bags]:
+@dataclass(frozen=True, slots=True)
+class PackedBags:
+    """The bags of some rows of a packed column, from row `start` on: they are unpacked where they are moved."""
+
+    stored: int
+    ids: npt.NDArray[np.int64]
+    """The address of what is packed, and what describes the ids there, for `unpacked`."""
+    each: int
+    """The bytes of every bag; below 0: they differ."""
+    ends: npt.NDArray[Any] | None
+    """If they differ: where each bag of the column begins, and the last one ends, counted in `unit` bytes."""
+    unit: int
+    start: int
+    rows: int
+
+    def __len__(self) -> int:
+        return self.rows
+
+    def offsets(self, alike: bool) -> npt.NDArray[Any]:
+        """Where the bags begin and end from the first of these rows on, counted in `unit` bytes. Of bags that are all
+        `alike`, only the first and the last number."""
+        if self.ends is None:
+            return np.arange(0, self.rows + 1, max(1, self.rows if alike else 1)) * (self.each // self.unit)
+        found: npt.NDArray[Any] = self.ends[self.start:self.start + self.rows + 1] - self.ends[self.start]
+        return found
+
+    def values(self, buffers: Buffers) -> npt.NDArray[np.int32]:
+        """Their ids."""
+        first, last = (row * self.each if self.ends is None else int(self.ends[row]) * self.unit
+                       for row in (self.start, self.start + self.rows))
+        into = buffers.take_line((last - first) // _ID, np.int32)
+        unpacked(np.uint64(self.stored), self.ids, first // _ID, into)
+        return into
+
+
+def unit_of(kind: pa.DataType) -> int:
+    """The bytes that an offset counts in a column of bags; 0: it is none, or none whose ids can stay packed."""
+    if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
+        return 1
+    lists = pa.types.is_list(kind) or pa.types.is_large_list(kind)
+    return _ID if lists and kind.value_type == pa.int32() else 0
+
+
+def shuffled(columns: Mapping[str, Sequence[pa.Array | PackedBags]], order: npt.NDArray[np.uint64] | None,
+             buffers: Buffers, kind: Callable[[str], type[np.int32 | np.uint32]] = lambda _: np.int32
+             ) -> dict[str, Bags]:
     """The bags of a window's columns in `order` (as they are stored if None), moved once, out of all the pieces in
     which Arrow has them. A missing bag is an empty one. `kind` is the type of a column's ids."""
     if not columns:
@@ -66,7 +110,7 @@ def shuffled(columns: Mapping[str, Sequence[pa.Array]], order: npt.NDArray[np.ui
     counts = np.array([len(array) for array in next(iter(columns.values()), ())], np.int64)
     if order is None:
         if len(counts) == 1:
-            return {name: column.as_stored() for name, column in stored.items()}
+            return {name: column.as_stored(buffers) for name, column in stored.items()}
         order = np.arange(counts.sum(), dtype=np.uint64)
     pieces, rows = np.empty(len(order), np.uint32), np.empty(len(order), np.uint32)
     pieces_of(order, np.cumsum(counts), pieces, rows)
@@ -77,52 +121,65 @@ def shuffled(columns: Mapping[str, Sequence[pa.Array]], order: npt.NDArray[np.ui
     for (name, column), count in zip(stored.items(), ids, strict=True):
         values = whole[begin:begin + count]
         begin += count
+        of_pieces = column.values(buffers)
         if name in ends:
-            take_bags(*column.stored, pieces, rows, ends[name], _address(values))
+            take_bags(_addresses(of_pieces), *column.offsets, pieces, rows, ends[name], _address(values))
             found[name] = Bags(values, ends[name])
         else:
             if column.size:
-                take_equal(column.starts(), column.size, pieces, rows, _address(values))
+                take_equal(column.starts(of_pieces), column.size, pieces, rows, _address(values))
             found[name] = Bags(values, None, column.size // _ID)
     return found
+
+
+_Part = tuple[npt.NDArray[Any], npt.NDArray[np.int32] | PackedBags, int]
 
 
 class _Column:
     """The bags of one column in the pieces of a window, where they are stored."""
 
-    def __init__(self, name: str, arrays: Sequence[pa.Array], kind: type[np.int32 | np.uint32]):
-        self._parts = []
+    def __init__(self, name: str, arrays: Sequence[pa.Array | PackedBags], kind: type[np.int32 | np.uint32]):
+        sizes = {array.each if isinstance(array, PackedBags) else -1 for array in arrays}
+        alike = len(sizes) == 1 and min(sizes) >= 0
+        self._parts = list[_Part]()
         for piece, array in enumerate(arrays):
             try:
-                self._parts.append(_parts(array, kind))
+                self._parts.append((array.offsets(alike), array, array.unit) if isinstance(array, PackedBags) else
+                                   _parts(array, kind))
             except BagError as error:
                 raise BagError(str(error), name, piece) from None
         offsets = np.array([_address(offsets) for offsets, _, _ in self._parts], np.uint64)
         wide = np.array([offsets.itemsize == 8 for offsets, _, _ in self._parts], np.int64)
         unit = np.array([unit for _, _, unit in self._parts], np.int64)
-        self.stored = np.array([_address(values) for _, values, _ in self._parts], np.uint64), offsets, wide, unit
-        """For each piece: the addresses of its values and offsets, whether these have 8 bytes, and their unit."""
-        self.size, piece, row = bag_size(offsets, wide, unit, np.array([len(array) for array in arrays], np.int64))
+        self.offsets = offsets, wide, unit
+        """For each piece: the address of its offsets, whether these have 8 bytes, and their unit."""
+        self.size: int
+        self.size, piece, row = (sizes.pop(), 0, 0) if alike else \
+            bag_size(offsets, wide, unit, np.array([len(array) for array in arrays], np.int64))
         """The bytes of every bag; below 0: they differ."""
         if self.size < -1:
             begin, end = self._parts[piece][0][row:row + 2]
             raise BagError(f"a bag of {end - begin} bytes, which is no whole number of ids of four bytes", name, piece)
 
-    def as_stored(self) -> Bags:
+    def values(self, buffers: Buffers) -> list[npt.NDArray[np.int32]]:
+        """The ids of each piece."""
+        return [values.values(buffers) if isinstance(values, PackedBags) else values for _, values, _ in self._parts]
+
+    def as_stored(self, buffers: Buffers) -> Bags:
         """The bags of the only piece, without a copy."""
-        [(offsets, values, unit)] = self._parts
+        [(offsets, _, unit)], [values] = self._parts, self.values(buffers)
         values = values[int(offsets[0]) * unit // _ID:int(offsets[-1]) * unit // _ID]
         return Bags(values, (offsets - offsets[0]) * unit // _ID) if self.size < 0 else \
             Bags(values, None, self.size // _ID)
 
-    def starts(self) -> npt.NDArray[np.uint64]:
+    def starts(self, values: Sequence[npt.NDArray[np.int32]]) -> npt.NDArray[np.uint64]:
         """The address of each piece's first bag."""
-        return self.stored[0] + np.array([int(offsets[0]) * unit for offsets, _, unit in self._parts], np.uint64)
+        return _addresses(values) + np.array([int(offsets[0]) * unit for offsets, _, unit in self._parts], np.uint64)
 
     def ends(self, pieces: npt.NDArray[np.uint32], rows: npt.NDArray[np.uint32]) -> npt.NDArray[np.int64]:
         """Where the ids of the bags to come begin, and where those of the last one end."""
         ends = np.empty(len(rows) + 1, np.int64)
-        bag_ends(*self.stored[1:], pieces, rows, ends)
+        bag_ends(*self.offsets, pieces, rows, ends)
         return ends
 
 
@@ -130,7 +187,11 @@ def _address(array: npt.NDArray[Any]) -> np.uint64:
     return np.uint64(array.__array_interface__["data"][0])
 
 
-def _parts(array: pa.Array, kind: type[np.int32 | np.uint32]) -> tuple[npt.NDArray[Any], npt.NDArray[np.int32], int]:
+def _addresses(arrays: Sequence[npt.NDArray[Any]]) -> npt.NDArray[np.uint64]:
+    return np.array([_address(array) for array in arrays], np.uint64)
+
+
+def _parts(array: pa.Array, kind: type[np.int32 | np.uint32]) -> _Part:
     """Where each bag begins and ends among the values, the values, and the bytes that an offset counts: without a copy,
     if the ids are of that kind already."""
     if pa.types.is_large_binary(array.type) or pa.types.is_binary(array.type):

@@ -151,6 +151,24 @@ def place(sources: Any, ends: Any, kinds: Any, order: Any, places: Any, targets:
 
 
 @compiled
+def pack(numbers: Any, bits: Any) -> Any:
+    """Numbers below two to the power of `bits` in words, as `fill` unpacks them."""
+    words = np.zeros(bits * ((len(numbers) + 31) // 32), np.uint32)
+    begin, word = 0, 0
+    while begin < len(numbers) and bits:
+        lanes = min(LANES, (len(numbers) - begin + 31) // 32)
+        for n in range(min(32 * lanes, len(numbers) - begin)):
+            shift = n // lanes * bits % 32
+            at = word + n // lanes * bits // 32 * lanes + n % lanes
+            words[at] |= numbers[begin + n] << np.uint32(shift)
+            if shift + bits > 32:
+                words[at + lanes] |= numbers[begin + n] >> np.uint32(32 - shift)
+        begin += 32 * lanes
+        word += bits * lanes
+    return words.view(np.uint8)
+
+
+@compiled
 def fill(kind: Any, words: Any, bits: Any, base: Any, values: Any, first: Any, count: Any,  # noqa: PLR0917
           into: Any) -> None:
     """Unpacks numbers from the one called `first` on, of `count`; lengths are only unpacked from 0 on."""
@@ -194,6 +212,20 @@ def fill(kind: Any, words: Any, bits: Any, base: Any, values: Any, first: Any, c
 
 
 @compiled
+def unpacked(stored: Any, part: Any, first: Any, into: Any) -> None:
+    """Unpacks words of a column from the one called `first` on; `part` describes them, which lie from the address
+    `stored` on, as `sluice.ingest.read.packed_copy` has it."""
+    kind, _, bits, base, _, count, at, values, distinct, _, _ = part
+    source = stored + np.uint64(at)
+    if kind == RAW:
+        copied(into, carray(_words(source + np.uint64(4 * first)), (len(into),)))
+        return
+    words = carray(_words(source), (bits * ((count + 31) // 32),)).view(np.uint32)
+    known = carray(_words(stored + np.uint64(values)), (distinct,)).view(np.uint32)
+    fill(kind, words, bits, np.uint32(base), known, first, count, into.view(np.uint32))
+
+
+@compiled
 def place_packed(stored: Any, parts: Any, starts: Any, ends: Any, kinds: Any, order: Any, places: Any,  # noqa: PLR0917
                  targets: Any, strides: Any) -> None:
     """Moves rows as `place` does, from packed columns: each is unpacked where it is moved, and never leaves the core's
@@ -206,21 +238,36 @@ def place_packed(stored: Any, parts: Any, starts: Any, ends: Any, kinds: Any, or
     for c in range(len(kinds)):
         begin = 0
         for p in range(len(ends)):
-            kind, _, bits, base, _, count, at, values, distinct, _, _ = parts[p, c]
-            into, rows = whole[begin:ends[p]], ends[p] - begin
-            source = stored[p] + np.uint64(at)
-            if kind != RAW:  # the 32 lower bits of a sum are those of a signed byte, too
-                words = carray(_words(source), (bits * ((count + 31) // 32),)).view(np.uint32)
-                known = carray(_words(stored[p] + np.uint64(values)), (distinct,)).view(np.uint32)
-                fill(kind, words, bits, np.uint32(base), known, starts[p], count, into.view(np.uint32))
-            elif kinds[c] == WORDS:
-                copied(into, carray(_words(source + np.uint64(4 * starts[p])), (rows,)))
-            else:
-                copied(into, carray(_bytes(source + np.uint64(starts[p])), (rows,)))
+            into, part = whole[begin:ends[p]], parts[p, c]
+            if part[0] == RAW and kinds[c] != WORDS:
+                source = stored[p] + np.uint64(part[6] + starts[p])
+                copied(into, carray(_bytes(source), (len(into),)))
+            else:  # the 32 lower bits of a sum are those of a signed byte, too
+                unpacked(stored[p], part, starts[p], into)
             if kinds[c] == BYTES_TO_FLOATS:
                 copied(as_floats[begin:ends[p]], into)
             begin = ends[p]
         _scattered(whole, c, order, places, targets, strides)
+
+
+@compiled
+def unpack_parts(parts: Any, stored: Any, stream: Any) -> None:
+    """Unpacks all parts of a stream, which fit, as `sluice.ingest.read.packed_copy` has them."""
+    for n in range(len(parts)):
+        kind, width, bits, base, at, count, begin, values, distinct, _, _ = parts[n]
+        into, known = stream[at:at + count * width], stored[values:values + distinct * width]
+        if kind == RAW:
+            copied(into, stored[begin:begin + count])
+            continue
+        packed = stored[begin:begin + 4 * bits * ((count - (kind == LENGTHS) + 31) // 32)].view(np.uint32)
+        if width == 1:
+            fill(kind, packed, bits, np.uint8(base), known, 0, count, into)
+        elif width == 2:
+            fill(kind, packed, bits, np.uint16(base), known.view(np.uint16), 0, count, into.view(np.uint16))
+        elif width == 4:
+            fill(kind, packed, bits, np.uint32(base), known.view(np.uint32), 0, count, into.view(np.uint32))
+        else:
+            fill(kind, packed, bits, np.uint64(base), known.view(np.uint64), 0, count, into.view(np.uint64))
 
 
 @compiled
@@ -263,12 +310,30 @@ def _offset(address: Any, wide: Any, row: Any) -> Any:
 
 
 @compiled
+def _uneven(offsets: Any, step: Any) -> Any:
+    """How many bags have another length, of those that begin and end at these offsets; without a branch, so that the
+    processor compares many at a time."""
+    count = 0
+    for n in range(len(offsets) - 1):
+        count += offsets[n + 1] - offsets[n] != step
+    return count
+
+
+@compiled
 def bag_size(offsets: Any, wide: Any, unit: Any, rows: Any) -> Any:
     """The bytes that every bag has whose offsets are at these addresses, in units of so many bytes: (size, 0, 0). They
     differ: (-1, 0, 0). One is no whole number of ids: (-2, its piece, its row)."""
     size, equal = np.int64(-1), True
     for p in range(len(offsets)):
         before = _offset(offsets[p], wide[p], 0)
+        if rows[p]:
+            first = _offset(offsets[p], wide[p], 1) - before
+            bag = first * unit[p]
+            if bag % 4 == 0 and (size < 0 or bag == size) and not (
+                    _uneven(carray(_longs(offsets[p]), (rows[p] + 1,)).view(np.int64), first) if wide[p] else
+                    _uneven(carray(_words(offsets[p]), (rows[p] + 1,)), first)):
+                size = bag
+                continue
         for row in range(rows[p]):
             after = _offset(offsets[p], wide[p], row + 1)
             bag = (after - before) * unit[p]
@@ -342,6 +407,14 @@ def load_compiled(bags: bool = False) -> None:
     take_equal(address[0], 4, pieces, rows, np.uint64(into.ctypes.data))
     bag_ends(offsets, zero, zero, pieces, rows, np.zeros(2, np.int64))
     take_bags(address[0], offsets, zero, zero, pieces, rows, np.zeros(2, np.int64), np.uint64(into.ctypes.data))
+
+
+def load_packed() -> None:
+    """Loads those that move rows of packed columns, with nothing to move."""
+    parts, zero, nowhere = np.zeros((1, 1, 11), np.int64), np.zeros(1, np.int64), np.zeros((1, 0), np.uint64)
+    unpacked(np.uint64(0), parts[0, 0], 0, np.empty(0, np.int32))
+    place_packed(zero.view(np.uint64), parts[:, :0], zero, zero, zero[:0], nowhere[0], zero[:0].reshape(0, PLACE),
+                 nowhere, zero[:0])
 
 
 _KINDS = ({pa.float32(): WORDS, pa.int8(): BYTES_TO_FLOATS}, {pa.int32(): WORDS, pa.int8(): BYTES_TO_WORDS})

@@ -22,7 +22,7 @@ from sluice.ingest.columns import ColumnError, Columns
 from sluice.ingest.memory.buffers import Buffers
 from sluice.ingest.memory.governor import Charge
 from sluice.ingest.row_order import EpochSchedule, Read, RowsPlan, Window
-from sluice.ingest.stages.bags import BagError, Bags, shuffled
+from sluice.ingest.stages.bags import BagError, Bags, PackedBags, shuffled
 from sluice.ingest.stages.number_types import ValueRefused, numbers
 from sluice.ingest.stages.scatter_kernel import (
     CONVERTED,
@@ -63,6 +63,9 @@ class PackedRows(Protocol):
 
     def packed(self, columns: npt.NDArray[np.int64]) -> tuple[int, npt.NDArray[np.int64]]:
         """Where what is packed lies in memory, and what describes each column there, for `place_packed`."""
+
+    def bags(self, column: int, start: int, stop: int) -> PackedBags:
+        """The bags of some rows of a column."""
 
 
 class ReadRows(Protocol):
@@ -367,8 +370,14 @@ class Gatherer:
             raise ColumnError(f"{self._describe(pieces[error.piece].decoded.task.read)}: column {error.column!r} has "
                               f"{error}") from None
 
-    def _bags_of(self, name: str, piece: WindowPiece) -> pa.Array:
+    def _bags_of(self, name: str, piece: WindowPiece) -> pa.Array | PackedBags:
         """The bags of a piece as one array, without a copy if Arrow has them as one."""
+        rows = piece.decoded.rows
+        if not isinstance(rows, (pa.Table, dict)):
+            column = rows.schema.get_field_index(name)
+            if pa.types.is_binary(kind := rows.schema.types[column]) or pa.types.is_large_binary(kind) or \
+                    self._columns.id_kind(name) is np.int32:  # words, or numbers that fit
+                return rows.bags(column, piece.start, piece.stop)
         part = _part(piece, name)
         if part.num_chunks == 1:
             return part.chunk(0)

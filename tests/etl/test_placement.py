@@ -23,6 +23,7 @@ from sluice.etl.synth.raw_logs import synthesize
 from sluice.etl.table.commit import CommitError
 from sluice.etl.table.table import FeatureTable
 from sluice.ingest.loader import BatchLoader
+from sluice.ingest.read.packed_copy import PackedCopy
 from tests.etl.jobs import Said
 
 SPEC = """
@@ -79,7 +80,7 @@ def test_the_placed_table_gives_the_same_batches_and_an_append_lies_as_it_does(t
     synthesize(tmp_path / "log", rows=3000, seed=2)
     answer(tmp_path, "--output", tmp_path / "etl")
     said = Said()
-    found = answer(tmp_path, "--output", tmp_path / "placed", "--place", "auto", "--for",
+    found = answer(tmp_path, "--output", tmp_path / "placed", "--packed", "--place", "auto", "--for",
                    ran(tmp_path / "run", tmp_path / "etl", demand=100.0), said=said)
     # The trainer is so slow that all that makes the table smaller is left to the loader.
     left = {name: ops for name, ops in found["placement"].items() if ops}
@@ -94,9 +95,13 @@ def test_the_placed_table_gives_the_same_batches_and_an_append_lies_as_it_does(t
     assert found["foretold_rows_per_s"] == 100
     hashes = []
     for name in ("etl", "placed"):
-        with BatchLoader(FeatureTable.open(tmp_path / name), batch_size=160, last="pad") as loader:
+        copies = PackedCopy() if name == "placed" else None  # which hold what operators are left to work on
+        with BatchLoader(FeatureTable.open(tmp_path / name), batch_size=160, last="pad", packed=copies) as loader:
             hashes.append((sum(batch.rows for batch in loader), loader.order_hash, loader.cardinalities))
+            counts = loader.store
     assert hashes[0] == hashes[1]
+    assert (counts["packed_hits"] > 0, counts["packed_misses"]) == (True, 0)
+    assert found["packed_bytes"] > counts["packed_bytes"] > 0
     answer(tmp_path, "--output", tmp_path / "placed", "--mode", "append")
     assert FeatureTable.open(tmp_path / "placed").version == 1
 

@@ -6,7 +6,9 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -155,6 +157,52 @@ def test_a_job_makes_the_packed_copy_and_goes_on_where_it_cannot(tmp_path, capsy
         said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("sluice: ")]
         assert sum("no more packed copies are made" in line for line in said) == len(said) == lines
         assert all((os.strerror(errno.ENOSPC) if len(words) == 1 else "within its limit") in line for line in said)
+
+
+def test_vacuum_takes_packed_copies_with_their_files_and_nothing_else(tmp_path, capsys, monkeypatch):
+    import sluice.etl.table_commands
+    from sluice.etl.__main__ import main
+    from sluice.etl.synth.small_table import small_table
+    from sluice.ingest.read.packed_copy import FOLDER, PackedCopy
+    from sluice.ingest.read.reader import RowGroupReader
+
+    def read(files):
+        groups = RowGroupReader(files, ("label", "I1"), packed=PackedCopy())
+        for file, counts in enumerate(groups.row_groups):
+            for group in range(len(counts)):
+                groups.decoded(file, group)
+        groups.close()
+        return groups.stats()
+
+    uri = tmp_path / "t"
+    old, new = (list(small_table(uri, rows=400, first=first, mode=mode, row_group_rows=100, files=1,
+                                 splits={"train": 1.0}).files_of("train"))
+                for first, mode in ((0, "create"), (9000, "overwrite")))
+    assert [read(files)["packed_misses"] for files in (old, new, [*old, *new])] == [4, 4, 8]
+    both = uri / "data" / FOLDER / "sluice-cache"  # as the files are of two jobs
+    (both / "note").write_text("somebody's")
+    (both / "strange").mkdir()
+    (both / "strange" / "name").write_text("42")
+
+    def there():
+        return {str(path.relative_to(uri)): path.stat().st_size for path in uri.rglob("*") if len(path.name) == 64}
+
+    before = there()
+    monkeypatch.setattr(sluice.etl.table_commands, "time", SimpleNamespace(time=lambda: time.time() + 2 * 86_400))
+    assert (main(["vacuum", str(uri), "--keep", "1", "--dry-run"])["removed"], there()) == (2, before)
+    done = main(["vacuum", str(uri), "--keep", "1"])
+    assert (done["removed"], done["passed_over"]) == (2, [])  # the Parquet file and its job's record
+    assert not Path(old[0].path).parents[1].exists()
+    gone = before.keys() - there().keys()
+    assert len(gone) == 8  # four in the folder of their own, and four of the eight that lay beside the new ones
+    assert there() == {path: size for path, size in before.items() if path not in gone}
+    for home in (path.parent for path in both.rglob("ledger")):
+        blocks = sum(-(-path.stat().st_size // 4096) * 4096 for path in home.iterdir() if len(path.name) == 64)
+        assert int((home / "ledger").read_text()) == blocks > 0
+    stats = read(new)
+    assert (stats["packed_hits"], stats["packed_misses"]) == (4, 0)
+    assert (both / "note").exists()
+    assert (both / "strange" / "name").exists()
 
 
 def test_numbers_of_numpy_become_json(repo):

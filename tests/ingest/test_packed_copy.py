@@ -8,7 +8,7 @@ import random
 import shutil
 import struct
 import threading
-from collections import deque
+from collections import Counter, deque
 from contextlib import suppress
 from decimal import Decimal
 from pathlib import Path
@@ -21,12 +21,14 @@ import pytest
 from sluice.etl.schema import DataFile
 from sluice.ingest.knobs import Knobs
 from sluice.ingest.loader import BatchLoader
+from sluice.ingest.memory.buffers import Buffers
 from sluice.ingest.read import packed_copy
 from sluice.ingest.read.cache import FileCache
 from sluice.ingest.read.files import FileOpener
 from sluice.ingest.read.packed_copy import DamagedCopy, PackedCopy, PackedTable, crc32, packed
-from sluice.ingest.read.reader import READERS, RowGroupReader
+from sluice.ingest.read.reader import READERS, RowGroupReader, SourceError
 from sluice.ingest.stages import shuffle
+from sluice.ingest.stages.bags import shuffled
 from sluice.ingest.stages.scatter_kernel import BYTES_TO_FLOATS, WORDS, place_packed
 
 ROWS = 9000  # more than one whole block of lanes, and a part of one
@@ -151,6 +153,38 @@ def test_any_rows_are_gathered_straight_from_packed_columns():
         assert not PackedTable(entry(other), "k").straight
 
 
+def test_bags_of_any_form_are_gathered_straight_from_packed_columns():
+    chance, rows = np.random.default_rng(4), 9000  # more than a block of lanes of lengths, and several of ids
+    lengths = {"equal": [3] * rows, "one": [1] * rows, "several": chance.integers(0, 9, rows).tolist(),
+               "a huge one": [40_000, *[n % 2 for n in range(rows - 1)]]}
+    bags = {name: [chance.integers(-9, 2**17, n).astype("<i4") for n in sizes] for name, sizes in lengths.items()}
+    table = pa.table({f"{name}, {kind}": pa.array([one if pa.types.is_list(kind) else one.tobytes() for one in some],
+                                                  kind)
+                      for name, some in bags.items() for kind in (pa.binary(), pa.large_binary(),
+                                                                  pa.list_(pa.int32()))} | {
+        "any words": pa.array([chance.bytes(12) for _ in range(rows)], pa.binary()),
+        "few values": pa.array([struct.pack("<2i", 7, 2**30 * (n % 2)) for n in range(rows)], pa.binary())})
+    found = PackedTable(entry(table), "k")
+    assert found.straight
+    for parts in ([(0, rows)], [(0, 0)], [(0, 1), (8190, 8195)], [(5000, rows), (17, 2100)]):
+        arrow = {name: [column.combine_chunks()[start:stop] for start, stop in parts]
+                 for name, column in zip(table.schema.names, table.columns, strict=True)}
+        stays = {name: [found.bags(n, start, stop) for start, stop in parts] for n, name in enumerate(arrow)}
+        some = {name: [here, *there[1:]] for (name, there), (here, *_) in zip(arrow.items(), stays.values(),
+                                                                             strict=True)}
+        count = sum(stop - start for start, stop in parts)
+        for order in (None, chance.permutation(count).astype(np.uint64)[count // 7:]):
+            length = count if order is None else len(order)
+            expected = shuffled(arrow, order, Buffers())
+            for moved in (shuffled(stays, order, Buffers()), shuffled(some, order, Buffers())):
+                for name, one in expected.items():
+                    assert moved[name].ids(0, length).tobytes() == one.ids(0, length).tobytes(), (name, parts)
+                    assert moved[name].as_arrow(length, np.int32).equals(one.as_arrow(length, np.int32)), (name, parts)
+    for other in (pa.array([None] + [b"1234"] * (rows - 1)), pa.array([b"123"] * rows), pa.array([[1, None]] * rows,
+                  pa.list_(pa.int32())), pa.array([[1]] * rows, pa.list_(pa.int64()))):
+        assert not PackedTable(entry(table.append_column("other", other)), "k").straight
+
+
 def test_a_hundred_and_twenty_of_as_many_flipped_bits_are_found(every_type):
     whole, chance = packed(every_type.slice(0, 700), "k"), random.Random(30)
     front = 8 * 11 * int(np.frombuffer(whole[:32], np.int64)[1])
@@ -220,7 +254,10 @@ def write(path, seed):
     chance = np.random.default_rng(seed)
     pq.write_table(pa.table({"label": pa.array(chance.integers(0, 2, 3 * GROUP), pa.int8()),
                              "d": pa.array(chance.normal(size=3 * GROUP), pa.float32()),
-                             "s": pa.array(chance.integers(0, 1000, 3 * GROUP), pa.int32())}),
+                             "s": pa.array(chance.integers(0, 1000, 3 * GROUP), pa.int32()),
+                             "bags": pa.array([chance.integers(0, 1000, n % 4).tolist() for n in range(3 * GROUP)],
+                                              pa.list_(pa.int32())),
+                             "equal": pa.array([chance.bytes(12) for n in range(3 * GROUP)], pa.binary())}),
                    path, row_group_size=GROUP, write_page_checksum=True, compression="lz4")
 
 
@@ -233,7 +270,7 @@ def read_all(groups):
     """Every row group that the reader gives, held against Parquet; the reader is closed."""
     for file, described in enumerate(groups.files):
         for group in range(3):
-            expected = pq.ParquetFile(described.path).read_row_group(group)
+            expected = pq.ParquetFile(described.path).read_row_group(group, groups.columns)
             rows = groups.decoded(file, group)
             assert (rows if isinstance(rows, pa.Table) else rows.table()).equals(expected), (file, group)
     stats = groups.stats()
@@ -291,7 +328,7 @@ def test_a_stale_copy_is_never_read(files, how):
 
 def test_what_was_read_from_a_file_that_is_no_longer_there_is_not_kept_as_the_new_ones(files, tmp_path, capsys):
     groups = reader(files, PackedCopy())
-    old = pq.ParquetFile(files[0]).read_row_group(1)
+    old = pq.ParquetFile(files[0]).read_row_group(1, groups.columns)
     groups.decoded(0, 0)  # the file stays open
     write(tmp_path / "new", 77)
     (tmp_path / "new").replace(files[0])
@@ -301,17 +338,55 @@ def test_what_was_read_from_a_file_that_is_no_longer_there_is_not_kept_as_the_ne
     assert read_all(reader(files, PackedCopy()))["packed_hits"] == 0
 
 
-def test_a_hundred_and_twenty_of_as_many_flips_on_the_disk_are_found(files, tmp_path, capsys):
-    read_all(reader(files, PackedCopy()))
-    path, chance = entries(tmp_path)[0], random.Random(31)
-    whole = path.read_bytes()
+def flipped(path, at, chance):
+    """Flips a bit of a file, where it lies."""
+    with open(path, "r+b") as file:
+        byte = os.pread(file.fileno(), 1, at)[0]
+        os.pwrite(file.fileno(), bytes([byte ^ 1 << chance.randrange(8)]), at)
+
+
+def test_of_a_hundred_and_twenty_flips_in_pages_none_gives_another_row(files):
+    """Caught, in a column that is not read, or in what is beside the values in a page's head."""
+    columns, chance, outcomes = ("label", "d", "bags", "equal"), random.Random(30), Counter()
+    described = [DataFile(path=str(path), rows=3 * GROUP, bytes=os.path.getsize(path)) for path in files]
+    groups = RowGroupReader(described, columns)
+    whole = [path.read_bytes() for path in files]
+    expected = {(file, group): pq.ParquetFile(path).read_row_group(group, columns)
+                for file, path in enumerate(files) for group in range(3)}
+    chunks = [(file, group, pq.read_metadata(path).row_group(group).column(n))
+              for file, path in enumerate(files) for group in range(3) for n in range(5)]
     for _ in range(120):
-        harmed, at = bytearray(whole), chance.randrange(len(whole))
-        harmed[at] ^= 1 << chance.randrange(8)
-        path.write_bytes(harmed)
-        assert read_all(reader(files, PackedCopy()))["packed_corrupt"] == 1, at
+        file, group, chunk = chance.choices(chunks, [c.total_compressed_size for *_, c in chunks])[0]
+        begin = chunk.dictionary_page_offset or chunk.data_page_offset
+        flipped(files[file], begin + chance.randrange(chunk.total_compressed_size), chance)
+        try:
+            assert groups.decoded(file, group).equals(expected[file, group]), (file, group, chunk.path_in_schema)
+            outcomes["in a page's head" if chunk.path_in_schema.split(".")[0] in columns else "not read"] += 1
+        except SourceError as error:
+            outcomes["caught"] += f"{files[file]}, row group {group}: " in str(error)
+        files[file].write_bytes(whole[file])
+    groups.close()
+    assert sum(outcomes.values()) == 120
+    assert outcomes["caught"] > 100, outcomes
+    assert outcomes["in a page's head"] < 6, outcomes
+
+
+def test_of_a_hundred_and_twenty_flips_in_packed_copies_all_are_caught(files, tmp_path, capsys):
+    read_all(reader(files, PackedCopy()))
+    groups, chance, there = reader(files, PackedCopy()), random.Random(31), sorted(entries(tmp_path))
+    expected = {(file, group): pq.ParquetFile(path).read_row_group(group, groups.columns)
+                for file, path in enumerate(files) for group in range(3)}
+    for count in range(1, 121):
+        path = chance.choice(there)
+        whole = path.read_bytes()
+        flipped(path, chance.randrange(len(whole)), chance)
+        for place, table in expected.items():
+            rows = groups.decoded(*place)
+            assert (rows if isinstance(rows, pa.Table) else rows.table()).equals(table), place
+        assert groups.stats()["packed_corrupt"] == count
         assert path.read_bytes() == whole  # made anew
-    assert capsys.readouterr().err.count("a packed copy cannot be believed") == 120
+    groups.close()
+    assert capsys.readouterr().err.count("a packed copy cannot be believed") == 1
 
 
 @pytest.mark.parametrize("how", ["damaged", "truncated", "emptied", "of another version", "another's"])
@@ -465,15 +540,19 @@ def test_the_order_of_the_rows_is_that_of_parquet_whatever_the_knobs(table, tmp_
 
 
 def batches(loader):
-    return [tuple(one.numpy().tobytes() for one in (batch.dense, batch.values, batch.label)) for batch in loader]
+    found = [tuple(one.numpy().tobytes() for one in (batch.dense, batch.values, batch.lengths, batch.label))
+             for batch in loader]
+    return found, loader.order_hash
 
 
 @pytest.mark.parametrize("window_rows", [128, 900])  # parts of a row group, and several of them
-@pytest.mark.parametrize("name", READERS)
-def test_every_value_is_that_of_parquet_where_columns_stay_packed(files, monkeypatch, name, window_rows):
+@pytest.mark.parametrize(("name", "bags"), [(READERS[0], []), (READERS[1], []), ("arrow", ["bags", "equal"])])
+def test_every_value_is_that_of_parquet_where_columns_stay_packed(files, monkeypatch, name, bags, window_rows):
     calls, how = [], {"batch_size": 96, "streams": 2, "window_rows": window_rows, "reader": name,
-                      "roles": {"label": "label", "dense": ["d"], "sparse": ["s"]}}
+                      "roles": {"label": "label", "dense": ["d"], "sparse": ["s"], "id_list": bags}}
     monkeypatch.setattr(shuffle, "place_packed", lambda *a: calls.append(1) or place_packed(*a))
+    unpacked, tables = PackedTable.table, []
+    monkeypatch.setattr(PackedTable, "table", lambda self: tables.append(self.num_rows) or unpacked(self))
     paths = [str(path) for path in files]
     with BatchLoader(paths, **how) as loader:
         expected = batches(loader)
@@ -481,10 +560,12 @@ def test_every_value_is_that_of_parquet_where_columns_stay_packed(files, monkeyp
         loader._groups.decoded(0, 1)  # its copy is there at once: some windows have rows of both forms
         assert batches(loader) == expected
     calls.clear()
+    tables.clear()
     with BatchLoader(paths, packed=PackedCopy(), **how) as loader:
         assert batches(loader) == expected
         assert loader.store["packed_misses"] == 0
     assert calls
+    assert GROUP not in tables
     with BatchLoader(paths, packed=PackedCopy(), fill=0.5, **how) as loader:  # values are looked at before they move
         calls.clear()
         assert batches(loader) == expected

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import random
 import subprocess
 import sys
 import threading
@@ -15,7 +14,6 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from sluice.ingest.columns import Columns
 from sluice.ingest.loader import BatchLoader
 from sluice.ingest.read.files import FileOpener
 from sluice.ingest.read.reader import RowGroupReader, SourceError
@@ -176,29 +174,6 @@ class TestDamage:
             groups.read(Read(0, 0, whole.row_group_rows[0], (WindowPart(0, 0, 0, 1),)))
         assert disturbed.corrupted == 1
         groups.close()
-
-    def test_forty_of_forty_flipped_bits_are_found(self, table, tmp_path):
-        whole = table.files_of("train")[0]
-        good = Path(whole.path).read_bytes()
-        meta = pq.read_metadata(whole.path)
-        chance, found = random.Random(40), 0
-        columns = Columns.of(table.fields).names
-        for n in range(40):
-            group = chance.randrange(meta.num_row_groups)
-            column = meta.row_group(group).column(chance.randrange(meta.num_columns))
-            at = column.data_page_offset + chance.randrange(column.total_compressed_size * 3 // 4,
-                                                            column.total_compressed_size)
-            path = tmp_path / f"{n}.parquet"
-            path.write_bytes(good[:at] + bytes([good[at] ^ 1 << chance.randrange(8)]) + good[at + 1:])
-            used = column.path_in_schema in columns
-            groups = RowGroupReader([dataclasses.replace(whole, path=str(path))], columns if used
-                                    else [column.path_in_schema])
-            rows = meta.row_group(group).num_rows
-            with pytest.raises(SourceError, match=f"{n}.parquet, row group {group}: "):
-                groups.read(Read(0, group, rows, (WindowPart(0, 0, 0, rows),)))
-            groups.close()
-            found += 1
-        assert found == 40
 
 
 _MUTATE = """
