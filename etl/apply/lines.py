@@ -23,7 +23,7 @@ Flags = npt.NDArray[np.bool_]
 OPEN_QUOTE, FIELDS = "a quote that does not end", "wrong number of fields"
 _RETURN, _RETURNS, _INNER_RETURN = re.compile(rb"\r"), re.compile(rb"\r+\n"), r"\r[^\r\n]"
 _MARK = b"\xef\xbb\xbf"
-_BLOCK = 1 << 20  # the text that Arrow works on together: what it makes of more does not stay in a core's cache
+_BLOCK = 1 << 19  # the text that Arrow works on together: what it makes of more does not stay in a core's cache
 
 
 def joined(lines: pa.Array) -> pa.Buffer:
