@@ -23,6 +23,7 @@ Flags = npt.NDArray[np.bool_]
 OPEN_QUOTE, FIELDS = "a quote that does not end", "wrong number of fields"
 _RETURN, _RETURNS, _INNER_RETURN = re.compile(rb"\r"), re.compile(rb"\r+\n"), r"\r[^\r\n]"
 _MARK = b"\xef\xbb\xbf"
+_BLOCK = 1 << 19  # the text that Arrow works on together: what it makes of more does not stay in a core's cache
 
 
 def joined(lines: pa.Array) -> pa.Buffer:
@@ -154,14 +155,14 @@ class Delimited:
             wrong.append((row.number - 1, row.actual_columns))
             return "skip"
 
-        content = joined(lines)
+        content, longest = joined(lines), pc.max(pc.binary_length(lines)).as_py()
         table = pyarrow.csv.read_csv(
             pa.BufferReader(content),
-            pyarrow.csv.ReadOptions(use_threads=False, block_size=max(len(content), 1 << 16) + 1,
-                                    column_names=list(types)),
+            pyarrow.csv.ReadOptions(use_threads=False, block_size=max(_BLOCK, longest + 1), column_names=list(types)),
             pyarrow.csv.ParseOptions(**self._options, invalid_row_handler=short_or_long),
+            # Lines that are not UTF-8 are awry, and are not among these.
             pyarrow.csv.ConvertOptions(column_types=types, null_values=[""], strings_can_be_null=True,
-                                       quoted_strings_can_be_null=False))
+                                       quoted_strings_can_be_null=False, check_utf8=False))
         return table, wrong
 
     def _cells(self, line: bytes) -> Sequence[bytes | None] | None:

@@ -5,12 +5,15 @@ compressed one is read through from its beginning, by whoever hands out the piec
 
 from __future__ import annotations
 
+import contextlib
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from sluice.etl.apply.lines import bare
@@ -19,11 +22,30 @@ from sluice.etl.jobs.engine import JobFailure
 from sluice.etl.local.input_paths import InputFile
 
 PIECE_BYTES, _CHUNK, _MARK = 16 << 20, 1 << 20, b"\xef\xbb\xbf"
+_BEYOND = 1 << 16  # what is read beyond a piece for the end of its last line
 _CODECS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}
 SPARK_ONLY = (".lz4", ".snappy", ".lzo", ".deflate")
 # What Arrow says of damage, and Spark's jobs say it in these words.
 _FAULTS = {"Truncated": "it is cut short", "": "it is damaged",
            "incorrect header check": "it is no gzip file, or something else follows its end"}
+
+
+class Room:
+    """Memory for pieces, which threads take over from one another: fresh memory costs a fault for every page of it."""
+
+    def __init__(self, size: int) -> None:
+        self._size, self._free = size, deque[bytearray]()
+
+    @contextlib.contextmanager
+    def taken(self) -> Iterator[bytearray]:
+        try:
+            room = self._free.pop()
+        except IndexError:
+            room = bytearray(self._size)
+        try:
+            yield room
+        finally:
+            self._free.append(room)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,39 +55,46 @@ class Piece:
     file: InputFile
     number: int  # in its file
     size: int  # in bytes of its file
+    room: Room
     start: int = 0
     content: bytes | None = None  # the lines, if they have been read
 
     def batches(self, headers: tuple[bytes, ...]) -> Iterator[pa.RecordBatch]:
-        """Its lines, with their ends, as a column `line`; those that repeat a header are left out."""
-        content = self.content if self.content is not None else self._read()
-        content = content.removeprefix(_MARK) if not self.number else content
-        if content:  # lines are laid over the bytes, which are not copied unless the last line has no end
-            whole = content if content.endswith(b"\n") else content + b"\n"
-            ends = np.flatnonzero(np.frombuffer(whole, np.uint8) == ord("\n")) + 1
-            offsets = pa.py_buffer(np.concatenate([[0], ends]).astype(np.int32))
-            lines = pa.Array.from_buffers(pa.binary(), len(ends), [None, offsets, pa.py_buffer(whole)])
-            yield _without(headers, pa.record_batch([lines], ["line"]))
+        """Its lines, with their ends, as a column `line`; those that repeat a header are left out. They lie in the
+        piece's room: once this has ended they are others."""
+        with self.room.taken() if self.content is None else contextlib.nullcontext(bytearray()) as room:
+            content = memoryview(self._read(room) if self.content is None else self.content)
+            content = content[len(_MARK):] if not self.number and content[:len(_MARK)] == _MARK else content
+            if len(content):  # lines are laid over the bytes, which are not copied unless the last line has no end
+                whole = content if content[-1:] == b"\n" else memoryview(bytes(content) + b"\n")
+                ends = _ends(np.frombuffer(whole, np.uint8))
+                offsets = pa.py_buffer(np.concatenate([[0], ends]).astype(np.int32))
+                lines = pa.Array.from_buffers(pa.binary(), len(ends), [None, offsets, pa.py_buffer(whole)])
+                yield _without(headers, pa.record_batch([lines], ["line"]))
 
-    def _read(self) -> bytes:
+    def _read(self, room: bytearray) -> memoryview | bytes:
         """The bytes of the lines that begin in this part of a plain file."""
-        with self.file.open() as stream:
-            start, end = self.start, self.start + self.size
-            if start:  # the line that began before ends here at the earliest
-                stream.seek(start - 1)
-                start += len(_to_line_end(stream)) - 1
-            stream.seek(start)
-            content = stream.read(max(0, end - start))
-            return bytes(content if not content or content.endswith(b"\n") else content + _to_line_end(stream))
+        with self.file.open() as stream, memoryview(room) as whole:
+            before = min(1, self.start)  # the line that began before ends here at the earliest
+            stream.seek(self.start - before)
+            end, count = before + self.size, 0
+            while got := stream.readinto(whole[count:end + _BEYOND]):
+                count += got
+            first = room.find(b"\n", 0, min(count, end - 1)) + 1 if before else 0
+            if before and not first:  # a line that began before is longer than this
+                return b""
+            last = room.find(b"\n", end - 1, count) + 1
+            return memoryview(room)[first:last] if last else bytes(whole[first:count]) + _to_line_end(stream)
 
 
 def pieces_of(files: list[InputFile], piece_bytes: int) -> Iterator[Piece]:
+    room = Room(1 + piece_bytes + _BEYOND)
     for file in files:
         if PurePosixPath(file.path).suffix in _CODECS:
-            yield from _decompressed(file, piece_bytes)
+            yield from _decompressed(file, piece_bytes, room)
         else:
             for number, start in enumerate(range(0, file.size, piece_bytes)):
-                yield Piece(file, number, min(piece_bytes, file.size - start), start)
+                yield Piece(file, number, min(piece_bytes, file.size - start), room, start)
 
 
 def first_line(file: InputFile, encoding: str) -> str:
@@ -80,6 +109,12 @@ def first_line(file: InputFile, encoding: str) -> str:
                 break
     lines = held.decode(encoding, errors="replace").removeprefix("\ufeff").splitlines()
     return lines[0] if lines else ""
+
+
+def _ends(content: npt.NDArray[np.uint8]) -> npt.NDArray[np.intp]:
+    """Where each line ends; looked for bit by bit, so that what is compared stays in a core's cache."""
+    return np.concatenate([np.flatnonzero(content[start:start + _CHUNK // 4] == ord("\n")) + (start + 1)
+                           for start in range(0, len(content), _CHUNK // 4)])
 
 
 def _without(headers: tuple[bytes, ...], batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -100,17 +135,17 @@ def _to_line_end(stream: Any) -> bytes:
     return held[:held.find(b"\n") + 1] or held
 
 
-def _decompressed(file: InputFile, piece_bytes: int) -> Iterator[Piece]:
+def _decompressed(file: InputFile, piece_bytes: int, room: Room) -> Iterator[Piece]:
     with file.open() as stream:
         held, number, before = bytearray(), 0, 0
         for chunk in _chunks(file, stream):
             held += chunk
             cut = held.rfind(b"\n") + 1 if len(held) >= piece_bytes else 0
             if cut:
-                yield Piece(file, number, stream.tell() - before, content=bytes(held[:cut]))
+                yield Piece(file, number, stream.tell() - before, room, content=bytes(held[:cut]))
                 held, number, before = held[cut:], number + 1, stream.tell()
         if held:
-            yield Piece(file, number, file.size - before, content=bytes(held))
+            yield Piece(file, number, file.size - before, room, content=bytes(held))
 
 
 def _chunks(file: InputFile, stream: Any) -> Iterator[bytes]:

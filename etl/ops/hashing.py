@@ -23,6 +23,7 @@ G = np.uint64(0x9E3779B97F4A7C15)
 A = np.uint64(0xD6E8FEB86659FD93)
 _M1, _M2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 NULL = np.uint64(0x5851F42D4C957F2D)
+_TURN = 16_000  # of 64 bits each: what is larger, the system would map and clear anew at every step
 
 
 def mix(x: U64) -> U64:
@@ -36,7 +37,13 @@ def mix(x: U64) -> U64:
 
 
 def hash_texts(column: pa.Array, salt: int = 0) -> U64:
-    """Hashes each value of a string or binary array."""
+    """Hashes each value of a string or binary array; many of them in turns, whose steps stay in a core's cache."""
+    if len(column) <= _TURN:
+        return _hash_texts(column, salt)
+    return np.concatenate([_hash_texts(column.slice(start, _TURN), salt) for start in range(0, len(column), _TURN)])
+
+
+def _hash_texts(column: pa.Array, salt: int) -> U64:
     width = _offset_width(column)
     count = len(column)
     if not count:
@@ -97,7 +104,8 @@ def hash_rows(columns: list[pa.Array], seed: int) -> U64:
     key: U64 = np.full(len(columns[0]) if columns else 0, np.uint64(seed & 0xFFFFFFFFFFFFFFFF)) * G
     for column in columns:
         number = pa.types.is_integer(column.type) or pa.types.is_floating(column.type)
-        key = (key ^ (hash_numbers(column) if number else hash_texts(column))) * A
+        key ^= hash_numbers(column) if number else hash_texts(column)
+        key *= A
         key ^= key >> np.uint64(32)
     return mix(key)
 

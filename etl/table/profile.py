@@ -115,11 +115,12 @@ def _numbers(wide: npt.NDArray[np.float64]) -> dict[str, Any]:
 
 def _ids(ids: npt.NDArray[Any], buckets: int) -> dict[str, Any]:
     """Counts ids in bins: `null`, `unseen`, and octaves of the place in the vocabulary."""
-    place = ids.astype(np.int64) - FIRST - buckets
-    octave = np.where(place >= 0, np.log2(np.maximum(place, 0) + 1.0).astype(np.int64), -1)
-    bins = {f"octave {k}": v for k, v in _counted(octave).items() if k != "-1"}
-    nulls, unseen = int((ids == NULL).sum()), int(((ids >= FIRST) & (place < 0)).sum())
-    kinds, counts = np.unique(ids, return_counts=True)
+    kinds, counts = _tally(ids)
+    place = kinds.astype(np.int64) - FIRST - buckets
+    known = place >= 0
+    octave = np.bincount(np.log2(place[known] + 1.0).astype(np.int64), counts[known])
+    bins = {f"octave {k}": int(octave[k]) for k in np.flatnonzero(octave).tolist()}
+    nulls, unseen = int(counts[kinds == NULL].sum()), int(counts[(kinds >= FIRST) & ~known].sum())
     top = np.argsort(-counts, kind="stable")[:_TOP]
     return {"rows": len(ids), "nulls": nulls, "unseen": unseen,
             "top": {str(kinds[i]): int(counts[i]) for i in top},
@@ -127,8 +128,19 @@ def _ids(ids: npt.NDArray[Any], buckets: int) -> dict[str, Any]:
 
 
 def _counted(values: npt.NDArray[np.int64]) -> dict[str, int]:
-    kinds, counts = np.unique(values, return_counts=True)
+    kinds, counts = _tally(values)
     return {str(k): int(c) for k, c in zip(kinds.tolist(), counts.tolist(), strict=True)}
+
+
+def _tally(values: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
+    """The different whole numbers, rising, and how often each occurs."""
+    least = int(values.min(initial=0))
+    if int(values.max(initial=0)) - least >= 4 * len(values):  # far apart: sorting them is cheaper
+        kinds, counts = np.unique(values, return_counts=True)
+        return kinds, counts
+    counts = np.bincount(values - least)
+    kinds = np.flatnonzero(counts)
+    return kinds + least, counts[kinds]
 
 
 def _joined(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, Any]:
