@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 import zoneinfo
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import pyarrow as pa
 
@@ -35,11 +35,19 @@ def spec_text(found: Mapping[str, Proposal], others: Mapping[str, str]) -> str:
                   f"optional = {json.dumps(optional, ensure_ascii=False)}"]
     if left:
         lines += ["# Left out:", *left]
-    lines += ["", "[table]", *_split(found), ""]
+    lines += ["", "[table]", *_split(found)]
+    if any(one.role == "label" and one.facts.nulls for one in used.values()):
+        lines += ["# Rows without a label lie in a split of their own, on which nothing is trained.", 'unlabelled = "ask"']
+    lines += [""]
     for one in used.values():
         plain = one.name.replace(".", "_")  # a model's table has no dot in its name
         lines += _columns(one, one.name if plain in found else plain)
     return "\n".join(lines).rstrip() + "\n"
+
+
+def toml_texts(several: Sequence[str]) -> str:
+    """One text, or a list of several, as TOML has it."""
+    return json.dumps(several[0] if len(several) == 1 else list(several), ensure_ascii=False)
 
 
 def _type(one: Proposal) -> str:
@@ -61,10 +69,11 @@ def _split(found: Mapping[str, Proposal]) -> Iterator[str]:
     """How rows are split: by the first time that there is, else by the user, else not at all."""
     for name, one in found.items():
         if one.time not in ("", "text") and one.facts.low is not None and not (one.facts.nulls or one.facts.optional):
-            low, high = (_seconds(value, one) for value in (one.facts.low, one.facts.high))
+            low, high = (_number(value, one) for value in (one.facts.low, one.facts.high))
             bounds = [int(low + (high - low) * share) for share in (0.8, 0.9)]
             if low < bounds[0] < bounds[1]:
-                first, second = (f"{datetime.datetime.fromtimestamp(at, datetime.UTC):%Y-%m-%d %H:%M}" for at in bounds)
+                first, second = (f"{datetime.datetime.fromtimestamp(at / one.unit, datetime.UTC):%Y-%m-%d %H:%M}"
+                                 for at in bounds)
                 yield f"# Trained on the past: validation begins at {first}, test at {second} (UTC)."
                 yield f"split_time = {json.dumps(name, ensure_ascii=False)}"
                 yield f"split = {{train = 0, validation = {bounds[0]}, test = {bounds[1]}}}"
@@ -79,7 +88,7 @@ def _split(found: Mapping[str, Proposal]) -> Iterator[str]:
     yield "split = {train = 1}"
 
 
-def _seconds(value: object, one: Proposal) -> float:
+def _number(value: object, one: Proposal) -> float:
     number, _ = converted(pa.array([value], one.facts.type), "float")
     return float(number[0].as_py())
 
@@ -87,8 +96,9 @@ def _seconds(value: object, one: Proposal) -> float:
 def _columns(one: Proposal, name: str) -> list[str]:
     seen = f"# {facts_text(one.facts)}"
     if one.time:
-        clock = "%H" in one.format if one.format else not pa.types.is_date(one.facts.type)
-        read = [f'{{op = "parse_time", format = "{one.format}"}}'] if one.format else []
+        clock = any("%H" in form for form in one.formats) if one.formats else not pa.types.is_date(one.facts.type)
+        read = [f'{{op = "parse_time", format = {toml_texts(one.formats)}}}'] if one.formats else \
+            [f'{{op = "scale", by = {one.unit}}}'] if one.unit > 1 else []
         named = getattr(one.facts.type, "tz", None)
         zone = f', zone = "{named}"' if named in zoneinfo.available_timezones() - {"UTC"} else ""
         return [line for part, size in ([("hour", 24)] if clock else []) + [("weekday", 7)] for line in
