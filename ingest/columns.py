@@ -56,7 +56,7 @@ class Columns:
     def of(cls, fields: Iterable[Field], fill: Mapping[str, float] | float | None = None,
            bags: Mapping[str, float] | None = None) -> Columns:
         """The columns by the roles in a table, in the table's order. `fill` is a number for all columns but the label,
-        which nobody gave to a row that lacks it, or by name; `bags` says how many ids a row has, where the columns themselves do not."""
+        or by name; `bags` says how many ids a row has, where the columns themselves do not."""
         fields = tuple(fields)
         used = [f for f in fields if f.role in ("dense", "sparse", "label", "weight", "id_list")]
         for f in used:

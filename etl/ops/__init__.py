@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from sluice.etl.table.fitted_state import FittedState
 
 OPERATORS: dict[str, type[Operator]] = {kind.name: kind for kind in (
-    Fill, FillMean, FillMedian, Missing, Clip, Scale, Log, BoxCox, Logit, Compare, Standardise, MinMax, Bucketize, Quantiles,
-    OneHot, Categorify, Vocabulary, Hash, Cross, Modulus, Map, Lower,
+    Fill, FillMean, FillMedian, Missing, Clip, Scale, Log, BoxCox, Logit, Compare, Standardise, MinMax, Bucketize,
+    Quantiles, OneHot, Categorify, Vocabulary, Hash, Cross, Modulus, Map, Lower,
     Replace, Concat, Split, Ngram, FirstX, Bag, Flags, Overlap, Recent, Count, Target, Group,
     ParseTime, Hour, Weekday, Vectors, Python)}
 

@@ -24,10 +24,10 @@ _UNIQUE, _MANY = 0.95, 1000
 _SIZES = (1_000, 10_000, 100_000, 1_000_000, 10_000_000)
 _IDS = 2**31
 _SWAPPED = ("%m/%d/%Y", "%d/%m/%Y")  # in one column, nobody could tell which of the two a date is
-_FORMATS = (*(f"{day}{clock}" for clock in (
-    " %H:%M:%S", "T%H:%M:%S", "T%H:%M:%SZ", " %H:%M", "", "T%H:%M:%S%z", "T%H:%M:%S.%fZ", "T%H:%M:%S.%f%z", "T%H:%M:%S.%f",
-    " %H:%M:%S.%f", " %H:%M:%S%z", " %H:%M:%S.%f%z", " %H:%M:%S %z", "T%H:%M")
-    for day in ("%Y-%m-%d", "%Y/%m/%d", "%d.%m.%Y", *_SWAPPED)), "%d/%b/%Y:%H:%M:%S %z")
+_CLOCKS = (" %H:%M:%S", "T%H:%M:%S", "T%H:%M:%SZ", " %H:%M", "", "T%H:%M:%S%z", "T%H:%M:%S.%fZ", "T%H:%M:%S.%f%z",
+           "T%H:%M:%S.%f", " %H:%M:%S.%f", " %H:%M:%S%z", " %H:%M:%S.%f%z", " %H:%M:%S %z", "T%H:%M")
+_FORMATS = (*(f"{day}{clock}" for clock in _CLOCKS for day in ("%Y-%m-%d", "%Y/%m/%d", "%d.%m.%Y", *_SWAPPED)),
+            "%d/%b/%Y:%H:%M:%S %z")
 _MOST_FORMATS = 3
 
 
@@ -78,7 +78,8 @@ def _proposal(name: str, facts: ColumnFacts, rows: int) -> Proposal:
     kind = facts.type.value_type if pa.types.is_dictionary(facts.type) else facts.type
     if name.lower() in _WEIGHTS:
         return Proposal(name=name, facts=facts, role="weight", fill=bool(facts.nulls))
-    if facts.nulls and facts.known and facts.low is None and not (facts.values or facts.unusable or _is_list(kind)):
+    unseen = facts.nulls and facts.known and facts.low is None and not (facts.values or facts.unusable)
+    if pa.types.is_null(kind) or (unseen and not _is_list(kind)):
         return Proposal(name=name, facts=facts, why="no value was seen")
     if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
         return Proposal(name=name, facts=facts, time="float", why="a time")
