@@ -465,7 +465,8 @@ def _table(raw: dict[str, Any], kinds: Mapping[str, str], inputs: Mapping[str, s
                 raise SpecError(f"table.{key} = {whole[key]!r}: holds {kinds[whole[key]]}, not numbers")
     for name in (by := texts(raw, "split_by", (), "table")):
         if name not in kinds:
-            raise SpecError(f"table.split_by = {name!r}: no such input column{nearest(name, kinds)}")
+            raise SpecError(f"table.split_by = {name!r}: no such input column{nearest(name, kinds)}; a split goes by "
+                            "columns as they come in: name a session's user to keep it in one")
         if kinds[name] not in ("text", "number"):
             raise SpecError(f"table.split_by = {name!r}: holds {kinds[name]}, not one value a row")
     for name in (named := texts(raw, "key", (), "table")):

@@ -332,7 +332,7 @@ def _paths(source: Paths) -> tuple[str, str, list[str]]:
                                "the list of its version's files (deltalake.DeltaTable(…).file_uris())")
         paths = sorted(str(p) for p in Path(text).rglob("*.parquet")
                        if not any(part.startswith(("_", ".")) for part in p.relative_to(text).parts))
-        what = "no file *.parquet in this folder or below"
+        what = "no file *.parquet in this folder or below (`sluice guess` and `sluice etl` make a table of other logs)"
     elif glob.has_magic(text) and not os.path.exists(text):
         paths, what = sorted(glob.glob(text, recursive=True)), "no file matches"
     else:
