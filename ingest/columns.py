@@ -55,8 +55,8 @@ class Columns:
     @classmethod
     def of(cls, fields: Iterable[Field], fill: Mapping[str, float] | float | None = None,
            bags: Mapping[str, float] | None = None) -> Columns:
-        """The columns by the roles in a table, in the table's order. `fill` is a number for all columns, or by name;
-        `bags` says how many ids a row has, where the columns themselves do not."""
+        """The columns by the roles in a table, in the table's order. `fill` is a number for all columns but the label,
+        or by name; `bags` says how many ids a row has, where the columns themselves do not."""
         fields = tuple(fields)
         used = [f for f in fields if f.role in ("dense", "sparse", "label", "weight", "id_list")]
         for f in used:
@@ -83,7 +83,7 @@ class Columns:
                               f"the weights {weights}{none}")
         numbers = [f.name for f in used if f.role != "id_list" and not f.made]
         if fill is None or isinstance(fill, (int, float)):
-            fill = {} if fill is None else dict.fromkeys(numbers, float(fill))
+            fill = {} if fill is None else {name: float(fill) for name in numbers if name not in labels}
         for name in fill:
             if name not in numbers:
                 raise ColumnError(f"fill: {name!r} is no column of numbers that is loaded{nearest(name, numbers)}")

@@ -161,8 +161,10 @@ class RowsPlan:
         if not self.rows:
             raise PlanError("there are no rows to read")
         if not self.steps:
-            raise PlanError(f"batch_size {self.batch_size} is larger than an epoch of {self.rows} rows: take at most "
-                            f"{self.rows // self.streams * self.streams}, or last='pad'")
+            most = self.rows // self.streams * self.streams
+            better = f"take at most {most}" if most else f"take fewer streams than {self.streams}"
+            raise PlanError(f"batch_size {self.batch_size} is larger than an epoch of {self.rows} rows: {better}, or "
+                            "last='pad'")
 
     @property
     def steps(self) -> int:

@@ -90,6 +90,8 @@ class Decoder:
             values = [row.get(name) for row in objects]
             if kind == "text" and self._empty_is_none:
                 values = [value or None for value in values]
+            if kind == "int" and any(value is True or value is False for value in values):
+                values = [None if value is None else int(value) for value in values]
             try:
                 arrays[name] = pa.array(values, ARROW_TYPES[kind])
             except (ValueError, OverflowError):  # a lone surrogate, a whole number beyond any float

@@ -58,10 +58,12 @@ def refuse_header(file: str, line: str, source: Input) -> None:
     have, want = line.rstrip("\r").split(source.delimiter), list(source.columns)
     if line and (have != want[:len(have)] or len(have) < len(want) - len(source.optional)):
         place = next((i for i, (a, b) in enumerate(zip(have, want, strict=False)) if a != b), min(len(have), len(want)))
+        other = "\ufffd" in line  # what cannot be decoded
+        better = f"it is not {source.encoding.upper()}: name its input.encoding, such as cp1252" if other else \
+            "make the file's columns those of input.columns, of which the last may be input.optional"
         names = [repr(side[place]) if place < len(side) else "no column" for side in (have, want)]
         raise InputError(f"{file}: its header has {names[0]} in column {place + 1}, where the spec has {names[1]} (it "
-                         f"has {len(have)} columns, the spec {len(want)}); make the file's columns those of "
-                         "input.columns, of which the last may be input.optional")
+                         f"has {len(have)} columns, the spec {len(want)}); {better}")
 
 
 def refuse_differences(files: Mapping[str, Mapping[str, str]], columns: Iterable[str], optional: Collection[str]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import pyarrow as pa
@@ -16,9 +16,11 @@ import pyarrow.compute as pc
 import pyarrow.json
 
 from sluice.etl.apply.lines import Flags, awry, bare, joined
+from sluice.etl.spec.nested_columns import flattened
 
 MAX_DEPTH = 100
 _ELEMENT = {"texts": "text", "floats": "float"}
+_LOOKED_AT = 100  # lines in which true and false are looked for
 _INT_DIGITS = 20  # digits of the longest whole number of 64 bits, with its sign
 
 
@@ -40,15 +42,23 @@ _TEXT_OR_BRACKET = re.compile(r'"(?:[^"\\]|\\.)*"|[\[{]|[\]}]', re.S)
 
 
 class Objects:
-    """Reads the members that are columns, and skips the others; of a name that occurs twice the last counts."""
+    """Reads the members that are columns, and skips the others; of a name that occurs twice the last counts. A column
+    with a dotted name is a part of an object, unless a line has a member of that very name; true and false are the
+    numbers 1 and 0."""
 
     def __init__(self, schema: pa.Schema, kinds: Mapping[str, str], wrong: Mapping[str, str]) -> None:
-        self._schema, self._kinds, self._wrong = schema, kinds, wrong
+        self._schema, self._kinds = schema, kinds
+        self._wrong = {**wrong, "text": f"{wrong['text']} in quotes"}
+        self._parts = {name: name.split(".") for name in kinds if _outer(name) and not _outer(name) & kinds.keys()}
+        self._booleans: frozenset[str] = frozenset()
+        """The columns of numbers in which the last lines had true or false, by which the next ones are read first."""
 
     def awry(self, lines: pa.Array) -> Flags:
         """Which lines have to be read alone."""
         plain = pc.match_substring_regex(lines, _PLAIN).to_numpy(zero_copy_only=False)
         found: Flags = awry(lines) | ~plain
+        for name in self._parts:
+            found |= pc.match_substring(lines, json.dumps(name, ensure_ascii=False)).to_numpy(zero_copy_only=False)
         return found
 
     def read(self, lines: pa.Array) -> pa.Table:
@@ -56,12 +66,48 @@ class Objects:
         type."""
         if not len(lines):
             return self._schema.empty_table()
+        try:
+            return self._read(lines, self._booleans)
+        except pa.ArrowInvalid:
+            seen = (pair for line in lines[:_LOOKED_AT].to_pylist() for pair in self._values(line).items())
+            found = frozenset(name for name, value in seen
+                              if isinstance(value, bool) and self._kinds[name] in ("int", "float"))
+            if found == self._booleans:
+                raise
+            self._booleans = found
+            return self._read(lines, found)
+
+    def _read(self, lines: pa.Array, booleans: Collection[str]) -> pa.Table:
+        """Reads the lines, of which these columns hold true and false alone."""
+        nested: dict[str, Any] = {}
+        for field in self._schema:
+            *outer, last = self._parts.get(field.name, [field.name])
+            inner = nested
+            for part in outer:
+                inner = inner.setdefault(part, {})
+            inner[last] = pa.bool_() if field.name in booleans else field.type
         table = pyarrow.json.read_json(
             pa.BufferReader(joined(lines)), pyarrow.json.ReadOptions(use_threads=False, block_size=1 << 30),
-            pyarrow.json.ParseOptions(explicit_schema=self._schema, unexpected_field_behavior="ignore"))
+            pyarrow.json.ParseOptions(explicit_schema=pa.schema(_fields(nested)), unexpected_field_behavior="ignore"))
         if table.num_rows != len(lines):
             raise pa.ArrowInvalid(f"{len(lines)} lines were read as {table.num_rows} objects")
-        return table.select(self._schema.names)
+        return flattened(table).select(self._schema.names).cast(self._schema)
+
+    def _values(self, line: bytes) -> dict[str, Any]:
+        """The values of a line's columns; none if it is no object."""
+        try:
+            value = _DECODER.decode(bare(line).decode())
+        except ValueError:
+            return {}
+        return {name: self._value(value, name) for name in self._kinds} if isinstance(value, dict) else {}
+
+    def _value(self, value: Any, name: str) -> Any:
+        """The member of that name; for a dotted one, if there is none, the part of an object."""
+        if name in value or name not in self._parts:
+            return value.get(name)
+        for part in self._parts[name]:
+            value = value.get(part) if isinstance(value, dict) else None
+        return value
 
     def one(self, line: bytes) -> dict[str, Any] | str:
         """Reads the values of any one line, or returns why it is set aside."""
@@ -75,9 +121,21 @@ class Objects:
         if not isinstance(value, dict):
             return "not a JSON object"
         for name, kind in self._kinds.items():
-            if not fits(value.get(name), kind):
+            if not fits(self._value(value, name), kind):
                 return f"{name}: {self._wrong[kind]}"
-        return {name: _as(value.get(name), kind) for name, kind in self._kinds.items()}
+        return {name: _as(self._value(value, name), kind) for name, kind in self._kinds.items()}
+
+
+def _outer(name: str) -> set[str]:
+    """The names of what a part with this dotted name lies in."""
+    parts = name.split(".")
+    return {".".join(parts[:count]) for count in range(1, len(parts))}
+
+
+def _fields(nested: Mapping[str, Any]) -> list[pa.Field]:
+    """The fields of a schema; what lies in a mapping is a struct."""
+    return [pa.field(name, pa.struct(_fields(kind)) if isinstance(kind, dict) else kind)
+            for name, kind in nested.items()]
 
 
 def _whole(digits: str) -> int | float:
@@ -101,6 +159,8 @@ def _is_too_deep(text: str) -> bool:
 def _as(value: Any, kind: str) -> Any:
     """Converts a value that fits as Arrow does: a whole number that a float does not hold exactly does not become a
     float."""
+    if isinstance(value, bool):
+        value = int(value)
     if value is None or kind not in ("float", "floats"):
         return value
     return float(value) if kind == "float" else [None if item is None else float(item) for item in value]
@@ -114,7 +174,7 @@ def fits(value: Any, kind: str) -> bool:
         return isinstance(value, list) and all(fits(item, _ELEMENT[kind]) for item in value)
     if kind == "text":
         return isinstance(value, str) and _is_whole(value)
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
+    if not isinstance(value, (int, float)):
         return False
     return kind == "float" or (isinstance(value, int) and -(2**63) <= value < 2**63)
 

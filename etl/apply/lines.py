@@ -86,9 +86,10 @@ class Delimited:
     """Cuts lines into cells. In `quoted` lines a field that begins with a quote ends with the next quote that is not
     doubled, and what follows up to the delimiter is a part of it; any other quote is an ordinary character."""
 
-    def __init__(self, schema: pa.Schema, delimiter: str, *, quoted: bool, optional: int = 0) -> None:
+    def __init__(self, schema: pa.Schema, delimiter: str, *, quoted: bool, optional: int = 0, decimal: str = "."
+                 ) -> None:
         """A line may end before the last `optional` columns, which are then null."""
-        self._least = len(schema) - optional
+        self._least, self._decimal = len(schema) - optional, decimal
         self._schema, self._quoted, self._delimiter = schema, quoted, delimiter.encode()
         self._options: dict[str, Any] = {"delimiter": delimiter, "quote_char": '"' if quoted else False,
                                          "ignore_empty_lines": False}
@@ -162,7 +163,8 @@ class Delimited:
             pyarrow.csv.ParseOptions(**self._options, invalid_row_handler=short_or_long),
             # Lines that are not UTF-8 are awry, and are not among these.
             pyarrow.csv.ConvertOptions(column_types=types, null_values=[""], strings_can_be_null=True,
-                                       quoted_strings_can_be_null=False, check_utf8=False))
+                                       decimal_point=self._decimal, quoted_strings_can_be_null=False,
+                                       check_utf8=False))
         return table, wrong
 
     def _cells(self, line: bytes) -> Sequence[bytes | None] | None:

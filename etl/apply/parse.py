@@ -49,7 +49,7 @@ class InputParser:
         self._wrong = {**WRONG, "text": f"not {spec.input.encoding.upper()} text"}
         self.schema = pa.schema([(name, ARROW_TYPES[kind]) for name, kind in self.types.items()])
         self._delimited = Delimited(self.schema, spec.input.delimiter, quoted=spec.input.format == "csv",
-                                    optional=len(spec.input.optional))
+                                    optional=len(spec.input.optional), decimal=spec.input.decimal)
         self._objects = Objects(self.schema, self.types, WRONG)
         self._lines = self._json_lines if spec.input.format == "json" else self._csv_lines
 
@@ -97,7 +97,10 @@ class InputParser:
         reasons: dict[int, str] = {}
         columns = {}
         for name, kind in self.types.items():
-            values, bad = _converted(_whole(table[name]), kind)
+            cells = _whole(table[name])
+            if kind == "float" and self._spec.input.decimal == ",":  # a point is no part of such a number
+                cells = pc.replace_substring(pc.replace_substring(cells, ".", "?"), ",", ".")
+            values, bad = _converted(cells, kind)
             columns[name] = values
             for place in bad:
                 reasons.setdefault(place, f"{name}: {self._wrong[kind]}")

@@ -7,7 +7,7 @@ import datetime
 import json
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -213,6 +213,14 @@ class Job:
         for job in filter(re.compile(JOB).fullmatch, jobs):
             self.store.remove(f"{_REJECTS}/{job}")
 
+    def _better(self, reasons: Iterable[str]) -> str:
+        """What a spec could say of rows that were set aside for these reasons."""
+        said = ["table.unlabelled gives rows without a label a split of their own"] * (
+            f"{self.spec.label}: missing" in reasons)
+        said += ["input.encoding says which bytes a text is of, and `sluice guess` looks"] * any(
+            reason.endswith("text") and self.spec.input.format != "json" for reason in reasons)
+        return "".join(f"; {one}" for one in said)
+
     def _judge(self, engine: Engine, counted: Counted, progress: JobProgress) -> None:
         """Sets rejects aside, and refuses a job that has too many, or no rows."""
         rejected = sum(counted.rejected.values())
@@ -228,7 +236,7 @@ class Job:
         if rejected > self.max_rejects * total or not counted.parsed:
             raise InputError(f"{rejected:,} of {total:,} rows do not parse, more than --max-rejects "
                              f"{self.max_rejects:g} allows ({_most(engine, counted.rejected, where)}); nothing was "
-                             f"published; rows and reasons are in {where}")
+                             f"published; rows and reasons are in {where}{self._better(counted.rejected)}")
         if len(counted.pairs) > MAX_PAIRS:
             raise InputError(f"{self.named}: column {self.spec.table.partition!r} makes {len(counted.pairs):,} "
                              f"partitions over all splits, more than {MAX_PAIRS:,}; choose a table.partition of fewer "

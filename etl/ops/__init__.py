@@ -14,7 +14,7 @@ from sluice.etl.ops.base import FIRST, NULL, PADDING, Fitted, Operator, Operator
 from sluice.etl.ops.chain import step
 from sluice.etl.ops.ids import Categorify, Cross, Hash, Modulus, Vocabulary
 from sluice.etl.ops.lists import Bag, FirstX, Flags, Overlap, Recent, Vectors
-from sluice.etl.ops.numeric import BoxCox, Bucketize, Clip, Compare, Fill, Log, Logit, Missing, OneHot
+from sluice.etl.ops.numeric import BoxCox, Bucketize, Clip, Compare, Fill, Log, Logit, Missing, OneHot, Scale
 from sluice.etl.ops.scaling import FillMean, FillMedian, MinMax, Quantiles, Standardise
 from sluice.etl.ops.statistics import Count, Group, Target
 from sluice.etl.ops.text import Concat, Lower, Map, Ngram, Replace, Split
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from sluice.etl.table.fitted_state import FittedState
 
 OPERATORS: dict[str, type[Operator]] = {kind.name: kind for kind in (
-    Fill, FillMean, FillMedian, Missing, Clip, Log, BoxCox, Logit, Compare, Standardise, MinMax, Bucketize, Quantiles,
-    OneHot, Categorify, Vocabulary, Hash, Cross, Modulus, Map, Lower,
+    Fill, FillMean, FillMedian, Missing, Clip, Scale, Log, BoxCox, Logit, Compare, Standardise, MinMax, Bucketize,
+    Quantiles, OneHot, Categorify, Vocabulary, Hash, Cross, Modulus, Map, Lower,
     Replace, Concat, Split, Ngram, FirstX, Bag, Flags, Overlap, Recent, Count, Target, Group,
     ParseTime, Hour, Weekday, Vectors, Python)}
 

@@ -1,4 +1,4 @@
-"""Operators on single numbers that learn nothing: fill, missing, clip, log, boxcox, logit, compare, bucketize,
+"""Operators on single numbers that learn nothing: fill, missing, clip, scale, log, boxcox, logit, compare, bucketize,
 one_hot."""
 
 from __future__ import annotations
@@ -77,6 +77,24 @@ class Clip(Operator):
         low = -math.inf if self.low is None else self.low
         high = math.inf if self.high is None else self.high
         return pa.array(np.clip(values, low, high), mask=nulls)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scale(Operator):
+    """Divides by `by`, as for thousandths of a second, of which seconds are to be made; nulls stay."""
+
+    name: ClassVar[str] = "scale"
+    takes: ClassVar[tuple[str, ...]] = ("number",)
+    gives: ClassVar[str] = "number"
+    by: float
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.by) and self.by):
+            raise OperatorError(f"by = {self.by}: must be a finite number other than 0")
+
+    def apply(self, column: pa.Array, _state: Any) -> pa.Array:
+        values, nulls = values_of(column)
+        return pa.array(values / self.by, mask=nulls)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,7 +19,8 @@ from sluice.etl.ops.base import Operator, OperatorError, as_number, as_text, val
 class ParseTime(Operator):
     """Reads a text such as `14102100` with `format = "%y%m%d%H"`, a time in `zone`, as seconds since 1970; null if it
     is no such time. If there are several formats, the first that fits counts. An hour that the zone's clocks skip or
-    repeat is taken as the earlier one."""
+    repeat is taken as the earlier one. `%S.%f` also reads parts of a second; a format that ends in `%z` reads times
+    that say themselves how far they are from UTC."""
 
     name: ClassVar[str] = "parse_time"
     takes: ClassVar[tuple[str, ...]] = ("text",)
@@ -34,6 +35,8 @@ class ParseTime(Operator):
         for one in self._formats:
             if "%" not in one:
                 raise OperatorError(f"format = {one!r}: must hold directives such as %Y-%m-%d")
+            if "%z" in one[:-2] or "%f" in re.sub("%S[.,]%f", "", one):
+                raise OperatorError(f"format = {one!r}: %f must follow %S, as in %S.%f, and %z must come last")
         _known(self.zone)
 
     @property
@@ -41,9 +44,23 @@ class ParseTime(Operator):
         return (self.format,) if isinstance(self.format, str) else self.format
 
     def apply(self, column: pa.Array, _state: Any) -> pa.Array:
-        local = pc.coalesce(*(_parsed(column, one) for one in self._formats))
-        aware = pc.assume_timezone(local, self.zone, ambiguous="earliest", nonexistent="earliest")
-        return aware.cast(pa.int64()).cast(pa.float64())
+        return pc.coalesce(*(self._seconds(column, one) for one in self._formats))
+
+    def _seconds(self, column: pa.Array, how: str) -> pa.Array:
+        part = 0.0
+        if "%f" in how:
+            sign = how[how.index("%f") - 1]
+            found = pc.extract_regex(column, rf"^(?P<a>.*[0-9]{{2}})[{sign}](?P<part>[0-9]{{1,9}})(?P<b>[^0-9].*)?$")
+            part = pc.binary_join_element_wise("0", pc.struct_field(found, "part"), ".").cast(pa.float64())
+            column = pc.binary_join_element_wise(pc.struct_field(found, "a"), pc.struct_field(found, "b"), "")
+            how = how.replace(f"{sign}%f", "")
+        if how.endswith("%z"):
+            local = _parsed(pc.replace_substring_regex(column, r"(Z|[+-][0-9]{2}(:?[0-9]{2})?)$", ""), how[:-2])
+            aware = pc.strptime(column, format=how, unit="s", error_is_null=True)
+            aware = pc.if_else(pc.is_valid(local), aware, None)
+        else:
+            aware = pc.assume_timezone(_parsed(column, how), self.zone, ambiguous="earliest", nonexistent="earliest")
+        return pc.add(aware.cast(pa.int64()).cast(pa.float64()), part)
 
 
 _DIGITS = {"Y": 4, "m": 2, "d": 2, "H": 2, "M": 2, "S": 2, "y": 2, "j": 3}

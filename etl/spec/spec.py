@@ -63,6 +63,8 @@ class Input:
     """How the texts of those number columns are read that are written as times."""
     encoding: str = "utf-8"
     """How lines of text are encoded, by Python's name for it."""
+    decimal: str = "."
+    """What stands before the fractions of numbers in lines of text: a point, or a comma."""
     place: str | None = None
     """The name of a column that no file has: the share of the input's rows that lie before a row, files by name."""
 
@@ -358,7 +360,8 @@ def _weight(columns: tuple[ColumnSpec, ...], rows: RowRules, label: ColumnSpec) 
 
 
 def _input(raw: dict[str, Any]) -> Input:
-    known(raw, ("format", "delimiter", "header", "multiline", "optional", "columns", "encoding", "place"), "input")
+    known(raw, ("format", "delimiter", "header", "multiline", "optional", "columns", "encoding", "place", "decimal"),
+          "input")
     form = value(raw, "format", str, "tsv", "input")
     if form not in FORMATS:
         raise SpecError(f"input.format = {form!r}: unknown format{nearest(form, FORMATS)}")
@@ -387,7 +390,7 @@ def _input(raw: dict[str, Any]) -> Input:
                 times[name] = _time(about, kind, path)
     if not columns:
         raise SpecError('input.columns: name the columns in order, for instance ["label:int", "I1..I13:int"]')
-    for key, only in (("multiline", ("csv",)), ("optional", ("parquet", "csv", "tsv")),
+    for key, only in (("multiline", ("csv",)), ("optional", ("parquet", "csv", "tsv")), ("decimal", ("tsv", "csv")),
                       ("encoding", ("tsv", "csv", "json")), ("place", ("tsv", "csv", "json", "parquet"))):
         if key in raw and form not in only:
             raise SpecError(f"input.{key}: is for {' and '.join(only)} alone, and input.format is {form!r}")
@@ -404,10 +407,14 @@ def _input(raw: dict[str, Any]) -> Input:
     place = value(raw, "place", str, None, "input")
     if place is not None and (place in columns or not place or place.startswith("_")):
         raise SpecError(f"input.place = {place!r}: must be the name of a new column")
+    decimal = value(raw, "decimal", str, ".", "input")
+    if decimal not in (".", ",") or decimal == delimiter:
+        raise SpecError(f"input.decimal = {decimal!r}: must be a point or a comma, and not what parts the fields "
+                        f"(input.delimiter = {delimiter!r})")
     _check_was(was, columns)
     return Input(format=form, delimiter=delimiter, header=value(raw, "header", bool, False, "input"), columns=columns,
                  multiline=value(raw, "multiline", bool, False, "input"), optional=optional, was=was, times=times,
-                 encoding=coded, place=place)
+                 encoding=coded, place=place, decimal=decimal)
 
 
 def _time(about: dict[str, Any], kind: str, path: str) -> ParseTime:
@@ -458,7 +465,8 @@ def _table(raw: dict[str, Any], kinds: Mapping[str, str], inputs: Mapping[str, s
                 raise SpecError(f"table.{key} = {whole[key]!r}: holds {kinds[whole[key]]}, not numbers")
     for name in (by := texts(raw, "split_by", (), "table")):
         if name not in kinds:
-            raise SpecError(f"table.split_by = {name!r}: no such input column{nearest(name, kinds)}")
+            raise SpecError(f"table.split_by = {name!r}: no such input column{nearest(name, kinds)}; a split goes by "
+                            "columns as they come in: name a session's user to keep it in one")
         if kinds[name] not in ("text", "number"):
             raise SpecError(f"table.split_by = {name!r}: holds {kinds[name]}, not one value a row")
     for name in (named := texts(raw, "key", (), "table")):

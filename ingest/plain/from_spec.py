@@ -11,7 +11,7 @@ from sluice.ingest.columns import ColumnError
 from sluice.ingest.knobs import nearest
 from sluice.ingest.plain.recipe import Recipe
 from sluice.ingest.plain.roles import ROLES
-from sluice.ingest.plain.row_selection import RowSelection
+from sluice.ingest.plain.row_selection import RowSelection, splits_by_key
 
 _JOB = "make a table of it by `sluice etl --spec`, and load that"
 
@@ -48,7 +48,7 @@ def selection_of(spec: Spec, split: str) -> RowSelection | None:
         raise ColumnError(f"{spec.name}: table.split has no {split!r}{nearest(split, table.split)}")
     if len(table.split) == 1 and not table.split_column:
         return None
-    if not (table.split_by or table.split_column or table.split_time or table.key):
+    if splits_by_key(spec) and not (table.split_by or table.key):
         raise ColumnError(f"{spec.name}: a row's split hashes all its columns, which a loader would have to read "
                           "twice; name the columns that decide as table.key or table.split_by, or a time as "
                           "table.split_time, or write split = {train = 1}")
@@ -61,8 +61,7 @@ def _check_rows(spec: Spec) -> None:
              "[[filter]]": rows.filters, "[sample]": rows.sample, "[negatives]": rows.negatives}
     if spec.input.format != "parquet":
         raise ColumnError(f"{spec.name}: input.format is {spec.input.format!r}, and a loader reads parquet; {_JOB}")
-    for_jobs = {"a format of input.columns": bool(spec.input.times), "input.place": bool(spec.input.place),
-                "table.unlabelled": bool(spec.table.unlabelled)}
+    for_jobs = {"a format of input.columns": bool(spec.input.times), "input.place": bool(spec.input.place)}
     for key, is_asked in for_jobs.items():
         if is_asked:
             raise ColumnError(f"{spec.name}: {key} is for jobs; {_JOB}")

@@ -23,8 +23,12 @@ _UNIQUE, _MANY = 0.95, 1000
 """The share of values that differ, from which on a column names rows, if so many were seen."""
 _SIZES = (1_000, 10_000, 100_000, 1_000_000, 10_000_000)
 _IDS = 2**31
-_FORMATS = tuple(f"{day}{clock}" for clock in (" %H:%M:%S", "T%H:%M:%S", "T%H:%M:%SZ", " %H:%M", "")
-                 for day in ("%Y-%m-%d", "%Y/%m/%d", "%d.%m.%Y", "%m/%d/%Y", "%d/%m/%Y"))
+_SWAPPED = ("%m/%d/%Y", "%d/%m/%Y")  # in one column, nobody could tell which of the two a date is
+_CLOCKS = (" %H:%M:%S", "T%H:%M:%S", "T%H:%M:%SZ", " %H:%M", "", "T%H:%M:%S%z", "T%H:%M:%S.%fZ", "T%H:%M:%S.%f%z",
+           "T%H:%M:%S.%f", " %H:%M:%S.%f", " %H:%M:%S%z", " %H:%M:%S.%f%z", " %H:%M:%S %z", "T%H:%M")
+_FORMATS = (*(f"{day}{clock}" for clock in _CLOCKS for day in ("%Y-%m-%d", "%Y/%m/%d", "%d.%m.%Y", *_SWAPPED)),
+            "%d/%b/%Y:%H:%M:%S %z")
+_MOST_FORMATS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,8 +45,10 @@ class Proposal:
     """Whether numbers are missing."""
     time: str = ""
     """For a time: the type in which a spec reads it."""
-    format: str = ""
+    formats: tuple[str, ...] = ()
     """For a time as text: how a spec reads it as seconds."""
+    unit: int = 1
+    """For a time as a whole number: how many of them a second has."""
     why: str = ""
     """Why it is left out."""
     label: str = ""
@@ -72,11 +78,14 @@ def _proposal(name: str, facts: ColumnFacts, rows: int) -> Proposal:
     kind = facts.type.value_type if pa.types.is_dictionary(facts.type) else facts.type
     if name.lower() in _WEIGHTS:
         return Proposal(name=name, facts=facts, role="weight", fill=bool(facts.nulls))
+    unseen = facts.nulls and facts.known and facts.low is None and not (facts.values or facts.unusable)
+    if pa.types.is_null(kind) or (unseen and not _is_list(kind)):
+        return Proposal(name=name, facts=facts, why="no value was seen")
     if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
         return Proposal(name=name, facts=facts, time="float", why="a time")
-    if pa.types.is_integer(kind) and (_TIMES.search(name) or (kind.bit_width >= 32 and _looks_like_time(facts))):
-        seconds = isinstance(facts.high, int) and _YEAR_2001 <= facts.low <= facts.high <= _YEAR_2100
-        return Proposal(name=name, facts=facts, time="int" if seconds else "", why="looks like a time")
+    unit = _unit(facts)
+    if pa.types.is_integer(kind) and (_TIMES.search(name) or (kind.bit_width >= 32 and unit)):
+        return Proposal(name=name, facts=facts, time="int" if unit else "", unit=unit or 1, why="looks like a time")
     if pa.types.is_floating(kind) or pa.types.is_decimal(kind) or pa.types.is_boolean(kind):
         return Proposal(name=name, facts=facts, role="dense", fill=bool(facts.nulls) or facts.unusable)
     role, inner = ("id_list", kind.value_type) if _is_list(kind) else ("sparse", kind)
@@ -86,8 +95,8 @@ def _proposal(name: str, facts: ColumnFacts, rows: int) -> Proposal:
     if pa.types.is_string(inner) or pa.types.is_large_string(inner):
         if not facts.values:
             return Proposal(name=name, facts=facts, why="text of which nothing was seen; hash= makes ids of it")
-        if role == "sparse" and (found := _time_format(facts.examples)):
-            return Proposal(name=name, facts=facts, time="text", format=found, why="a time as text")
+        if role == "sparse" and (found := time_formats(facts.examples)):
+            return Proposal(name=name, facts=facts, time="text", formats=found, why="a time as text")
         if role == "sparse" and facts.values >= _MANY and facts.distinct >= _UNIQUE * facts.values:
             return Proposal(name=name, facts=facts, why="text that differs in nearly every row")
         return Proposal(name=name, facts=facts, role=role, hash=_size(facts, rows))
@@ -98,10 +107,19 @@ def _is_list(kind: pa.DataType) -> bool:
     return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind))
 
 
-def _time_format(examples: pa.Array) -> str:
-    """The format in which all of these texts are times; empty without one."""
-    texts = examples.filter(pc.not_equal(examples, ""))
-    return next((one for one in _FORMATS if len(texts) and not ParseTime(format=one).apply(texts, None).null_count), "")
+def time_formats(examples: pa.Array) -> tuple[str, ...]:
+    """The formats, that which reads most first, in which all of these texts are times; none if there are no such."""
+    left, found = examples.filter(pc.not_equal(examples, "")), list[str]()
+    while len(left) and len(found) < _MOST_FORMATS:
+        taken = {day for day in _SWAPPED if any(one.startswith(day) for one in found)}
+        read = {one: ParseTime(format=one).apply(left, None) for one in _FORMATS
+                if not (one.startswith(_SWAPPED) and taken and not one.startswith(tuple(taken)))}
+        best = min(read, key=lambda one: read[one].null_count)
+        if read[best].null_count == len(left):
+            return ()
+        found.append(best)
+        left = left.filter(pc.is_null(read[best]))
+    return () if len(left) else tuple(found)
 
 
 def _fits(facts: ColumnFacts) -> bool:
@@ -109,12 +127,11 @@ def _fits(facts: ColumnFacts) -> bool:
     return facts.low is None or 0 <= facts.low <= facts.high < _IDS
 
 
-def _looks_like_time(facts: ColumnFacts) -> bool:
-    """Whether all of it lies between the years 2001 and 2100, in seconds or a thousandth, millionth or billionth."""
-    if not isinstance(facts.low, int):
-        return False
-    return any(_YEAR_2001 * unit <= facts.low <= facts.high <= _YEAR_2100 * unit
-               for unit in (1, 10**3, 10**6, 10**9))
+def _unit(facts: ColumnFacts) -> int:
+    """Of how many a second has all of it lies between the years 2001 and 2100: one, a thousand, a million or a billion;
+    0 without such."""
+    return next((unit for unit in (1, 10**3, 10**6, 10**9) if isinstance(facts.low, int)
+                 and _YEAR_2001 * unit <= facts.low <= facts.high <= _YEAR_2100 * unit), 0)
 
 
 def _size(facts: ColumnFacts, rows: int) -> int:

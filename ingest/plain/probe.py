@@ -202,7 +202,7 @@ def check_values(recipes: Sequence[Recipe], columns: Columns, paths: Sequence[st
         if isinstance(one.high, (int, float)) and one.high > high:
             places.append(one.high_place)
         for place in places:
-            _refuse(name, source, kind, place, name in columns.fill)
+            _refuse(name, source, kind, place, columns)
     label = facts.get(taken.get(columns.label, ""))
     if label is None or not isinstance(label.low, (int, float)) or 0 <= label.low <= label.high <= 1:
         return ""
@@ -211,12 +211,17 @@ def check_values(recipes: Sequence[Recipe], columns: Columns, paths: Sequence[st
             f"{taken[columns.label]} >= {_shown(label.high)}\" makes them")
 
 
-def _refuse(name: str, source: str, kind: Any, place: Place, filled: bool) -> None:
+def _refuse(name: str, source: str, kind: Any, place: Place, columns: Columns) -> None:
     """Raises ColumnError if the values there are as its footer says."""
     path, group = place
     with pq.ParquetFile(path) as file:
         values = flattened(file.read_row_group(group, columns=[source], use_threads=False)).column(source)
     where = f"{path}, row group {group}"
+    filled = name in columns.fill
+    if values.null_count and not filled and name == columns.label:
+        raise ColumnError(f"{where}: column {name!r} has {values.null_count} empty values, and is the label; leave "
+                          "such rows out by a spec (`sluice guess` writes one) whose [table] has unlabelled = \"ask\", "
+                          f"or say by name what they are, fill={{{name!r}: 0}}")
     if values.null_count and not filled:
         raise ColumnError(f"{where}: column {name!r} has {values.null_count} empty values; fill them in the spec (op = "
                           f"\"fill\"), or give the loader a fill, for instance fill={{{name!r}: 0}} (--fill 0)")

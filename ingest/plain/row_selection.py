@@ -36,8 +36,14 @@ class RowSelection:
     def sources(self) -> tuple[str, ...]:
         """The columns that decide."""
         table = self.spec.table
+        label = (self.spec.label,) if table.unlabelled else ()
+        keys = tuple(column.name for column in self.spec.rule.columns) if self._by_key else table.split_by
         named = table.split_column or table.split_time
-        return (named,) if named else table.split_by or tuple(column.name for column in self.spec.rule.columns)
+        return tuple(dict.fromkeys((*((named,) if named else keys), *label)))
+
+    @property
+    def _by_key(self) -> bool:
+        return splits_by_key(self.spec) and not self.spec.table.split_by
 
     def mask(self, stored: pa.Table) -> npt.NDArray[np.bool_]:
         """Whether each row of a table belongs to the split."""
@@ -48,8 +54,7 @@ class RowSelection:
         there = {name: whole(stored.column(name)) if name in stored.column_names else pa.nulls(stored.num_rows)
                  for name in self.sources}
         columns = {name: typed(name, values, types[name]) for name, values in there.items()}
-        by_hash = not (self.spec.table.split_column or self.spec.table.split_time or self.spec.table.split_by)
-        keys = row_keys(columns, self.spec) if by_hash else np.zeros(stored.num_rows, np.uint64)
+        keys = row_keys(columns, self.spec) if self._by_key else np.zeros(stored.num_rows, np.uint64)
         return split_of(columns, keys, self.spec)
 
     def counts(self, paths: Sequence[str]) -> list[tuple[int, ...]]:
@@ -65,7 +70,8 @@ class RowSelection:
     def _count(self, path: str, file: pq.ParquetFile, number: int) -> int:
         group = file.metadata.row_group(number)
         try:
-            if self.spec.table.split_time and (bounds := _bounds(file, number, self.sources[0])) is not None:
+            by_time_alone = self.spec.table.split_time and not self.spec.table.unlabelled
+            if by_time_alone and (bounds := _bounds(file, number, self.sources[0])) is not None:
                 first, last = self._splits(bounds)
                 if first == last:
                     return group.num_rows if list(self.spec.table.split)[first] == self.split else 0
@@ -73,6 +79,13 @@ class RowSelection:
             return int(np.count_nonzero(self.mask(read)))
         except ColumnError as error:
             raise ColumnError(f"{path}, row group {number}: {error}") from None
+
+
+def splits_by_key(spec: Spec) -> bool:
+    """Whether a hash decides between splits of rows that have their labels."""
+    table = spec.table
+    several = len(table.split) > (2 if table.unlabelled else 1)
+    return several and not (table.split_column or table.split_time)
 
 
 def _bounds(file: pq.ParquetFile, number: int, name: str) -> pa.Table | None:

@@ -115,6 +115,8 @@ class ParquetFiles:
                                    "one of them; with a TransformSpec, roles and hash")
             recipes = recipes_of_spec(spec, types, lacking)
             permission = Permission(permission.modules, permission.functions | spec.permission.functions)
+            if spec.table.unlabelled:  # as in a table: rows of that split have 0
+                fill = {recipe.name: 0.0 for recipe in recipes if recipe.role == "label"}
         else:
             if guessed or roles is None:
                 by_caller = {recipe.name for recipe in recipes_of({}, hashed, types, lacking)[0]}
@@ -159,7 +161,7 @@ class ParquetFiles:
             table = self.spec.table
             made = [[recipe.described for recipe in self.recipes],
                     [table.seed, table.key, dict(table.split), table.split_by, table.split_column, table.split_time,
-                     table.split_from]]
+                     table.split_from, *([table.unlabelled] if table.unlabelled else [])]]
         text = json.dumps([named, *made] if made else named)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -330,7 +332,7 @@ def _paths(source: Paths) -> tuple[str, str, list[str]]:
                                "the list of its version's files (deltalake.DeltaTable(…).file_uris())")
         paths = sorted(str(p) for p in Path(text).rglob("*.parquet")
                        if not any(part.startswith(("_", ".")) for part in p.relative_to(text).parts))
-        what = "no file *.parquet in this folder or below"
+        what = "no file *.parquet in this folder or below (`sluice guess` and `sluice etl` make a table of other logs)"
     elif glob.has_magic(text) and not os.path.exists(text):
         paths, what = sorted(glob.glob(text, recursive=True)), "no file matches"
     else:

@@ -1,15 +1,19 @@
-"""Looks at plain Parquet and writes a spec for it, to edit: `sluice guess FILES`."""
+"""Looks at plain Parquet, or at logs in lines of text, and writes a spec for them, to edit: `sluice guess FILES`."""
 
 from __future__ import annotations
 
 import sys
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+
+import pyarrow.parquet as pq
 
 from sluice.etl.common.errors import UsageError
 from sluice.etl.common.settings import parse, setting
 from sluice.etl.spec.spec import Spec
 from sluice.ingest.plain.guess import proposals
+from sluice.ingest.plain.text_logs import TextSample, text_paths
 from sluice.ingest.read.parquet_files import ParquetFiles, Paths, facts_of
 from sluice.ingest.tools.spec_text import spec_text
 
@@ -18,18 +22,20 @@ examples:
   sluice guess 'logs/*.parquet' > clicks.toml
   sluice guess logs --label 'stars >= 4' --out clicks.toml
   sluice bench logs --spec clicks.toml
+  sluice guess 'exports/*.csv' --label bought > exports.toml
 """
 _DESCRIPTION = ("Reads footers and a few rows, and writes a spec: roles, types, what is hashed, filled or made of "
-                "times, and how rows are split, with what was seen of each column beside it. A Loader takes it as "
-                "spec=, sluice etl as --spec.")
+                "times, and how rows are split, with what was seen of each column beside it; of CSV, TSV and JSON "
+                "lines also encoding, delimiter and header. sluice etl takes it as --spec, and of Parquet a Loader as "
+                "spec=.")
 
 
 @dataclass(frozen=True, kw_only=True)
 class GuessOptions:
     """Which files, and where the spec goes."""
 
-    files: tuple[str, ...] = setting(help="a folder, glob or files of Parquet", metavar="FILES", positional=True,
-                                     several=True)
+    files: tuple[str, ...] = setting(help="a folder, glob or files of Parquet, CSV, TSV or JSON lines",
+                                     metavar="FILES", positional=True, several=True)
     label: str | None = setting(None, "the column that is the label, or a comparison such as 'stars >= 4' (default: "
                                       "guessed by its name)", metavar="NAME")
     out: str = setting("", "a new file for the spec (default: it is printed)", metavar="FILE")
@@ -37,8 +43,14 @@ class GuessOptions:
 
 def guessed_spec(source: Paths, label: str | None = None) -> str:
     """A spec for these files, as TOML: what `ParquetFiles.open` would guess, and more that a spec can say."""
-    facts, rows, others = facts_of(source)
-    return spec_text(proposals(facts, rows, label), others)
+    if not (paths := text_paths(source)):
+        facts, rows, others = facts_of(source)
+        return spec_text(proposals(facts, rows, label), others)
+    sample = TextSample.of(paths)
+    with tempfile.TemporaryDirectory(prefix="sluice-guess-") as folder:
+        pq.write_table(sample.table, f"{folder}/rows.parquet")
+        facts, _, others = facts_of(f"{folder}/rows.parquet")
+    return spec_text(proposals(facts, sample.rows, label), {**others, **sample.others}, sample)
 
 
 def main(argv: list[str]) -> None:
@@ -46,7 +58,8 @@ def main(argv: list[str]) -> None:
     files = options.files if len(options.files) > 1 else options.files[0]
     text = guessed_spec(files, options.label)
     # Whoever takes it does this, too; what is left out stands in the spec.
-    ParquetFiles.open(files, spec=Spec.own(text, "the guessed spec"), say=lambda _: None)
+    if (spec := Spec.own(text, "the guessed spec")).input.format == "parquet":
+        ParquetFiles.open(files, spec=spec, say=lambda _: None)
     if not options.out:
         print(text, end="")
         return

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 import zoneinfo
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import pyarrow as pa
 
@@ -14,32 +14,56 @@ from sluice.etl.spec.input_values import converted
 from sluice.ingest.plain.guess import Proposal, user_of
 from sluice.ingest.plain.probe import facts_text
 from sluice.ingest.plain.roles import label_of
+from sluice.ingest.plain.text_logs import TextSample
 
 _HEAD = """\
 # Guessed by `sluice guess` from names, types and a few rows: read it, and change what is wrong.
 #   Loader(FILES, spec="this file", batch_size=8192)      loads the files as they are
 #   sluice etl --spec "this file" --input … --output …    makes a table, which may also learn vocabularies
 """
+_HEAD_OF_TEXT = """\
+# Guessed by `sluice guess` from names and a few rows: read it, and change what is wrong.
+#   sluice etl --spec "this file" --input … --output …    makes a table, which loaders take
+"""
 _MOST_ROOM = 10_000_000  # ids: whole numbers below are taken as they are, plus two
 
 
-def spec_text(found: Mapping[str, Proposal], others: Mapping[str, str]) -> str:
-    """The spec, with what was seen of each column as a comment. `others` holds why columns were not looked at."""
+def spec_text(found: Mapping[str, Proposal], others: Mapping[str, str], sample: TextSample | None = None) -> str:
+    """The spec, with what was seen of each column as a comment. `others` holds why columns were not looked at; `sample`
+    is what was, if the files are text."""
     used = {name: one for name, one in found.items() if one.role or one.time}
     why = {name: one.why for name, one in found.items() if name not in used} | dict(others)
     left = [f"#   {name}: {reason}" for name, reason in why.items()]
-    inputs = ",\n           ".join(json.dumps(f"{name}:{_type(one)}", ensure_ascii=False) for name, one in used.items())
-    lines = [_HEAD, "[input]", 'format = "parquet"', f"columns = [{inputs}]"]
+    form, keys, times = (sample.form, sample.keys, sample.times) if sample else ("parquet", {}, {})
+    named = found if form in ("csv", "tsv") else used  # all that lie in a line
+    inputs = ",\n           ".join(_input(one, times.get(name, ())) for name, one in named.items())
+    lines = [_HEAD if form == "parquet" else _HEAD_OF_TEXT, "[input]", f'format = "{form}"',
+             *(f"{key} = {json.dumps(said)}" for key, said in keys.items()), f"columns = [{inputs}]"]
     if optional := [name for name, one in used.items() if one.facts.optional and one.role != "label"]:
         lines += ["# Not in every file, and null where they are missing:",
                   f"optional = {json.dumps(optional, ensure_ascii=False)}"]
     if left:
         lines += ["# Left out:", *left]
-    lines += ["", "[table]", *_split(found), ""]
+    lines += ["", "[table]", *_split(found, sample is None or sample.whole)]
+    if any(one.role == "label" and one.facts.nulls for one in used.values()):
+        lines += ["# Rows without a label lie in a split of their own; nothing is trained on them.",
+                  'unlabelled = "ask"']
+    lines += [""]
     for one in used.values():
         plain = one.name.replace(".", "_")  # a model's table has no dot in its name
         lines += _columns(one, one.name if plain in found else plain)
     return "\n".join(lines).rstrip() + "\n"
+
+
+def _input(one: Proposal, formats: Sequence[str]) -> str:
+    """A column of `[input]`."""
+    name = json.dumps(f"{one.name}:{_type(one)}", ensure_ascii=False)
+    return f"{{name = {name}, format = {toml_texts(formats)}}}" if formats else name
+
+
+def toml_texts(several: Sequence[str]) -> str:
+    """One text, or a list of several, as TOML has it."""
+    return json.dumps(several[0] if len(several) == 1 else list(several), ensure_ascii=False)
 
 
 def _type(one: Proposal) -> str:
@@ -48,8 +72,8 @@ def _type(one: Proposal) -> str:
     if one.role == "label":
         if pa.types.is_string(kind) or pa.types.is_large_string(kind):
             return "text"
-        return "int" if pa.types.is_boolean(kind) or not one.facts.values or 0 <= one.facts.low <= one.facts.high <= 1 \
-            else "float"
+        click = not one.facts.values or 0 <= one.facts.low <= one.facts.high <= 1
+        return "int" if pa.types.is_boolean(kind) or (click and not pa.types.is_floating(kind)) else "float"
     if one.time:
         return one.time
     if one.role in ("dense", "weight"):
@@ -57,14 +81,15 @@ def _type(one: Proposal) -> str:
     return "texts" if one.role == "id_list" else "int" if pa.types.is_integer(kind) else "text"
 
 
-def _split(found: Mapping[str, Proposal]) -> Iterator[str]:
-    """How rows are split: by the first time that there is, else by the user, else not at all."""
-    for name, one in found.items():
+def _split(found: Mapping[str, Proposal], whole: bool) -> Iterator[str]:
+    """How rows are split: by the first time that there is, if its end is known, else by the user, else not at all."""
+    for name, one in found.items() if whole else ():
         if one.time not in ("", "text") and one.facts.low is not None and not (one.facts.nulls or one.facts.optional):
-            low, high = (_seconds(value, one) for value in (one.facts.low, one.facts.high))
+            low, high = (_number(value, one) for value in (one.facts.low, one.facts.high))
             bounds = [int(low + (high - low) * share) for share in (0.8, 0.9)]
             if low < bounds[0] < bounds[1]:
-                first, second = (f"{datetime.datetime.fromtimestamp(at, datetime.UTC):%Y-%m-%d %H:%M}" for at in bounds)
+                first, second = (f"{datetime.datetime.fromtimestamp(at / one.unit, datetime.UTC):%Y-%m-%d %H:%M}"
+                                 for at in bounds)
                 yield f"# Trained on the past: validation begins at {first}, test at {second} (UTC)."
                 yield f"split_time = {json.dumps(name, ensure_ascii=False)}"
                 yield f"split = {{train = 0, validation = {bounds[0]}, test = {bounds[1]}}}"
@@ -79,7 +104,7 @@ def _split(found: Mapping[str, Proposal]) -> Iterator[str]:
     yield "split = {train = 1}"
 
 
-def _seconds(value: object, one: Proposal) -> float:
+def _number(value: object, one: Proposal) -> float:
     number, _ = converted(pa.array([value], one.facts.type), "float")
     return float(number[0].as_py())
 
@@ -87,8 +112,9 @@ def _seconds(value: object, one: Proposal) -> float:
 def _columns(one: Proposal, name: str) -> list[str]:
     seen = f"# {facts_text(one.facts)}"
     if one.time:
-        clock = "%H" in one.format if one.format else not pa.types.is_date(one.facts.type)
-        read = [f'{{op = "parse_time", format = "{one.format}"}}'] if one.format else []
+        clock = any("%H" in form for form in one.formats) if one.formats else not pa.types.is_date(one.facts.type)
+        read = [f'{{op = "parse_time", format = {toml_texts(one.formats)}}}'] if one.formats else \
+            [f'{{op = "scale", by = {one.unit}}}'] if one.unit > 1 else []
         named = getattr(one.facts.type, "tz", None)
         zone = f', zone = "{named}"' if named in zoneinfo.available_timezones() - {"UTC"} else ""
         return [line for part, size in ([("hour", 24)] if clock else []) + [("weekday", 7)] for line in

@@ -92,6 +92,9 @@ def test_a_header_of_another_order_is_refused_and_other_forms_are_left_to_spark(
     first.write_text("price,click\n1,0\n")
     with pytest.raises(InputError, match="its header has 'price' in column 1, where the spec has 'click'"):
         refuse(tmp_path, 'format = "csv"\nheader = true')
+    first.write_bytes("click,Größe\n1,0\n".encode("cp1252"))
+    with pytest.raises(InputError, match=r"it is not UTF-8: name its input\.encoding, such as cp1252"):
+        refuse(tmp_path, 'format = "csv"\nheader = true')
     refuse(tmp_path, 'format = "csv"\nheader = true\nmultiline = true')
     first.with_suffix(".lz4").write_bytes(bytes(range(10, 99)))
     first.unlink()

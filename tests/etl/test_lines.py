@@ -96,8 +96,8 @@ def test_any_bytes_between_good_lines_leave_them_as_they_are(form, monkeypatch):
     cut(parser, "_cell_by_cell", lambda *_: pytest.fail("not the fast way"))
     reader = parser._objects if form == "json" else parser._delimited
     plain = [n for n, odd in zip(kept, reader.awry(pa.array([lines[n] + b"\n" for n in kept])), strict=True) if not odd]
-    if form == "json":  # what Arrow refuses and Python reads is always read alone
-        plain = [n for n in plain if b"1e999" not in lines[n] and b"u0065" not in lines[n]
+    if form == "json":  # what Arrow refuses and Python reads is always read alone, as are flags among numbers
+        plain = [n for n in plain if not any(odd in lines[n] for odd in (b"1e999", b"u0065", b"true"))
                  and all(lines[n].count(name) < 2 for name in NAMES)]
         cut(parser._objects, "one", lambda *_: pytest.fail("not the fast way"))
     fast = by_line(parsed(parser, [lines[n] for n in plain]), len(plain))
@@ -120,7 +120,8 @@ def test_any_bytes_between_good_lines_leave_them_as_they_are(form, monkeypatch):
     ("json", b'{"label":1,"more":' + b"[" * MAX_DEPTH + b"]" * MAX_DEPTH + b"}", "nested more than 100 levels deep"),
     ("json", b'{"label":1,"more":' + b"[" * (MAX_DEPTH - 1) + b"]" * (MAX_DEPTH - 1) + b"}", (1, None, None, None)),
     ("json", b'{"label":1,"C":' + b"[" * 100_000, "nested more than 100 levels deep"),
-    ("json", b'{"label":1,"C":"\\ud800"}', "C: not UTF-8 text"),
+    ("json", b'{"label":1,"C":"\\ud800"}', "C: not UTF-8 text in quotes"),
+    ("json", b'{"label":true,"I":false,"F":true}', (1, 0, 1.0, None)),
     ("json", b'{"label":1}{"label":0}', "not a JSON object"),
     ("json", b'{"label":1,"F":9007199254740993}', (1, None, 9007199254740992.0, None)),
     ("json", b'{"label":1,"label":0}', (0, None, None, None)),

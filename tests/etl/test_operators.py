@@ -25,7 +25,7 @@ from sluice.etl.ops.exact_sums import parts, total
 from sluice.etl.ops.hashing import hash_rows
 from sluice.etl.ops.ids import Categorify, Cross, Hash, Modulus, Vocabulary
 from sluice.etl.ops.lists import Bag, FirstX, Flags, Overlap, Recent, packed
-from sluice.etl.ops.numeric import COMPARISONS, BoxCox, Bucketize, Compare, Logit, Missing, OneHot
+from sluice.etl.ops.numeric import COMPARISONS, BoxCox, Bucketize, Compare, Logit, Missing, OneHot, Scale
 from sluice.etl.ops.scaling import FillMean, FillMedian, MinMax, Quantiles, Standardise
 from sluice.etl.ops.statistics import Count, Group, Target
 from sluice.etl.ops.text import Concat, Lower, Map, Ngram, Replace, Split
@@ -300,6 +300,42 @@ def test_parse_time_reads_what_its_format_says_and_nothing_else():
     assert berlin.apply(pa.array(["2026-07-01 00:00:00", "2026-03-29 02:30:00"]), None).to_pylist()[0] == 1782856800.0
 
 
+ZONES = st.sampled_from([datetime.timezone(datetime.timedelta(minutes=n)) for n in (0, 90, -480, 330)])
+
+
+@given(st.lists(st.none() | st.text(max_size=19) | st.datetimes(
+    datetime.datetime(1901, 1, 1), datetime.datetime(2261, 1, 1), timezones=ZONES).map(datetime.datetime.isoformat)))
+def test_parse_time_reads_parts_of_a_second_and_the_zone_that_a_text_names(texts):
+    """As Python writes times, with parts of a second only where there are any."""
+    def slow(text):
+        try:
+            return datetime.datetime.strptime(text or "", form).timestamp()
+        except ValueError:
+            return None
+
+    for form in ("%Y-%m-%dT%H:%M:%S.%f%z", "%Y-%m-%dT%H:%M:%S%z"):
+        got = ParseTime(format=form, zone="Asia/Tokyo").apply(pa.array(texts, pa.string()), None).to_pylist()
+        assert got == [wanted if (wanted := slow(text)) is None else pytest.approx(wanted, abs=2e-6) for text in texts]
+
+
+def test_a_zone_stands_last_and_parts_of_a_second_follow_the_second():
+    apache = ParseTime(format="%d/%b/%Y:%H:%M:%S %z").apply(pa.array(["10/Oct/2000:13:55:36 -0700"]), None)
+    assert apache.to_pylist() == [971211336.0]
+    odd = ["2024-02-31T00:00:00,5Z", "2024-01-31T00:00:00.5Z", "2024-01-31T00:00:00,5Z"]
+    got = ParseTime(format="%Y-%m-%dT%H:%M:%S,%f%z").apply(pa.array(odd), None).to_pylist()
+    assert got == [None, None, 1706659200.5], "no such day, another sign"
+    for wrong in ("%z %Y", "%Y.%f"):
+        with pytest.raises(OperatorError, match="%f must follow %S"):
+            ParseTime(format=wrong)
+
+
+def test_thousandths_become_seconds():
+    column = pa.array([1_767_225_603_553, None], pa.int64()).cast(pa.float64())
+    assert Scale(by=1000).apply(column, None).to_pylist() == [1_767_225_603.553, None]
+    with pytest.raises(OperatorError, match="by = 0"):
+        Scale(by=0)
+
+
 @given(TEXTS, TEXTS)
 def test_count_and_share(seen, new):
     for share in (False, True):
@@ -507,7 +543,7 @@ NEEDED = {"clip": {"low": 0.0}, "hash": {"size": 3}, "cross": {"size": 3}, "modu
           "boxcox": {"power": 1.0}, "bucketize": {"boundaries": (1.0,)}, "quantiles": {"buckets": 3},
           "one_hot": {"values": ("a",)}, "vocabulary": {"values": ("a",)}, "map": {"values": ("a",), "to": ("b",)},
           "replace": {"pattern": "a"}, "first_x": {"size": 1}, "lookup": {"width": 3},
-          "compare": {"to": "> 0"}, "recent": {"gap": 1.0},
+          "compare": {"to": "> 0"}, "scale": {"by": 2.0}, "recent": {"gap": 1.0},
           "python": {"function": f"{__name__}:double", "inputs": ("number",), "output": "number"}}
 EMPTY = {"text": pa.string(), "number": pa.float64(), "texts": pa.list_(pa.string()), "numbers": pa.list_(pa.float64()),
          "id": pa.int32(), "row": pa.struct([("a", pa.string()), ("b", pa.float64())])}

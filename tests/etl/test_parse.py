@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 from sluice.etl.apply.parse import InputParser
-from sluice.etl.spec.spec import Spec
+from sluice.etl.spec.spec import Spec, SpecError
 
 SPEC = """
 [input]
@@ -91,8 +91,51 @@ def test_json_lines():
                            b'{"label":1,"C":5}', b'{"label":0,"I":2.5}')
     assert rows == [(1, None, None, None)]
     assert rejected == [(1, "not a JSON object"), (2, "not a JSON object"), (3, "I: not a whole number of 64 bits"),
-                        (4, "label: neither 0 nor 1"), (5, "C: not UTF-8 text"),
+                        (4, "label: neither 0 nor 1"), (5, "C: not UTF-8 text in quotes"),
                         (6, "I: not a whole number of 64 bits")]
+
+
+def test_flags_and_parts_of_objects_in_json():
+    """A log of true and false is read at once, not line by line, and so are parts of objects."""
+    text = (SPEC % "json").replace('"C:text"', '"a.b.C:text", "a.n:int"').replace('"C"', '"C"\nfrom = "a.b.C"')
+    parser = InputParser(Spec.parse(text))
+    lines = [b'{"label": true, "I": false, "a": {"b": {"C": "x", "more": 1}, "n": 7}}',
+             b'{"label": false, "F": 2, "a": {"b": null}}', b'{"label": null, "a": {}}', b'{"label": false}']
+
+    def parsed(*lines: bytes):
+        found = parser.parse(pa.record_batch([pa.array([line + b"\n" for line in lines], pa.binary())], ["line"]))
+        return list(zip(*(c.to_pylist() for c in found.columns.values()), strict=True)), found.rejected
+
+    alone, parser._objects.one = parser._objects.one, None  # which nobody may call here
+    rows, rejected = parsed(*lines)
+    assert rows == [(1, 0, None, "x", 7), (0, None, 2.0, None, None), (0, None, None, None, None)]
+    assert rejected == [(2, "label: missing")]
+    assert parsed(b'{"label": 1, "a": {"n": true}}')[0] == [(1, None, None, None, 1)], "numbers again"
+    parser._objects.one = alone
+    odd = [b'{"label": true, "a": {"b": {"C": "inner"}}, "a.b.C": "named so"}',
+           b'{"label": 1, "I": false, "a": "text"}',
+           b'{"label": 1, "a": {"b": {"C": true}}}']
+    rows, rejected = parsed(*odd)
+    assert rows == [(1, None, None, "named so", None), (1, 0, None, None, None)]
+    assert rejected == [(2, "a.b.C: not UTF-8 text in quotes")]
+    assert [parsed(line)[0] for line in odd[:2]] == [[row] for row in rows]
+
+
+def test_decimal_commas():
+    text = SPEC.replace('"%s"', '"csv"\ndelimiter = ";"\ndecimal = ","')
+
+    def parsed(*lines: bytes):
+        batch = pa.record_batch([pa.array([line + b"\n" for line in lines], pa.binary())], ["line"])
+        found = InputParser(Spec.parse(text)).parse(batch)
+        return found.columns["F"].to_pylist(), found.rejected
+
+    good = [b"1;2;-14,5;1,5", b'1;;"7";', b"1;2;;x", b"1;2;1e3;x"]
+    assert parsed(*good) == ([-14.5, 7.0, None, 1000.0], [])
+    for bad in (b"1;2;1.5;x", b"1;2;1.000,5;x"):
+        assert parsed(bad, *good) == ([-14.5, 7.0, None, 1000.0], [(0, "F: not a number")])
+    for wrong in ('decimal = "."\ndelimiter = "."', 'decimal = ","\ndelimiter = ","', 'decimal = "x"'):
+        with pytest.raises(SpecError, match=r"input\.decimal = "):
+            Spec.parse(text.replace('delimiter = ";"\ndecimal = ","', wrong))
 
 
 def test_lines_of_another_encoding_and_times_in_several_formats():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import decimal
+import json
 import re
 from collections import Counter
 
@@ -470,17 +471,22 @@ class TestGuesses:
     @pytest.mark.parametrize(("texts", "found"), [
         (["2025-03-01 10:20:00", "2025-03-02 23:00:00"], "%Y-%m-%d %H:%M:%S"), (["2025-03-01", None, ""], "%Y-%m-%d"),
         (["2025-03-01T10:20:00Z", "2025-03-31T00:00:00Z"], "%Y-%m-%dT%H:%M:%SZ"),
-        (["01/03/2025 10:20", "31/03/2025 00:10"], "%d/%m/%Y %H:%M"), (["2025-03-01", "soon"], ""), (["10", "20"], "")])
+        (["01/03/2025 10:20", "31/03/2025 00:10"], "%d/%m/%Y %H:%M"), (["2025-03-01", "soon"], ""), (["10", "20"], ""),
+        (["01.03.2025", "2025-03-01 10:20:00", "02.03.2025"], ["%d.%m.%Y", "%Y-%m-%d %H:%M:%S"]),
+        (["2025-03-01T10:20:00.25+00:00", "2025-03-01T10:20:00+00:00"],
+         ["%Y-%m-%dT%H:%M:%S%z", "%Y-%m-%dT%H:%M:%S.%f%z"]),
+        (["13/01/2025", "01/13/2025"], "")])
     def test_times_as_text_are_proposed_with_the_format_that_reads_them(self, tmp_path, capsys, texts, found):
         columns = {"y": [0, 1, 0][:len(texts)], "x": [.5] * len(texts), "at": texts}
+        said = json.dumps(found)
         pq.write_table(pa.table(columns), tmp_path / "a.parquet")
         with BatchLoader(str(tmp_path), batch_size=1, streams=1):
             assert ("left out: at (a time as text)" in capsys.readouterr().err) is bool(found)
         text = guessed_spec(tmp_path)
-        assert (f'{{op = "parse_time", format = "{found}"}}, {{op = "weekday"}}' in text) is bool(found)
-        assert ('name = "at_hour"' in text) is ("%H" in found)
+        assert (f'{{op = "parse_time", format = {said}}}, {{op = "weekday"}}' in text) is bool(found)
+        assert ('name = "at_hour"' in text) is ("%H" in said)
         ids = first_batch(tmp_path, text, len(texts))["at_weekday" if found else "at"].tolist()
-        assert [one == 1 for one in ids] == [found != "" and not one for one in texts]  # 1 is what is missing
+        assert [one == 1 for one in ids] == [bool(found) and not one for one in texts]  # 1 is what is missing
 
     @pytest.mark.parametrize("roles", ["label=bought", {"label": ["bought"]}, {"label": "bought"}])
     def test_who_names_the_label_alone_has_the_rest_guessed(self, tmp_path, capsys, roles):
@@ -497,6 +503,19 @@ class TestGuesses:
         with BatchLoader(table_of(tmp_path, roles, hash={"u": 10}), batch_size=4, streams=1) as loader:
             assert (loader.dense_names, loader.sparse_names) == ((), ("u",)), "who hashes has chosen"
         assert '{op = "hour", zone = "Asia/Tokyo"}' in guessed_spec(tmp_path, "bought")
+
+    @pytest.mark.parametrize("unit", [1, 1000, 10**6, 10**9])
+    def test_times_as_numbers_are_split_and_told_by_the_clock_in_any_unit(self, tmp_path, unit):
+        first = int(FIRST.replace(tzinfo=datetime.UTC).timestamp())
+        pq.write_table(pa.table({"y": [n % 2 for n in range(48)], "at": [(first + 3600 * n) * unit for n in range(48)],
+                                 "never": pa.nulls(48, pa.timestamp("us"))}), tmp_path / "a.parquet")
+        text = guessed_spec(tmp_path)
+        assert ('{op = "scale", by = ' in text) is (unit > 1)
+        assert "#   never: no value was seen" in text
+        hours = first_batch(tmp_path, text, 30)["at_hour"].tolist()
+        assert hours == [2 + n % 24 for n in range(30)]
+        with BatchLoader(table_of(tmp_path, spec=Spec.own(text)), batch_size=1, streams=1, split="test") as loader:
+            assert loader.plan.rows == 5, "the last tenth of 47 hours"
 
     def test_a_label_that_is_no_click_is_a_number_in_the_spec(self, tmp_path):
         pq.write_table(pa.table({"rating": [1, 5, 3, 4], "x": [1.0, 2.0, 3.0, 4.0]}), tmp_path / "a.parquet")

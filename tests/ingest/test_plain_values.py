@@ -10,13 +10,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from sluice.etl.jobs.job_run import Job
 from sluice.etl.spec.input_values import converted
 from sluice.etl.spec.spec import Spec
+from sluice.etl.table.store import TableStore
+from sluice.etl.table.table import FeatureTable
 from sluice.ingest.columns import ColumnError
 from sluice.ingest.loader import BatchLoader, LoaderError
 from sluice.ingest.read.parquet_files import ParquetError, ParquetFiles, table_of
 from sluice.ingest.read.reader import SourceError
 from sluice.ingest.stages.quarantine import Errors, QuarantineError
+from sluice.ingest.tools.guess import guessed_spec
+from tests.etl.jobs import on
 
 pytestmark = pytest.mark.slow
 
@@ -148,8 +153,7 @@ def test_a_type_that_a_spec_cannot_read_is_refused_with_its_file(tmp_path):
 
 @pytest.mark.parametrize(("columns", "more", "table", "asked"), [
     ('{name = "price:float", format = "%Y"}', "", "", "a format of input.columns"),
-    ('"price:float"', 'place = "place"', "", "input.place"),
-    ('"price:float"', "", 'unlabelled = "ask"', "table.unlabelled")])
+    ('"price:float"', 'place = "place"', "", "input.place")])
 def test_what_only_a_job_makes_of_rows_is_refused_with_what_will_do(tmp_path, columns, more, table, asked):
     write(tmp_path, "a", price=np.arange(ROWS) + 0.5)
     with pytest.raises(ColumnError, match=rf"{asked} is for jobs; make a table of it by `sluice etl --spec`"):
@@ -327,3 +331,36 @@ def test_labels_that_are_no_clicks_are_loaded_as_they_are_and_that_is_said_early
         assert [value for batch in loader for value in batch.label.tolist()] == values
     assert said in told
     assert ("cross-entropy" in told) is bool(said)
+
+
+# ---- rows without a label
+
+@pytest.mark.parametrize("table", ["split = {train = 1}", 'split_time = "at"\nsplit = {train = 0, test = 20}',
+                                   'key = ["at"]\nsplit = {train = 0.5, test = 0.5}'])
+def test_rows_without_a_label_lie_in_a_split_of_their_own_as_in_a_job(tmp_path, table):
+    labels = pa.array([None if n % 5 == 0 else n % 2 for n in range(ROWS)])
+    for name in ("a", "b"):
+        path = write(tmp_path, name, at=np.arange(ROWS), price=np.arange(ROWS) + 0.5)
+        pq.write_table(pq.read_table(path).set_column(0, "y", labels), path, row_group_size=ROWS // 2)
+    asked = spec('"price:float", "at:int"', PRICE, table=f'{table}\nunlabelled = "ask"')
+    on(None, Job(spec=asked, inputs=(str(tmp_path),), store=TableStore(tmp_path / "table")))
+    made = FeatureTable.open(tmp_path / "table")
+    plain = ParquetFiles.open(sorted(tmp_path.glob("?.parquet")), spec=asked)
+    splits = [split for split in ("train", "test", "ask") if split in asked.table.split]
+    found = {split: sorted(rows_of(plain, ["price", asked.label], split=split)) for split in splits}
+    assert found == {split: sorted(rows_of(made, ["price", asked.label], split=split)) for split in splits}
+    assert len(found["ask"]) == 2 * -(-ROWS // 5)
+    assert sum(map(len, found.values())) == 2 * ROWS
+
+
+def test_a_label_that_nobody_gave_is_no_0_unless_it_is_named(tmp_path):
+    write(tmp_path, "a", price=pa.array([None, *range(ROWS - 1)]), liked=pa.array([None, True] * (ROWS // 2)))
+    roles = {"label": "liked", "dense": ["price"], "sparse": ["y"]}
+    for fill in (0, {"price": 0}):
+        with pytest.raises(ColumnError, match=r"'liked' has \d+ empty values, and is the label; leave such rows out"):
+            BatchLoader(table_of(tmp_path, roles), batch_size=16, fill=fill)
+    rows = rows_of(table_of(tmp_path, roles), ["liked"], fill={"liked": 0, "price": 0})
+    assert sum(label for label, in rows) == ROWS / 2
+    text = guessed_spec(tmp_path, "liked")
+    assert 'unlabelled = "ask"' in text
+    assert len(rows_of(ParquetFiles.open(tmp_path, spec=Spec.own(text)), ["price"])) == ROWS / 2

@@ -1,0 +1,212 @@
+"""Logs in lines of text, as far as a guess looks at them: `TextSample`, some rows with the types that they seem to
+have, and how a spec reads them. All values that were looked at fit what is proposed."""
+
+from __future__ import annotations
+
+import csv
+import glob
+import json
+import os
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sluice.etl.common.errors import UsageError
+from sluice.etl.ops.timestamps import ParseTime
+from sluice.ingest.plain.guess import time_formats
+
+_NAMES = re.compile(r"\.(csv|tsv|txt|log|json|jsonl|ndjson)(\.(gz|bz2))?$", re.IGNORECASE)
+_BYTES, _PACKED = 1 << 20, 1 << 26
+"""How much is looked at of the first and of the last file, at the beginning and at the end; and how much is read of one
+that is compressed, to find its end."""
+_WHOLE, _POINT, _COMMA = (re.compile(form) for form in (
+    r"-?(0|[1-9][0-9]{0,17})", r"[+-]?[0-9]{1,18}(\.[0-9]*)?([eE][+-]?[0-9]{1,3})?", r"-?[0-9]{1,18}(,[0-9]+)?"))
+_DELIMITERS, _ALIKE = "\t;,|", 0.99
+
+
+@dataclass(frozen=True, slots=True)
+class TextSample:
+    """Some rows of text, and how a spec reads them."""
+
+    form: str
+    """The format, by its name in a spec."""
+    table: pa.Table
+    rows: int
+    """About how many there are in all."""
+    keys: Mapping[str, Any] = field(default_factory=dict)
+    """What `[input]` says of the lines, besides format and columns."""
+    times: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """The columns that hold times, with their formats."""
+    others: Mapping[str, str] = field(default_factory=dict)
+    """The columns that a spec cannot read, with the reason."""
+    whole: bool = True
+    """Whether the end of the last file was seen."""
+
+    @classmethod
+    def of(cls, paths: Sequence[str]) -> TextSample:
+        """Looks at these files, in the order of their names."""
+        first, last, whole = _ends(paths[0])
+        if len(paths) > 1:
+            *others, whole = _ends(paths[-1])
+            last = others[1] or others[0]
+        content = first + last
+        if content[:2] in (b"\xff\xfe", b"\xfe\xff"):
+            raise UsageError(f"{paths[0]}: is UTF-16, where a line's end is written in other bytes; write it in UTF-8")
+        encoding = next((name for name in ("utf-8", "cp1252") if _decodes(content, name)), "latin-1")
+        lines = [line.removeprefix("\ufeff") for line in content.decode(encoding).split("\n") if line.strip()]
+        if not lines:
+            raise UsageError(f"{paths[0]}: there are no lines to look at")
+        keys = {} if encoding == "utf-8" else {"encoding": encoding}
+        rows = round(len(lines) * max(1.0, sum(map(os.path.getsize, paths)) / len(content)))
+        if lines[0].lstrip()[0] in "[{":
+            return cls.of_objects(lines, paths[0], keys=keys, rows=rows, whole=whole)
+        return cls.of_fields(lines, paths[0], keys=keys, rows=rows, whole=whole)
+
+    @classmethod
+    def of_objects(cls, lines: Sequence[str], path: str, **more: Any) -> TextSample:
+        """Of lines that are an object of JSON each; others would be set aside."""
+        objects = [found for line in lines if isinstance(found := _json(line), dict)]
+        if len(objects) < _ALIKE * len(lines):
+            raise UsageError(f"{path}: begins as JSON does, but {len(lines) - len(objects):,} of {len(lines):,} lines "
+                             "are no object; write one on each line, as `jq -c '.[]'` does of a list")
+        columns: dict[str, pa.Array] = {}
+        others: dict[str, str] = {}
+        for name in dict.fromkeys(name for one in objects for name in one):
+            try:
+                values = pa.array([one.get(name) for one in objects])
+            except (pa.ArrowException, OverflowError):
+                others[name] = "values of several types, or beyond 64 bits"
+                continue
+            if pa.types.is_list(values.type) and not pa.types.is_string(values.type.value_type):
+                others[name] = f"{values.type}, of which a job makes no ids"
+            else:
+                columns[name] = values
+        return cls(form="json", others=others, **_with_times(columns), **more)
+
+    @classmethod
+    def of_fields(cls, lines: Sequence[str], path: str, *, keys: dict[str, Any], **more: Any) -> TextSample:
+        """Of lines that are fields with one sign between them."""
+        cut = {sign: _cut(lines, sign) for sign in _DELIMITERS}
+        widths = {sign: Counter(map(len, rows)).most_common(1)[0] for sign, rows in cut.items()}
+        fitting = [sign for sign, (width, count) in widths.items() if width > 1 and count >= _ALIKE * len(lines)]
+        if not fitting:
+            raise UsageError(f"{path}: is neither Parquet, nor an object of JSON a line, nor lines of fields with one "
+                             "of tab ; , | between them, equally many in each")
+        sign = max(fitting, key=lambda one: widths[one][0])
+        rows = [row for row in cut[sign] if len(row) == widths[sign][0]]
+        header = _is_header(rows[0])
+        names = rows[0] if header else [f"column_{number + 1}" for number in range(len(rows[0]))]
+        cells = list(zip(*(row for row in rows if not header or row != names), strict=True))
+        if not cells:
+            raise UsageError(f"{path}: there is nothing but a header")
+        texts = {name: [cell.strip("\r") or None for cell in column] for name, column in zip(names, cells, strict=True)}
+        comma = sign != "," and any(_all(_COMMA, column) and not _all(_WHOLE, column) for column in texts.values()) \
+            and not any(_all(_POINT, column) and not _all(_WHOLE, column) for column in texts.values())
+        keys = {**({} if sign == "\t" else {"delimiter": sign}), **({"header": True} if header else {}), **keys,
+                **({"decimal": ","} if comma else {})}
+        columns = {name: _numbers(column, comma) for name, column in texts.items()}
+        return cls(form="tsv" if sign == "\t" else "csv", keys=keys, **_with_times(columns), **more)
+
+
+def text_paths(source: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> list[str]:
+    """The files that this means, if they are text; none if they are Parquet, or not there."""
+    found: list[str] = []
+    for one in [source] if isinstance(source, (str, os.PathLike)) else source:
+        text = os.fspath(one)
+        if os.path.isdir(text):
+            there = [path for path in sorted(Path(text).rglob("*")) if path.is_file()
+                     and not any(part.startswith(("_", ".")) for part in path.relative_to(text).parts)]
+            found += [str(path) for path in there if _NAMES.search(path.name)] \
+                if not any(path.suffix == ".parquet" for path in there) else []
+        else:
+            found += [text] if os.path.isfile(text) else sorted(glob.glob(text, recursive=True))
+    found = [path for path in found if os.path.isfile(path) and os.path.getsize(path)]
+    return [] if any(_is_parquet(path) for path in found) else found
+
+
+def _is_parquet(path: str) -> bool:
+    with open(path, "rb") as file:
+        return path.endswith(".parquet") or file.read(4) == b"PAR1"
+
+
+def _ends(path: str) -> tuple[bytes, bytes, bool]:
+    """The first and the last lines of a file; of a small one all are the first. And whether its end was seen, which
+    takes reading all of a compressed file."""
+    size, packed = os.path.getsize(path), path.endswith((".gz", ".bz2"))
+    content = _read(path, _PACKED if packed else _BYTES)
+    whole = not packed or len(content) < _PACKED
+    if len(content) < _BYTES:
+        return content if content.endswith(b"\n") else content + b"\n", b"", True
+    last = content[-_BYTES:] if packed else _read(path, _BYTES, max(_BYTES, size - _BYTES))
+    last = last if whole else last[:last.rfind(b"\n") + 1]
+    return content[:content.rfind(b"\n", 0, _BYTES) + 1], last[last.find(b"\n") + 1:], whole
+
+
+def _read(path: str, most: int, start: int = 0) -> bytes:
+    try:
+        with pa.input_stream(path, compression="detect") if not start else pa.OSFile(path) as stream:
+            if start:
+                stream.seek(start)
+            return bytes(stream.read(most))
+    except (OSError, pa.ArrowException) as error:
+        raise UsageError(f"{path}: cannot be read ({error}); the file is damaged") from None
+
+
+def _decodes(content: bytes, encoding: str) -> bool:
+    try:
+        content.decode(encoding)
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _json(line: str) -> Any:
+    try:
+        return json.loads(line)
+    except ValueError:
+        return None
+
+
+def _cut(lines: Sequence[str], sign: str) -> list[list[str]]:
+    """The fields of each line; a single one, if there are some that nobody can read."""
+    try:
+        return list(csv.reader(lines, delimiter=sign, quoting=csv.QUOTE_NONE if sign == "\t" else csv.QUOTE_MINIMAL))
+    except csv.Error:
+        return [[""]]
+
+
+def _is_header(row: Sequence[str]) -> bool:
+    """Whether these are names: all there, all different, none of them a number."""
+    return len(set(row)) == len(row) and not any(not cell or _POINT.fullmatch(cell) or _COMMA.fullmatch(cell)
+                                                 for cell in row)
+
+
+def _all(form: re.Pattern[str], cells: Sequence[str | None]) -> bool:
+    return any(cells) and all(cell is None or form.fullmatch(cell.strip(" \t")) for cell in cells)
+
+
+def _numbers(cells: Sequence[str | None], comma: bool) -> pa.Array:
+    """The cells as numbers, if all of them are some, else as texts."""
+    if _all(_WHOLE, cells):
+        return pa.array([None if cell is None else int(cell) for cell in cells], pa.int64())
+    if _all(_COMMA if comma else _POINT, cells):
+        return pa.array([None if cell is None else float(cell.replace(",", ".")) for cell in cells], pa.float64())
+    return pa.array(cells, pa.string())
+
+
+def _with_times(columns: Mapping[str, pa.Array]) -> dict[str, Any]:
+    """The columns, those of texts that are times as times, and the formats of these."""
+    found, times = dict(columns), dict[str, tuple[str, ...]]()
+    for name, values in columns.items():
+        if pa.types.is_string(values.type) and (formats := time_formats(pc.unique(values.drop_null()))):
+            times[name] = formats
+            micros = pc.multiply(ParseTime(format=formats).apply(values, None), 1e6).cast(pa.int64(), safe=False)
+            at = micros.cast(pa.timestamp("us"))
+            found[name] = at if any("%H" in one for one in formats) else at.cast(pa.date32(), safe=False)
+    return {"table": pa.table(found), "times": times}

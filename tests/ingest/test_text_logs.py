@@ -1,0 +1,122 @@
+"""Logs as lines of text: `sluice guess` writes a spec by which a job reads them."""
+
+from __future__ import annotations
+
+import bz2
+import datetime
+import gzip
+import json
+
+import pytest
+
+from sluice.etl.common.errors import UsageError
+from sluice.etl.jobs.job_run import Job
+from sluice.etl.spec.spec import Spec
+from sluice.etl.table.store import TableStore
+from sluice.etl.table.table import FeatureTable
+from sluice.ingest.plain import text_logs
+from sluice.ingest.tools.guess import guessed_spec
+from tests.etl.jobs import on, rows_of
+
+pytestmark = pytest.mark.slow
+
+ROWS = 300
+FIRST = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
+
+
+def plays(part: int) -> list[dict]:
+    """Rows of which each can be told by its `length`."""
+    return [{"at": FIRST + datetime.timedelta(minutes=60 * part + n / 7, microseconds=n % 3),
+             "artist": f"Künstler {n % 9}", "length": part * ROWS + n + 0.5, "premium": n % 2 == 0,
+             "price": None if n % 11 == 0 else n / 4,
+             "liked": None if n % 13 == 0 else n % 3 == 0, "track": n * 10**12,
+             "device": {"os": ["ios", "web"][n % 2]} if n % 5 else None, "genres": ["pop", "fado"][:n % 3],
+             "ids": [n], "seen": None} for n in range(ROWS)]
+
+
+def as_fields(row: dict, sign: str) -> str:
+    def number(value: float | None) -> str:
+        return "" if value is None else f"{value:.2f}".replace(".", "," if sign == ";" else ".")
+
+    at = row["at"].strftime("%d.%m.%Y %H:%M:%S" if row["track"] % 2 else "%Y-%m-%d %H:%M")
+    return sign.join([at, f'"{row["artist"]}"' if sign == "," else row["artist"], number(row["length"]),
+                      number(row["price"]), str(row["track"]), "" if row["liked"] is None else str(int(row["liked"]))])
+
+
+def job(folder, text: str, inputs: str) -> tuple[dict, list[dict]]:
+    result = on(None, Job(spec=Spec.own(text), inputs=(inputs,), store=TableStore(folder / "table")))
+    return result.rejected, rows_of(FeatureTable.open(folder / "table"))
+
+
+@pytest.mark.parametrize(("sign", "encoding", "header", "pack"), [
+    (";", "cp1252", True, None), ("\t", "utf-8", False, gzip.compress), (",", "utf-8-sig", True, bz2.compress),
+    ("|", "latin-1", False, None)])
+def test_lines_of_fields(tmp_path, sign, encoding, header, pack):
+    names = ["at", "artist", "length", "price", "track", "liked"]
+    folder = tmp_path / "logs"
+    folder.mkdir()
+    for part in range(2):
+        lines = [sign.join(names)] * header + [as_fields(row, sign) for row in plays(part)]
+        content = "\r\n".join([*lines, ""]).encode(encoding)
+        (folder / (f"{part}.txt" + {gzip.compress: ".gz", bz2.compress: ".bz2"}.get(pack, ""))).write_bytes(
+            pack(content) if pack else content)
+    (folder / "_SUCCESS").write_bytes(b"")
+    seen = names if header else [f"column_{n + 1}" for n in range(6)]
+    text = guessed_spec(str(folder), seen[5])
+    spec = Spec.own(text)
+    assert spec.input.encoding == {"utf-8-sig": "utf-8", "latin-1": "cp1252"}.get(encoding, encoding)
+    assert spec.input.columns == dict(zip(seen, ["float", "text", "float", "float", "int", "int"], strict=True))
+    assert (spec.table.split_time, spec.table.unlabelled, spec.input.decimal) == \
+        (seen[0], "ask", "," if sign == ";" else ".")
+    rejected, rows = job(tmp_path, text, str(folder))
+    assert (rejected, len(rows)) == ({}, 2 * ROWS)
+    assert sorted(row[seen[2]] for row in rows) == [n + 0.5 for n in range(2 * ROWS)]
+    ids = {plays(0)[n]["artist"]: next(row for row in rows if row[seen[2]] == n + 0.5)[seen[1]] for n in range(9)}
+    assert len(set(ids.values())) == 9
+
+
+def test_objects_of_json(tmp_path):
+    for part in range(2):
+        lines = [json.dumps(row | {"at": row["at"].isoformat()}, ensure_ascii=part == 0) for row in plays(part)]
+        lines = [*lines[:-1], lines[-1][:40]] if part else lines
+        (tmp_path / f"{part}.json.gz").write_bytes(gzip.compress("\n".join(lines).encode()))
+    text = guessed_spec(str(tmp_path / "*.json.gz"), "liked")
+    assert "#   seen: no value was seen" in text
+    assert "#   ids: list<item: int64>, of which a job makes no ids" in text
+    rejected, rows = job(tmp_path, text, str(tmp_path / "*.json.gz"))
+    assert rejected == {"not a JSON object": 1}
+    assert len(rows) == 2 * ROWS - 1
+    for row in rows:
+        number = int(row["length"]) % ROWS
+        assert row["premium"] == (number % 2 == 0)
+        assert (row["device_os"] == 1) is (number % 5 == 0), "null where there is no device"
+        assert row["at_hour"] == 2 + int(row["length"] / ROWS + number / 7 // 60)
+
+
+def test_of_a_long_log_the_end_is_looked_at_too(tmp_path, monkeypatch):
+    """Else a bound of time in its first lines would make nearly all of it a test. Of a compressed log that is longer
+    than what is read, the end is not known, and no time splits it."""
+    lines = [f"{FIRST + datetime.timedelta(hours=n):%Y-%m-%d %H:%M:%S},u{n % 7},{n % 2}\n" for n in range(3000)]
+    content = "".join(["at,user,clicked\n", *lines]).encode()
+    (tmp_path / "a.csv").write_bytes(content)
+    (tmp_path / "b.csv.gz").write_bytes(gzip.compress(content))
+    monkeypatch.setattr(text_logs, "_BYTES", 4000)
+    for name in ("a.csv", "b.csv.gz"):
+        spec = Spec.own(guessed_spec(str(tmp_path / name)))
+        share = (spec.table.split_from[1] - FIRST.timestamp()) / 3600 / 3000
+        assert share == pytest.approx(0.8, abs=0.01)
+    monkeypatch.setattr(text_logs, "_PACKED", 20_000)
+    assert Spec.own(guessed_spec(str(tmp_path / "b.csv.gz"))).table.split_by == ("user",)
+
+
+@pytest.mark.parametrize(("content", "said"), [
+    ("a;b\n1;2\n".encode("utf-16"), "is UTF-16"), (b"[1, 2,\n3]\n", "of 2 lines are no object"),
+    (b"one\ntwo three\n", "is neither Parquet, nor an object"), (b"a,b\n", "nothing but a header"),
+    (b"\n\n", "no lines to look at"), (b"x" * 200_000 + b"\n", "is neither Parquet")])
+def test_what_is_no_log_is_refused_by_name(tmp_path, content, said):
+    (tmp_path / "a.csv").write_bytes(content)
+    with pytest.raises(UsageError, match=rf"a\.csv: .*{said}"):
+        guessed_spec(str(tmp_path))
+    (tmp_path / "b.csv.gz").write_bytes(gzip.compress(b"a,b\n1,2\n" * 99)[:-20])
+    with pytest.raises(UsageError, match=r"b\.csv\.gz: cannot be read"):
+        guessed_spec(str(tmp_path / "b.csv.gz"))
