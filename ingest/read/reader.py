@@ -36,7 +36,7 @@ from sluice.ingest.read.open_file import LocalFile, OpenFile, StoreFile
 from sluice.ingest.read.packed_copy import PackedCopy, PackedRowGroups
 from sluice.ingest.read.petastorm.options import PetastormOptions
 from sluice.ingest.read.petastorm.source import PetastormSource
-from sluice.ingest.read.retry import DeliveryError
+from sluice.ingest.read.retry import DeliveryError, without_frames
 from sluice.ingest.row_order import Read, drawn_rows
 from sluice.ingest.stages.pool import Pool
 from sluice.ingest.stages.quarantine import PROGRAM_ERRORS, kinds_of
@@ -198,7 +198,8 @@ class RowGroupReader:
         except Exception as error:  # a flipped bit may cause any error: invalid text, an endless length
             if file is not None:
                 file.close()
-            raise SourceError(f"{where}: {error or type(error).__name__}") from error
+            cause = without_frames(error) if isinstance(error, OSError) else error
+            raise SourceError(f"{where}: {error or type(error).__name__}") from cause
         if file is not None:
             self._give_back(number, file)
         for name in (self._optional - set(table.schema.names)) & {*(columns or self.columns), *self._deciding}:

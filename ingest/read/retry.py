@@ -27,6 +27,16 @@ class StoreClosed(DeliveryError):
     """The store was closed while somebody waited for it."""
 
 
+def without_frames(error: BaseException) -> BaseException:
+    """The error without its tracebacks. Arrow keeps for ever what a store raised beneath it, and a traceback holds the
+    variables of all callers, up to windows of rows."""
+    one: BaseException | None = error
+    while one is not None and one.__traceback__ is not None:  # causes may lie in a circle
+        one.__traceback__ = None
+        one = one.__cause__ or one.__context__
+    return error
+
+
 class Clock:
     """Gives monotonic time, and a sleep that `stop` ends."""
 

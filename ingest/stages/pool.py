@@ -184,6 +184,12 @@ class Pool(Generic[In, Out]):
         for thread in list(self._threads):
             if thread is not threading.current_thread():
                 thread.join(max(0.0, end - time.monotonic()))
+        # A pool may be held for long, as by Petastorm's Reader, which lies in a circle of references. What was on its
+        # way in it must not.
+        if self._closed and self.gone and self._pull.acquire(blocking=False):
+            self._results.clear()
+            self._upstream, self._make_work = iter(()), None  # type: ignore[assignment]
+            self._pull.release()
 
     @property
     def gone(self) -> bool:

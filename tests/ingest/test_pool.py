@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import threading
+import weakref
 
 import pytest
 
@@ -197,6 +199,35 @@ def test_closing_wakes_whoever_waits(make):
     consumer.join(WAIT_S)
     never.set()
     assert found == ["closed"]
+
+
+def test_a_closed_pool_lets_go_of_what_was_on_its_way(make):
+    """Somebody may hold it for long: Petastorm's Reader lies in a circle of references."""
+    class Rows:
+        pass
+
+    def upstream():
+        held = Rows()
+        made.append(weakref.ref(held))
+        yield from itertools.count()
+
+    def work(_n):
+        rows = Rows()
+        made.append(weakref.ref(rows))
+        return rows
+
+    made = []
+    pool = make(upstream(), work, limit_bytes=2)
+    eventually(lambda: pool.stats().queue_bytes > 1)
+    gc.disable()
+    try:
+        pool.close()
+        pool.join(WAIT_S)
+        assert not any(ref() for ref in made)
+    finally:
+        gc.enable()
+    with pytest.raises(Closed):
+        next(pool)
 
 
 def test_memory_holds_back_early_work_but_never_the_next_item(make):

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import json
 import subprocess
 import sys
 import threading
+import weakref
 from collections import deque
 from pathlib import Path
 
@@ -174,6 +176,27 @@ class TestDamage:
             groups.read(Read(0, 0, whole.row_group_rows[0], (WindowPart(0, 0, 0, 1),)))
         assert disturbed.corrupted == 1
         groups.close()
+
+    def test_what_arrow_keeps_of_a_failed_read_holds_no_rows(self, table):
+        """Arrow never lets go of the error: its traceback held the callers' variables, windows of rows among them."""
+        whole, files = table.files_of("train")[0], FileOpener(disturbed="latency_ms=1")
+        groups = RowGroupReader([whole], ("I1",), opened=files)
+
+        def read(group):
+            groups.read(Read(0, group, whole.row_group_rows[group], (WindowPart(0, 0, 0, 1),)))
+
+        def interrupted():
+            rows = np.zeros(1)
+            with pytest.raises(SourceError, match="the store was closed"):
+                read(1)  # of a file that is open
+            return weakref.ref(rows)
+
+        read(0)
+        groups.interrupt()
+        held = interrupted()
+        groups.close()
+        gc.collect()
+        assert held() is None
 
 
 _MUTATE = """

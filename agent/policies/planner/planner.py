@@ -249,7 +249,8 @@ def _plan(state: PlannerState, latest: PipelineRates, recent: PipelineRates) -> 
         return state.knobs, state, Reason(text="not every stage has reported work yet")
     caps = {n: cap.eased(forecast.slow, state.tick, settings) for n, cap in state.caps.items()}
     freer = any(caps[n].until != cap.until for n, cap in state.caps.items())  # what was in the way has gone
-    state = replace(state, caps=caps, **({"quiet_until": 0, "failures": 0} if freer else {}))
+    state = replace(state, caps=caps, quiet_until=0 if freer else state.quiet_until,
+                    failures=0 if freer else state.failures)
     present_rate, bottleneck = forecast.rate(state.knobs.workers), forecast.bottleneck()
     ranges = {name: range_of(state, name, forecast.contended) for name in forecast.services}
     tight = (latest.memory_used > settings.memory_alarm * forecast.memory_limit
