@@ -14,6 +14,7 @@ from sluice.ingest.memory.buffers import Buffers
 from sluice.ingest.stages.scatter_kernel import bag_ends, bag_size, pieces_of, take_bags, take_equal, unpacked
 
 _ID = 4  # bytes of an id
+_SMALL = 48  # bytes of a bag
 
 
 class BagError(ValueError):
@@ -121,13 +122,12 @@ def shuffled(columns: Mapping[str, Sequence[pa.Array | PackedBags]], order: npt.
     for (name, column), count in zip(stored.items(), ids, strict=True):
         values = whole[begin:begin + count]
         begin += count
-        of_pieces = column.values(buffers)
         if name in ends:
-            take_bags(_addresses(of_pieces), *column.offsets, pieces, rows, ends[name], _address(values))
+            take_bags(_addresses(of_pieces := column.values(buffers)), *column.offsets, pieces, rows, ends[name], _address(values))
             found[name] = Bags(values, ends[name])
         else:
             if column.size:
-                take_equal(column.starts(of_pieces), column.size, pieces, rows, _address(values))
+                take_equal(_addresses(of_pieces := column.own(buffers)), column.size, pieces, rows, _address(values))
             found[name] = Bags(values, None, column.size // _ID)
     return found
 
@@ -172,9 +172,17 @@ class _Column:
         return Bags(values, (offsets - offsets[0]) * unit // _ID) if self.size < 0 else \
             Bags(values, None, self.size // _ID)
 
-    def starts(self, values: Sequence[npt.NDArray[np.int32]]) -> npt.NDArray[np.uint64]:
-        """The address of each piece's first bag."""
-        return _addresses(values) + np.array([int(offsets[0]) * unit for offsets, _, unit in self._parts], np.uint64)
+    def own(self, buffers: Buffers) -> list[npt.NDArray[np.int32]]:
+        """The ids of each piece from its first bag to its last. Small bags are copied to where they stay in the core's
+        cache while they are moved one by one."""
+        found = []
+        for (offsets, stored, unit), values in zip(self._parts, self.values(buffers), strict=True):
+            ids = values[int(offsets[0]) * unit // _ID:int(offsets[-1]) * unit // _ID]
+            if stored is values and self.size <= _SMALL:
+                np.copyto(near := buffers.take_line(len(ids), np.int32), ids)
+                ids = near
+            found.append(ids)
+        return found
 
     def ends(self, pieces: npt.NDArray[np.uint32], rows: npt.NDArray[np.uint32]) -> npt.NDArray[np.int64]:
         """Where the ids of the bags to come begin, and where those of the last one end."""
