@@ -122,12 +122,13 @@ def shuffled(columns: Mapping[str, Sequence[pa.Array | PackedBags]], order: npt.
     for (name, column), count in zip(stored.items(), ids, strict=True):
         values = whole[begin:begin + count]
         begin += count
+        of_pieces = column.values(buffers) if name in ends else column.own(buffers)  # until they are moved
         if name in ends:
-            take_bags(_addresses(of_pieces := column.values(buffers)), *column.offsets, pieces, rows, ends[name], _address(values))
+            take_bags(_addresses(of_pieces), *column.offsets, pieces, rows, ends[name], _address(values))
             found[name] = Bags(values, ends[name])
         else:
             if column.size:
-                take_equal(_addresses(of_pieces := column.own(buffers)), column.size, pieces, rows, _address(values))
+                take_equal(_addresses(of_pieces), column.size, pieces, rows, _address(values))
             found[name] = Bags(values, None, column.size // _ID)
     return found
 
