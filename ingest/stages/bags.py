@@ -14,6 +14,7 @@ from sluice.ingest.memory.buffers import Buffers
 from sluice.ingest.stages.scatter_kernel import bag_ends, bag_size, pieces_of, take_bags, take_equal, unpacked
 
 _ID = 4  # bytes of an id
+_SMALL = 48  # bytes of a bag
 
 
 class BagError(ValueError):
@@ -82,13 +83,10 @@ class PackedBags:
         found: npt.NDArray[Any] = self.ends[self.start:self.start + self.rows + 1] - self.ends[self.start]
         return found
 
-    def values(self, buffers: Buffers) -> npt.NDArray[np.int32]:
-        """Their ids."""
-        first, last = (row * self.each if self.ends is None else int(self.ends[row]) * self.unit
-                       for row in (self.start, self.start + self.rows))
-        into = buffers.take_line((last - first) // _ID, np.int32)
+    def unpack(self, into: npt.NDArray[np.int32]) -> None:
+        """Unpacks their ids."""
+        first = self.start * self.each if self.ends is None else int(self.ends[self.start]) * self.unit
         unpacked(np.uint64(self.stored), self.ids, first // _ID, into)
-        return into
 
 
 def unit_of(kind: pa.DataType) -> int:
@@ -118,16 +116,18 @@ def shuffled(columns: Mapping[str, Sequence[pa.Array | PackedBags]], order: npt.
     ids = [int(ends[name][-1]) if name in ends else len(order) * column.size // _ID for name, column in stored.items()]
     found, begin = {}, 0
     whole = buffers.take_line(sum(ids), np.int32)
+    room = buffers.take_line(max(column.room for column in stored.values()), np.int32)
     for (name, column), count in zip(stored.items(), ids, strict=True):
         values = whole[begin:begin + count]
         begin += count
-        of_pieces = column.values(buffers)
+        of_pieces = column.values(room)
         if name in ends:
-            take_bags(_addresses(of_pieces), *column.offsets, pieces, rows, ends[name], _address(values))
+            take_bags(_addresses(of_pieces) - column.begins(), *column.offsets, pieces, rows, ends[name],
+                      _address(values))
             found[name] = Bags(values, ends[name])
         else:
             if column.size:
-                take_equal(column.starts(of_pieces), column.size, pieces, rows, _address(values))
+                take_equal(_addresses(of_pieces), column.size, pieces, rows, _address(values))
             found[name] = Bags(values, None, column.size // _ID)
     return found
 
@@ -160,21 +160,42 @@ class _Column:
         if self.size < -1:
             begin, end = self._parts[piece][0][row:row + 2]
             raise BagError(f"a bag of {end - begin} bytes, which is no whole number of ids of four bytes", name, piece)
+        self._near = 0 <= self.size <= _SMALL
+        self._spans = [(int(offsets[0]) * unit // _ID, int(offsets[-1]) * unit // _ID)
+                       for offsets, _, unit in self._parts]
+        self.room = sum(last - first for (first, last), (_, stored, _) in zip(self._spans, self._parts, strict=True)
+                        if self._near or isinstance(stored, PackedBags))
+        """How many ids are put into other memory before they are moved."""
 
-    def values(self, buffers: Buffers) -> list[npt.NDArray[np.int32]]:
-        """The ids of each piece."""
-        return [values.values(buffers) if isinstance(values, PackedBags) else values for _, values, _ in self._parts]
+    def values(self, room: npt.NDArray[np.int32]) -> list[npt.NDArray[np.int32]]:
+        """The ids of each piece from its first bag to its last; in `room` those that are unpacked, and small bags,
+        which stay in the core's cache there while they are moved one by one."""
+        found, done = [], 0
+        for (_, stored, _), (first, last) in zip(self._parts, self._spans, strict=True):
+            if isinstance(stored, PackedBags) or self._near:
+                ids = room[done:done + last - first]
+                done += len(ids)
+                if isinstance(stored, PackedBags):
+                    stored.unpack(ids)
+                else:
+                    np.copyto(ids, stored[first:last])
+            else:
+                ids = stored[first:last]
+            found.append(ids)
+        return found
 
     def as_stored(self, buffers: Buffers) -> Bags:
         """The bags of the only piece, without a copy."""
-        [(offsets, _, unit)], [values] = self._parts, self.values(buffers)
-        values = values[int(offsets[0]) * unit // _ID:int(offsets[-1]) * unit // _ID]
+        [(offsets, stored, unit)], [(first, last)] = self._parts, self._spans
+        values = stored[first:last] if not isinstance(stored, PackedBags) else buffers.take_line(last - first, np.int32)
+        if isinstance(stored, PackedBags):
+            stored.unpack(values)
         return Bags(values, (offsets - offsets[0]) * unit // _ID) if self.size < 0 else \
             Bags(values, None, self.size // _ID)
 
-    def starts(self, values: Sequence[npt.NDArray[np.int32]]) -> npt.NDArray[np.uint64]:
-        """The address of each piece's first bag."""
-        return _addresses(values) + np.array([int(offsets[0]) * unit for offsets, _, unit in self._parts], np.uint64)
+    def begins(self) -> npt.NDArray[np.uint64]:
+        """How many bytes of values lie before the first bag of each piece."""
+        return np.array([int(offsets[0]) * unit for offsets, _, unit in self._parts], np.uint64)
 
     def ends(self, pieces: npt.NDArray[np.uint32], rows: npt.NDArray[np.uint32]) -> npt.NDArray[np.int64]:
         """Where the ids of the bags to come begin, and where those of the last one end."""

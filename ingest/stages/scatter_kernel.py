@@ -271,12 +271,13 @@ def unpack_parts(parts: Any, stored: Any, stream: Any) -> None:
 
 
 @compiled
-def children(struct: Any, widths: Any, values: Any, nulls: Any) -> None:
-    """Reads an ArrowArray of the C data interface: the address of each column's first value, of `widths` bytes each,
-    and how many are empty (-1: unknown)."""
-    columns = carray(_longs(carray(_longs(struct), (7,))[6]), (len(widths),))
+def children(struct: Any, places: Any, widths: Any, values: Any, nulls: Any) -> None:
+    """Reads an ArrowArray of the C data interface: the address of the first value of the columns at these places, of
+    `widths` bytes each, and how many are empty (-1: unknown)."""
+    head = carray(_longs(struct), (7,))
+    columns = carray(_longs(head[6]), (head[4],))
     for c in range(len(widths)):
-        _, count, offset, _, _, buffers = carray(_longs(columns[c]), (6,))
+        _, count, offset, _, _, buffers = carray(_longs(columns[places[c]]), (6,))
         validity, data = carray(_longs(buffers), (2,))
         values[c] = data + offset * np.uint64(widths[c])
         nulls[c] = np.int64(count) if validity else 0
@@ -397,7 +398,7 @@ def load_compiled(bags: bool = False) -> None:
     place(address, zero + 1, zero, order, np.array([[0, 0, 1, 0, 1, 0]], np.int64),
           np.array([[into.ctypes.data]], np.uint64), zero + 4)
     nothing = np.zeros(8, np.uint64)
-    children(np.uint64(nothing.ctypes.data), zero[:0], np.empty(0, np.uint64), zero[:0].copy())
+    children(np.uint64(nothing.ctypes.data), zero[:0], zero[:0], np.empty(0, np.uint64), zero[:0].copy())
     if not bags:
         return
     pieces = rows = np.zeros(1, np.uint32)
@@ -452,12 +453,13 @@ class Addresses:
     """The addresses of a table's columns. They are valid while this object lives."""
 
     def __init__(self, table: pa.Table, layout: ColumnAddresses):
-        part = table.select(layout.names)
-        batches = part.to_batches()
-        [batch] = batches if len(batches) == 1 else part.combine_chunks().to_batches()
+        batches, places = table.to_batches(), layout.indices
+        if len(batches) != 1:
+            batches, places = table.select(layout.names).combine_chunks().to_batches(), np.arange(len(layout.names))
+        [batch] = batches
         _, self._owner = batch.__arrow_c_array__()
         self.values = np.empty(len(layout.names), np.uint64)
         """The address of the first value of each of the layout's columns."""
         self.nulls = np.empty(len(layout.names), np.int64)
         """How many values of each column are empty; -1: not known yet."""
-        children(np.uint64(_pointer(self._owner, b"arrow_array")), layout.widths, self.values, self.nulls)
+        children(np.uint64(_pointer(self._owner, b"arrow_array")), places, layout.widths, self.values, self.nulls)

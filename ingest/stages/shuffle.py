@@ -96,7 +96,7 @@ class Decoded:
 
     @property
     def nbytes(self) -> int:
-        return int(self.rows.nbytes)
+        return int(self.rows.get_total_buffer_size() if isinstance(self.rows, pa.Table) else self.rows.nbytes)
 
     @property
     def table(self) -> pa.Table:
