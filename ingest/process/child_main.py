@@ -107,9 +107,7 @@ class _Server:
     def _call(self, message: dict[str, Any]) -> dict[str, Any]:
         number, size, index = message["region"]
         columns, places = protocol.read(self._map(number, size), index)
-        result = self._function(dict(columns))
-        if result is None:
-            result = {}
+        result = protocol.called(self._function, dict(columns))
         if not isinstance(result, Mapping) or not all(isinstance(name, str) for name in result):
             raise TypeError(f"the function returned {type(result).__name__}, not a dict of column names and arrays")
         lying = {id(array): places[name] for name, array in columns.items()}

@@ -84,10 +84,10 @@ class Functions:
         function = self._function(head["function"], head["source"])
         try:
             arrays = {name: array.copy() for name, array in given.items()}
-            result = function(dict(arrays))
-            if not isinstance(result, (Mapping, type(None))):
+            result = protocol.called(function, dict(arrays))
+            if not isinstance(result, Mapping):
                 raise TypeError(f"the function returned {type(result).__name__}, not a dict of column names and arrays")
-            arrays |= {name: np.asarray(array) for name, array in (result or {}).items()}
+            arrays |= {name: np.asarray(array) for name, array in result.items()}
             return packed({}, {name: array for name, array in arrays.items()
                                if name not in given or not same_bytes(array, given[name])})
         except BaseException as error:  # sys.exit() in a user's function is an error as well
