@@ -15,6 +15,7 @@ from sluice.etl.ops.lists import Vectors, flat, relisted
 from sluice.etl.schema import Field
 from sluice.etl.spec.permission import Permission
 from sluice.etl.spec.table_transform import KINDS, TableTransform, inputs_of, steps, transformed
+from sluice.ingest.process import protocol
 from sluice.ingest.stages.batch import lengths_name
 from sluice.ingest.stages.transform import Arrays, Transform, shown
 from sluice.ingest.stages.transform_worker import function_of
@@ -77,7 +78,7 @@ class ColumnTransforms:
         for call, function in self._calls:
             hidden = {of for name in call.added for of in (name, lengths_name(name))}
             names = {of for name in call.columns for of in (name, lengths_name(name))} - hidden
-            given = function(shown(call, {name: array for name, array in found.items() if name in names}))
+            given = protocol.called(function, shown(call, {name: found[name] for name in found if name in names}))
             found |= settled(call, given, found, self._bags, {}, f"transform {call.name!r}")
         return found
 

@@ -54,9 +54,10 @@ class Columns:
 
     @classmethod
     def of(cls, fields: Iterable[Field], fill: Mapping[str, float] | float | None = None,
-           bags: Mapping[str, float] | None = None) -> Columns:
+           bags: Mapping[str, float] | None = None, known: Mapping[str, float] = MappingProxyType({})) -> Columns:
         """The columns by the roles in a table, in the table's order. `fill` is a number for all columns but the label,
-        or by name; `bags` says how many ids a row has, where the columns themselves do not."""
+        or by name, and stands above what is `known` to fill some; `bags` says how many ids a row has, where the columns
+        themselves do not."""
         fields = tuple(fields)
         used = [f for f in fields if f.role in ("dense", "sparse", "label", "weight", "id_list")]
         for f in used:
@@ -87,7 +88,7 @@ class Columns:
         for name in fill:
             if name not in numbers:
                 raise ColumnError(f"fill: {name!r} is no column of numbers that is loaded{nearest(name, numbers)}")
-        return cls(fill=fill, dense=tuple(f.name for f in used if f.role == "dense"),
+        return cls(fill={**known, **fill}, dense=tuple(f.name for f in used if f.role == "dense"),
                    sparse=tuple(f.name for f in used if f.role in ("sparse", "id_list")), label=labels[0],
                    weight=weights[0] if weights else None,
                    bags={f.name: f.bag[1] if f.bag else (bags or {}).get(f.name, _GUESSED_BAG)

@@ -120,9 +120,7 @@ class BatchLoader(IterableDataset[Batch]):
         self.layout = source.fingerprint.layout if transform_spec is None else Fingerprint.of(fields).layout
         self.stored_bytes = sum(f.bytes for f in read) / max(1, sum(f.rows for f in read))
         """The average size of a row in the table's files, in bytes."""
-        columns = Columns.of(fields, fill, plain.bags if plain else None)
-        if plain:
-            columns = replace(columns, fill={**plain.fill, **columns.fill})
+        columns = Columns.of(fields, fill, plain.bags, plain.fill) if plain else Columns.of(fields, fill)
         self._columns = self.operators.filled(columns)
         if plain and not petastorm.asked_for:  # which may change values, and leave rows out
             plain.check(self._columns)

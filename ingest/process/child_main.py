@@ -63,11 +63,9 @@ def load(name: str) -> Callable[..., Any]:
     return function
 
 
-def called(function: Callable[..., Any], columns: protocol.Columns) -> protocol.Columns:
-    """The columns that a user's function gives besides those that it was given."""
-    result = function(dict(columns))
-    if result is None:
-        return {}
+def new_columns(function: Callable[..., Any], columns: protocol.Columns) -> protocol.Columns:
+    """The columns that a user's function gives besides those that it was given, or in place of them."""
+    result = protocol.called(function, dict(columns))
     if not isinstance(result, Mapping) or not all(isinstance(name, str) for name in result):
         raise TypeError(f"the function returned {type(result).__name__}, not a dict of column names and arrays")
     return {name: np.asarray(array) for name, array in result.items()}
@@ -117,7 +115,7 @@ class _Server:
     def _call(self, message: dict[str, Any]) -> dict[str, Any]:
         number, size, index = message["region"]
         columns, places = protocol.read(self._map(number, size), index)
-        result = called(self._function, columns)
+        result = new_columns(self._function, columns)
         lying = {id(array): places[name] for name, array in columns.items()}
         layout = protocol.RegionLayout({**columns, **result}, index[1], lying)
         if layout.size > size:

@@ -11,7 +11,7 @@ import json
 import math
 import socket
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -103,6 +103,14 @@ def _parse(index: bytes) -> dict[str, Place]:
 def _view(region: npt.NDArray[np.uint8], place: Place) -> npt.NDArray[Any]:
     dtype, shape, at = place
     return np.ndarray(shape, dtype, region, at) if 0 not in shape else np.empty(shape, dtype)
+
+
+def called(function: Callable[[Any], Any], columns: dict[str, Any]) -> Any:
+    """What a function gives back for columns in a dict of its own. If that is nothing, it is the arrays that it has put
+    there in place of others, as `columns["price"] = columns["price"] / 2` does."""
+    got = dict(columns)
+    given = function(columns)
+    return {name: value for name, value in columns.items() if value is not got.get(name)} if given is None else given
 
 
 def describe(error: BaseException) -> dict[str, Any]:

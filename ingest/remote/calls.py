@@ -22,7 +22,7 @@ from zlib_ng.zlib_ng import crc32
 
 from sluice.etl.spec.permission import Permission
 from sluice.ingest.process import protocol
-from sluice.ingest.process.child_main import called, load
+from sluice.ingest.process.child_main import load, new_columns
 from sluice.ingest.process.worker import FunctionError
 from sluice.ingest.remote.unit import RemoteError, WrongAnswer, check_package, package
 from sluice.ingest.stages.number_types import same_bytes
@@ -85,7 +85,7 @@ class Functions:
                               "the worker anew")
         try:
             arrays = {name: array.copy() for name, array in given.items()}
-            arrays |= called(function, arrays)
+            arrays |= new_columns(function, arrays)
             return packed({}, {name: array for name, array in arrays.items()
                                if name not in given or not same_bytes(array, given[name])})
         except BaseException as error:  # sys.exit() in a user's function is an error as well

@@ -19,6 +19,7 @@ from sluice.ingest.columns import Columns
 from sluice.ingest.errors import LoadingError
 from sluice.ingest.knobs import REMOTE, format_bytes
 from sluice.ingest.machine import WORKER_PROCESS_BYTES
+from sluice.ingest.process import protocol
 from sluice.ingest.process.child_main import load
 from sluice.ingest.process.worker import RestartBudget, RestartsExhausted, WorkerClosed, WorkerCrashed, WorkerProcess
 from sluice.ingest.stages.batch import Stretch, lengths_name
@@ -188,7 +189,7 @@ class TransformWorker:
             self.close()
             if stage.transform.arrow:
                 return over_arrow(stage.function, arrays, stage.columns, where)
-            given: Given = stage.function(shown(stage.transform, arrays))
+            given: Given = protocol.called(stage.function, shown(stage.transform, arrays))
             return given
         if self._backend == REMOTE:
             self.close()

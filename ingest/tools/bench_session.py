@@ -116,7 +116,7 @@ class BenchSession:
                             options.transforms)
         self._table = table.transformed(short_transforms(options.transforms))
         plain = self._table if isinstance(self._table, ParquetFiles) else None
-        columns = Columns.of(self._table.fields, plain.fill if plain and options.fill is None else options.fill)
+        columns = Columns.of(self._table.fields, options.fill, known=plain.fill if plain else {})
         if plain:  # what the loader would refuse
             plain.check(columns)
         self._check_knobs(options.knobs)

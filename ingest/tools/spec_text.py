@@ -39,6 +39,9 @@ def spec_text(found: Mapping[str, Proposal], others: Mapping[str, str], sample: 
     inputs = ",\n           ".join(_input(one, times.get(name, ())) for name, one in named.items())
     lines = [_HEAD if form == "parquet" else _HEAD_OF_TEXT, "[input]", f'format = "{form}"',
              *(f"{key} = {json.dumps(said)}" for key, said in keys.items()), f"columns = [{inputs}]"]
+    if any(form[-1] not in "zZ" for one in (*times.values(), *(one.formats for one in used.values())) for form in one):
+        lines.append("# Texts that name no zone are read as times in UTC; zone = \"Europe/Berlin\" beside format says "
+                     "another.")
     if optional := [name for name, one in used.items() if one.facts.optional and one.role != "label"]:
         lines += ["# Not in every file, and null where they are missing:",
                   f"optional = {json.dumps(optional, ensure_ascii=False)}"]

@@ -161,6 +161,12 @@ def test_only_the_columns_that_it_asks_for_reach_it(table, backend):
         assert not (batch.values.view(26, -1)[1] == 2).all()
 
 
+@pytest.mark.parametrize("backend", ["thread", "process"])
+def test_an_array_that_a_function_puts_in_anothers_place_counts(table, backend):
+    with loading(table, NAME + "put_in_place", Knobs(backend={"mine": backend})) as loader:
+        assert (next(iter(loader))["I1"] == 7).all()
+
+
 def test_what_processes_take_is_charged_and_counted(table):
     with loading(table, NAME + "shifted", epochs=1000) as loader:  # more than fits ahead: its worker stays
         deque(loader, maxlen=0)

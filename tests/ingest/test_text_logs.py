@@ -70,6 +70,7 @@ def test_lines_of_fields(tmp_path, sign, encoding, header, pack):
         (seen[0], "ask", "," if sign == ";" else ".")
     rejected, rows = job(tmp_path, text, str(folder))
     assert (rejected, len(rows)) == ({}, 2 * ROWS)
+    assert "# Texts that name no zone are read as times in UTC" in text
     assert sorted(row[seen[2]] for row in rows) == [n + 0.5 for n in range(2 * ROWS)]
     ids = {plays(0)[n]["artist"]: next(row for row in rows if row[seen[2]] == n + 0.5)[seen[1]] for n in range(9)}
     assert len(set(ids.values())) == 9
@@ -82,6 +83,7 @@ def test_objects_of_json(tmp_path):
         (tmp_path / f"{part}.json.gz").write_bytes(gzip.compress("\n".join(lines).encode()))
     text = guessed_spec(str(tmp_path / "*.json.gz"), "liked")
     assert "#   seen: no value was seen" in text
+    assert "zone" not in text, "its times name theirs"
     assert "#   ids: list<item: int64>, of which a job makes no ids" in text
     rejected, rows = job(tmp_path, text, str(tmp_path / "*.json.gz"))
     assert rejected == {"not a JSON object": 1}

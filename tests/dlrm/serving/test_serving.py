@@ -155,6 +155,14 @@ ops = [{{op = "fill", value = 0}}]
         decoder.read(JSON, b'{"rows": [{"age": 3}]}')
 
 
+def test_true_and_false_are_the_numbers_that_a_job_reads_of_them():
+    decoder = Decoder(Spec.parse(clicks_table.spec_text()), "", most_rows=9)
+    numbers = [name for name, kind in decoder.kinds.items() if kind in ("int", "float")]
+    rows = [dict.fromkeys(numbers, value) for value in (True, 3, False, None)]
+    columns = decoder.columns([decoder.read(JSON, json.dumps({"rows": rows}).encode())])
+    assert {name: columns[name].to_pylist() for name in numbers} == {name: [1, 3, 0, None] for name in numbers}
+
+
 def test_many_requests_at_once_get_what_each_gets_alone(scorer, raw):
     """Of both kinds, of several rows and of none, with bad ones between them."""
     asked = [PredictRequest(JSON, as_json(raw.slice(3 * n, n % 4))) if n % 3 else PredictRequest(ARROW,
@@ -210,7 +218,7 @@ def test_a_number_that_nothing_fills_in_is_refused(tmp_path):
     (JSON, b'{"rows": [{"I5": NaN}]}', 400, "NaN is no JSON number"),
     (JSON, b'{"rows": [{"I1": 1' + b"0" * 5000 + b"}]}", 400, "is not JSON"),
     (JSON, b'{"rows": [{}, {"I1": "x"}]}', 422, "rows[1]: feature 'I1' is not a whole number"),
-    (JSON, b'{"rows": [{"I1": true}]}', 422, "not a whole number"),
+    (JSON, b'{"rows": [{"I1": [true]}]}', 422, "not a whole number"),
     (JSON, b'{"rows": [{"I1": 1.5}]}', 422, "not a whole number"),
     (JSON, b'{"rows": [{"I1": 9223372036854775808}]}', 422, "not a whole number of 64 bits"),
     (JSON, b'{"rows": [{"I5": 1' + b"0" * 400 + b"}]}", 422, "feature 'I5'"),

@@ -218,6 +218,13 @@ def test_names_with_dots_are_left_to_the_local_engine(spark, tmp_path):
     assert {one.name: one.cardinality for one in local.fields}["device.os"] == 2 + 1 + 4
     with pytest.raises(InputError, match=r"input column 'device.os': names with dots, .* run it with --engine local"):
         made(spark, text, [tmp_path / "rows.parquet"], tmp_path / "spark")
+    lines = [json.dumps({"click": n % 2 == 1, "device": None if n % 3 else {"os": f"s{n % 4}"}}) for n in range(40)]
+    (tmp_path / "rows.json").write_text("\n".join(lines))
+    of_json = text.replace('"parquet"', '"json"')
+    both = [made(engine, of_json, [tmp_path / "rows.json"], tmp_path / f"{name}-json")
+            for engine, name in ((spark, "spark"), (None, "local"))]
+    alike(*both)
+    assert {one.name: one.cardinality for one in both[1].fields}["device.os"] == 2 + 1 + 4
 
 
 ODD_NUMBERS = (-0.0, 0.0, 1.5, -2.25, -1e300, 1e-300, float("nan"), float("inf"), float("-inf"), None)

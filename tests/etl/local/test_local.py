@@ -174,7 +174,7 @@ def test_columns_of_other_types_become_those_of_the_spec_or_are_refused_by_name(
     pq.write_table(table, tmp_path / "rows.parquet")
     result = build.run(None, tmp_path / "t", tmp_path / "rows.parquet", text=COLUMNS % "parquet", max_rejects=0.5)
     assert result.rejected == {"click: missing": 1}
-    with pytest.raises(InputError, match=r"are in .*; table\.unlabelled gives rows without a label a split of their own"):
+    with pytest.raises(InputError, match=r"are in .*; table\.unlabelled gives rows without a label"):
         build.run(None, tmp_path / "t1", tmp_path / "rows.parquet", text=COLUMNS % "parquet", max_rejects=0)
     rows = sorted(rows_of(FeatureTable.open(tmp_path / "t")), key=lambda row: row["at"])
     assert [(row["at"], row["item"]) for row in rows] == [(-1.0, ""), (0.0, "a"), (1.0, "b")]

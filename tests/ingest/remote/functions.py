@@ -18,6 +18,10 @@ def picky(columns):
     return halved(columns)
 
 
+def put_in_place(columns):
+    columns["I1"] = columns["I1"] * 2
+
+
 def short(columns):
     return {"I1": columns["I1"][:-1]}
 
