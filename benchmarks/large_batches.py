@@ -126,7 +126,7 @@ def main(argv: list[str]) -> dict[str, Any]:
             known = {"rows": asked.rows, "batch": asked.arm.batch, "optimiser": asked.arm.optimiser,
                      "rates": asked.rates, "seed": asked.seed, "split": asked.split}
             data, _ = made("criteo", asked.rows, args.work, results)
-            return results.once(known, partial(trained, asked, data, here))  # type: ignore[no-any-return]
+            return results.once(known, partial(trained, asked, data, here))
 
         def validated(arm: Arm, rates: tuple[float, float]) -> float:
             return float(judged(Asked(args.search_rows, arm, rates, 100, "validation", (1.0,)))["aucs"][0])
