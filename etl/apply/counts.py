@@ -186,8 +186,13 @@ def gathered(batches: Batches, rows: int) -> Iterator[pa.RecordBatch]:
     held: list[pa.RecordBatch] = []
     for batch in batches:
         held.append(batch)
-        if sum(b.num_rows for b in held) >= rows or sum(b.nbytes for b in held) >= _MOST_BYTES:
+        if enough(held, rows):
             yield pa.concat_batches(held)
             held = []
     if held:
         yield pa.concat_batches(held)
+
+
+def enough(held: list[pa.RecordBatch], rows: int) -> bool:
+    """Whether batches have that many rows, or are as wide as is worked on together."""
+    return bool(sum(b.num_rows for b in held) >= rows or sum(b.nbytes for b in held) >= _MOST_BYTES)

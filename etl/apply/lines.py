@@ -21,8 +21,9 @@ import pyarrow.csv
 
 Flags = npt.NDArray[np.bool_]
 OPEN_QUOTE, FIELDS = "a quote that does not end", "wrong number of fields"
-_RETURN, _RETURNS, _INNER_RETURN = re.compile(rb"\r"), re.compile(rb"\r+\n"), r"\r[^\r\n]"
+_RETURNS, _INNER_RETURN = re.compile(rb"\r+\n"), r"\r[^\r\n]"
 _MARK = b"\xef\xbb\xbf"
+_LOOK = 1 << 16
 _BLOCK = 1 << 19  # the text that Arrow works on together: what it makes of more does not stay in a core's cache
 
 
@@ -35,7 +36,12 @@ def joined(lines: pa.Array) -> pa.Buffer:
     width = np.int64 if pa.types.is_large_binary(lines.type) else np.int32
     bounds = np.frombuffer(offsets, width)[lines.offset:lines.offset + len(lines) + 1]
     content = data.slice(int(bounds[0]), int(bounds[-1] - bounds[0]))
-    return pa.py_buffer(_RETURNS.sub(b"\n", content)) if _RETURN.search(content) else content
+    return pa.py_buffer(_RETURNS.sub(b"\n", content)) if _has_return(content) else content
+
+
+def _has_return(content: pa.Buffer) -> bool:
+    text = np.frombuffer(content, np.uint8)
+    return any((text[start:start + _LOOK] == ord("\r")).any() for start in range(0, len(text), _LOOK))
 
 
 def awry(lines: pa.Array) -> Flags:
@@ -43,7 +49,7 @@ def awry(lines: pa.Array) -> Flags:
     mark, or hold a carriage return."""
     found: Flags = np.zeros(len(lines), bool)
     content = joined(lines)
-    if _RETURN.search(content):
+    if _has_return(content):
         found |= pc.match_substring_regex(lines, _INNER_RETURN).to_numpy(zero_copy_only=False)
     if content[:3].to_pybytes() == _MARK:  # Arrow would remove the mark from the first line
         found |= pc.starts_with(lines, _MARK).to_numpy(zero_copy_only=False)

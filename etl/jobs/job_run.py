@@ -146,7 +146,7 @@ class Job:
         engine.check()
         if self.spec.unused:
             progress.say(f"note: nothing is made of the input columns {', '.join(self.spec.unused)}")
-        learning, named, judged = self.before is None or self.update_state, False, False
+        learning, named, judged = self.learns, False, False
         if self.before is not None and saw_others(self.before, self.spec):
             progress.say(f"note: what is applied here was learned from {learned_from(self.before.fitted_on)}, so tests "
                          "on this table may look better than they are; --mode overwrite --refit with all of the input "
@@ -190,6 +190,11 @@ class Job:
         return Result(rows_in=counted.parsed + sum(counted.rejected.values()), rows_out=record.rows,
                       rejected=counted.rejected, version=version, fingerprint=Fingerprint.of(fields),
                       files=len(record.files), splits=_splits(record), ways=ways, engine=engine.name)
+
+    @property
+    def learns(self) -> bool:
+        """Whether operators are fitted, and not only those of the version before applied."""
+        return self.before is None or self.update_state
 
     @property
     def named(self) -> str:

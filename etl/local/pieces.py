@@ -66,7 +66,7 @@ class Piece:
             content = memoryview(self._read(room) if self.content is None else self.content)
             content = content[len(_MARK):] if not self.number and content[:len(_MARK)] == _MARK else content
             if len(content):  # lines are laid over the bytes, which are not copied unless the last line has no end
-                whole = content if content[-1:] == b"\n" else memoryview(bytes(content) + b"\n")
+                whole = content if content[-1] == ord("\n") else memoryview(bytes(content) + b"\n")
                 ends = _ends(np.frombuffer(whole, np.uint8))
                 offsets = pa.py_buffer(np.concatenate([[0], ends]).astype(np.int32))
                 lines = pa.Array.from_buffers(pa.binary(), len(ends), [None, offsets, pa.py_buffer(whole)])

@@ -49,7 +49,7 @@ class SparkEngine(Engine):
     def __init__(self, spark: SparkSession, job: Job, progress: JobProgress) -> None:
         super().__init__(job, progress)
         self._spark = spark
-        self._raw = Raw(spark, job.spec, job.inputs, self._earlier())
+        self._raw = Raw(spark, job.spec, job.inputs, 0 if job.learns else None, self._earlier())
         self._large = Large(spark, job.store, job.files_of_state, driver_limit(job.worker_bytes))
         progress.follow(passes_of(spark))
 

@@ -72,7 +72,10 @@ def _collected(kept: DataFrame, most: int) -> pa.Table | None:
 
 
 def _counted(raw: Raw, level: int | None, state: FittedState) -> DataFrame:
-    """Returns columns (key, value, count): key is the number of a fitted operator, or what `Counted` reads."""
+    """Returns columns (key, value, count): key is the number of a fitted operator, or what `Counted` reads. The first
+    level's were counted as the rows were parsed, unless these were to meet other rows first."""
+    if not level and not raw.spec.rows.relational:
+        return _summed(raw.parsed.select("counts").mapInArrow(partial(counts_of), _COUNTS))
     shipped = raw.spark.sparkContext.broadcast(state.packed())
     return _summed(raw.frame.mapInArrow(partial(_count, raw.spec, level, lambda: shipped.value), _COUNTS))
 
@@ -85,14 +88,12 @@ def _summed(counts: DataFrame) -> DataFrame:
 
 @naming_part
 def _count(spec: Spec, level: int | None, packed: Callable[[], Packed], batches: Batches) -> Batches:
-    """In a worker: counts the values that this level learns from; in the first pass good rows and rejects, too."""
+    """In a worker: counts the values that this level learns from."""
     counts = CountsOfRows(spec, level, features_of(spec, packed(), ahead=False)[1])
     if spec.rows.relational:
         parser = InputParser(spec)
         for batch in gathered(batches, COUNT_ROWS):
             yield from counts.of(parser.parse(batch))
         return
-    parsed: list[pa.RecordBatch] = []
-    for rows in gathered(rows_of(batches, None if level else parsed), COUNT_ROWS):
+    for rows in gathered(rows_of(batches), COUNT_ROWS):
         yield from counts.of_selected(*with_keys(rows))
-    yield from parsed

@@ -55,6 +55,8 @@ class Raw:
     spark: SparkSession
     spec: Spec
     paths: tuple[str, ...]
+    level: int | None = 0
+    """What is counted as rows are parsed: what the first level learns from, or None of that."""
     earlier: Mapping[str, str] = field(default_factory=dict)
     """Where each history continues from, by its name: what `sluice.etl.spark.history_state` wrote for the rows that are
     there already."""
@@ -208,9 +210,10 @@ class Raw:
         """The input's good rows in cells, see `sluice.etl.spark.workers.parsed_rows`: they are parsed in the first
         pass."""
         if not self.spec.input.place:
-            return parsed_cells(self.read(), self.spec)
+            return parsed_cells(self.read(), self.spec, self.level)
         counted = self.read(placed=True).groupBy("_file", "_from").count().collect()
-        return parsed_cells(self.read(placed=True), self.spec, rows_before({(f, at): rows for f, at, rows in counted}))
+        return parsed_cells(self.read(placed=True), self.spec, self.level,
+                            rows_before({(f, at): rows for f, at, rows in counted}))
 
     @cached_property
     def frame(self) -> DataFrame:

@@ -6,6 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from sluice.etl.apply import lines as lines_of_text
 from sluice.etl.apply.parse import InputParser
 from sluice.etl.spec.spec import Spec, SpecError
 
@@ -157,7 +158,10 @@ def test_no_lines_at_all():
     assert parse("tsv") == ([], [])
 
 
-def test_lines_may_end_before_optional_columns_in_any_mixture():
+@pytest.mark.parametrize("block", [1, 1 << 19])
+def test_lines_may_end_before_optional_columns_in_any_mixture(block, monkeypatch):
+    """And whatever number of lines Arrow works on together; those that are wrong keep their numbers."""
+    monkeypatch.setattr(lines_of_text, "_BLOCK", block)
     spec = Spec.parse('[input]\nformat = "csv"\ncolumns = ["click:int", "a:text", "b:int", "c:text"]\n'
                       'optional = ["c", "b"]\n[[column]]\nname = "click"\nrole = "label"\n'
                       '[[column]]\nname = "b"\nrole = "dense"\nops = [{op = "fill"}]\n')

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import pyarrow as pa
 import pytest
 
@@ -41,10 +43,9 @@ def lines(count: int, text: str = "é") -> pa.RecordBatch:
 @pytest.mark.parametrize("rules", [FILTERED, "", "[sample]\nnegatives = 0.3\nweight = \"w\"", "[dedup]"])
 def test_cells_hold_what_parsing_gave_and_what_was_counted_of_it(rules):
     spec, batch = Spec.parse(TEXT % rules), lines(60)
-    cells = list(parsed_rows._parsed(spec, None, iter([batch, lines(8)])))
+    cells = list(parsed_rows._parsed(spec, 0, None, iter([batch, lines(8)])))
     parsed = InputParser(spec).parse(batch)
-    counts: list[pa.RecordBatch] = []
-    rows = next(parsed_rows.rows_of(iter(cells), counts))
+    rows = next(parsed_rows.rows_of(iter(cells)))
     if spec.rows.relational:  # which rows are left is decided after they have met others
         assert rows.to_pydict() == pa.table(parsed.columns).to_pydict()
         want = list(counts_of_parsed(spec, parsed))
@@ -54,18 +55,30 @@ def test_cells_hold_what_parsing_gave_and_what_was_counted_of_it(rules):
         assert {name: values.to_pylist() for name, values in columns.items()} == \
             {name: values.to_pylist() for name, values in kept.items()}
         assert keys.tolist() == (row_keys(kept, spec) if known is None else known).tolist()
-        want = list(CountsOfRows(spec, None, Features(spec, FittedState())).of_parsed(parsed))
+        want = list(CountsOfRows(spec, 0, Features(spec, FittedState())).of_parsed(parsed))
+    counts = parsed_rows.counts_of(iter(cells[:1]))
     assert [one.to_pydict() for one in counts] == [one.to_pydict() for one in want]
-    every = Counted.of(pa.concat_tables([pa.Table.from_batches(list(parsed_rows.counts_of(iter(cells))))]).group_by(
-        ["key", "value"]).aggregate([("count", "sum")]).rename_columns(["key", "value", "count"]))
-    assert every.parsed == 58 + 6
-    assert sum(every.rejected.values()) == 4
+    every = summed(parsed_rows.counts_of(iter(cells)))
+    assert Counted.of(every).parsed == 58 + 6
+    assert sum(Counted.of(every).rejected.values()) == 4
+    if not spec.rows.relational:  # what the first level learns from is counted, too
+        alone = CountsOfRows(spec, 0, Features(spec, FittedState()))
+        whole = summed(one for part in (batch, lines(8)) for one in alone.of(InputParser(spec).parse(part)))
+        assert sorted(map(repr, every.to_pylist())) == sorted(map(repr, whole.to_pylist()))
+
+
+def summed(counts: Iterable[pa.RecordBatch]) -> pa.Table:
+    return pa.Table.from_batches(list(counts)).group_by(["key", "value"]).aggregate([("count", "sum")]).rename_columns(
+        ["key", "value", "count"])
 
 
 def test_wide_rows_lie_in_several_cells_of_which_the_first_has_the_counts(monkeypatch):
     monkeypatch.setattr(parsed_rows, "CELL_BYTES", WIDE)
     spec = Spec.parse(TEXT % "")
-    cells = list(parsed_rows._parsed(spec, None, iter([lines(1000, "x" * 8000)])))
+    cells = list(parsed_rows._parsed(spec, None, None, iter([lines(1000, "x" * 8000)])))
+    counted = cells[5:]  # one that has counts of the rows that are left, and no rows
+    assert [list(parsed_rows.rows_of(iter([cell]))) for cell in counted] == [[]]
+    del cells[5:]
     assert len(cells) == 5
     assert max(len(cell["rows"][0].as_buffer()) for cell in cells) < 1.2 * WIDE  # a slice is written without its whole
     rows = list(parsed_rows.rows_of(iter(cells)))
@@ -83,7 +96,7 @@ def test_rows_are_worked_on_together_up_to_a_number_and_a_size():
 
 def test_a_batch_of_which_nothing_is_left_is_still_counted():
     spec = Spec.parse(TEXT % FILTERED)
-    cells = list(parsed_rows._parsed(spec, None, iter([lines(9)])))
+    cells = list(parsed_rows._parsed(spec, None, None, iter([lines(9)])))
     assert [batch.num_rows for batch in parsed_rows.rows_of(iter(cells))] == [0]
     assert list(parsed_rows.counts_of(iter(cells)))
 

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from sluice.etl.apply.counts import COUNTS, CountsOfRows, counts_of_parsed, gathered, selected
+from sluice.etl.apply.counts import COUNT_ROWS, COUNTS, CountsOfRows, counts_of_parsed, enough, gathered, selected
 from sluice.etl.apply.features import Features
 from sluice.etl.apply.parse import Batches, InputParser, Parsed
 from sluice.etl.spark.workers.part_of_input import naming_part
@@ -31,23 +31,21 @@ CELL_BYTES = 4 << 20  # Java holds a cell five times on its way to the disk
 ROWS = 1 << 15
 """How many rows operators are applied to at once."""
 _CELLS = "rows binary, counts binary"
-_NO_COUNTS: list[pa.RecordBatch] = []
 
 
-def parsed_cells(lines: DataFrame, spec: Spec, before: Before | None = None) -> DataFrame:
-    """Parses what was read, once: whoever takes `rows_of` or `counts_of` it in a later pass finds it on a disk.
-    `before` says of each part of the input how many rows lie before it, and how many there are."""
+def parsed_cells(lines: DataFrame, spec: Spec, level: int | None, before: Before | None = None) -> DataFrame:
+    """Parses what was read, and counts it for a `level`, once: whoever takes `rows_of` or `counts_of` it in a later
+    pass finds it on a disk. `before` says of each part of the input how many rows lie before it, and how many there
+    are."""
     from pyspark import StorageLevel
 
-    return lines.mapInArrow(partial(_parsed, spec, before), _CELLS).persist(StorageLevel.DISK_ONLY)
+    return lines.mapInArrow(partial(_parsed, spec, level, before), _CELLS).persist(StorageLevel.DISK_ONLY)
 
 
-def rows_of(batches: Batches, counts: list[pa.RecordBatch] | None = None) -> Batches:
-    """In a worker: the rows of cells. What was counted of them when they were parsed is added to `counts`."""
+def rows_of(batches: Batches) -> Batches:
+    """In a worker: the rows of cells."""
     for batch in batches:
-        for rows, counted in zip(batch["rows"], batch["counts"], strict=True):
-            if counts is not None:
-                counts += _opened(counted)
+        for rows in batch["rows"]:
             yield from _opened(rows)
 
 
@@ -73,21 +71,37 @@ def selected_rows(spec: Spec, batches: Batches) -> Iterator[tuple[dict[str, pa.A
 
 
 @naming_part
-def _parsed(spec: Spec, before: Before | None, batches: Batches) -> Batches:
+def _parsed(spec: Spec, level: int | None, before: Before | None, batches: Batches) -> Batches:
     """In a worker: parses, and counts what can be counted of all rows before any is left out. Rows that are going to
-    meet other rows are kept all; of the others those that filters and the sample leave, with their keys."""
+    meet other rows are kept all; of the others those that filters and the sample leave, with their keys, and what a
+    first `level` learns from is counted of many together, while they are here."""
     parser = InputParser(spec)
-    counts = CountsOfRows(spec, None, Features(spec, FittedState(), ahead=False))
+    counts = CountsOfRows(spec, level, Features(spec, FittedState(), ahead=False))
     seen = Counter[tuple[str, int]]()
+    held: list[pa.RecordBatch] = []
     for batch in batches:
         parsed = parser.parse(batch, _places(batch, before, seen) if before else None)
         if spec.rows.relational:
             yield from _cells(_columns(spec, parsed), list(counts_of_parsed(spec, parsed)))
-        else:
-            columns, keys = selected(spec, parsed)
-            keys = row_keys(columns, spec) if keys is None else keys
-            rows = pa.record_batch([*columns.values(), pa.array(keys)], [*columns, "_key"])
-            yield from _cells(rows, list(counts.of_parsed(parsed)))
+            continue
+        columns, keys = selected(spec, parsed)
+        keys = row_keys(columns, spec) if keys is None else keys
+        rows = pa.record_batch([*columns.values(), pa.array(keys)], [*columns, "_key"])
+        yield from _cells(rows, list(counts.of_parsed(parsed)))
+        held.append(rows)
+        if enough(held, COUNT_ROWS):
+            yield from _counted(counts, held)
+            held = []
+    if held:
+        yield from _counted(counts, held)
+
+
+def _counted(counts: CountsOfRows, held: list[pa.RecordBatch]) -> Batches:
+    """What is counted of rows, in cells that have no rows."""
+    for found in counts.of_selected(*with_keys(pa.concat_batches(held))):
+        step = max(1, -(-found.num_rows // max(1, -(-found.nbytes // CELL_BYTES))))
+        for start in range(0, found.num_rows, step):
+            yield _cell(_stream([], held[0].schema), _stream([found.slice(start, step)], COUNTS))
 
 
 def _places(batch: pa.RecordBatch, before: Before, seen: Counter[tuple[str, int]]) -> npt.NDArray[np.float64]:
@@ -108,9 +122,11 @@ def _cells(rows: pa.RecordBatch, counts: Sequence[pa.RecordBatch]) -> Batches:
     """Cuts rows that are wide, so that no cell is much larger than `CELL_BYTES`; the first has the counts."""
     step = max(1, -(-rows.num_rows // max(1, -(-rows.nbytes // CELL_BYTES))))
     for start in range(0, max(1, rows.num_rows), step):
-        cells = [_stream([rows.slice(start, step)], rows.schema),
-                 _stream(_NO_COUNTS if start else counts, COUNTS)]
-        yield pa.record_batch([_of_one(cell) for cell in cells], ["rows", "counts"])
+        yield _cell(_stream([rows.slice(start, step)], rows.schema), _stream([] if start else counts, COUNTS))
+
+
+def _cell(rows: pa.Buffer, counts: pa.Buffer) -> pa.RecordBatch:
+    return pa.record_batch([_of_one(rows), _of_one(counts)], ["rows", "counts"])
 
 
 def _stream(batches: Sequence[pa.RecordBatch], schema: pa.Schema) -> pa.Buffer:

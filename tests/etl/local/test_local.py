@@ -23,6 +23,7 @@ from sluice.etl.engines import EngineError, choose
 from sluice.etl.jobs.engine import JobFailure
 from sluice.etl.jobs.job_run import Job
 from sluice.etl.jobs.progress import JobProgress
+from sluice.etl.local import pieces
 from sluice.etl.local.engine import LocalEngine
 from sluice.etl.local.input import only_spark
 from sluice.etl.local.input_paths import files_of
@@ -92,8 +93,9 @@ def test_a_vocabulary_that_spark_left_in_files_is_applied_and_added_to(made, raw
         assert build.content(both[0]) == build.content(both[1])
 
 
-@pytest.mark.parametrize("end", [b"", b"\n"])
-def test_every_line_is_in_the_piece_in_which_it_begins(tmp_path, end):
+@pytest.mark.parametrize(("end", "beyond"), [(b"", 1 << 16), (b"\n", 1 << 16), (b"", 0), (b"\n", 9)])
+def test_every_line_is_in_the_piece_in_which_it_begins(tmp_path, monkeypatch, end, beyond):
+    monkeypatch.setattr(pieces, "_BEYOND", beyond)  # a line that goes on beyond that is read in turns
     draw = random.Random(3)
     lines = [b"x" * draw.choice((0, 1, 7, 40)) + b"\r" * draw.choice((0, 0, 1)) for _ in range(60)] + [b"last"]
     path = tmp_path / "lines"
