@@ -73,8 +73,8 @@ class RemoteWorker:
 class Fleet:
     """Workers that others have started. `changed` is notified when one may be free, or all waiting shall end."""
 
-    slack = 1.0
-    """How much busier a worker may be that other loaders ask for the same."""
+    slack = 3.0
+    """By how many requests for each of its threads a worker may be busier that other loaders ask for the same."""
 
     def __init__(self, connections: Sequence[Connection] = (), *, clock: Callable[[], float] = time.monotonic):
         self.lock = threading.RLock()

@@ -17,7 +17,7 @@ from sluice.etl.spec.permission import Permission
 from sluice.etl.table.table import FeatureTable
 from sluice.ingest.knobs import KnobError, Knobs
 from sluice.ingest.loader import BatchLoader
-from sluice.ingest.process.worker import FunctionMemoryError
+from sluice.ingest.process.worker import FunctionError, FunctionMemoryError
 from sluice.ingest.remote import calls
 from sluice.ingest.remote.calls import Call, Functions, packed, source_digest, unpacked
 from sluice.ingest.remote.maker import UnitMaker
@@ -190,6 +190,8 @@ def test_an_error_of_any_kind_crosses_with_its_batch():
 
     with pytest.raises(FunctionMemoryError, match="step 7: MemoryError: all of it"):
         call("greedy")
+    with pytest.raises(FunctionError, match=r"step 7: TypeError: .* not a dict of column names"):
+        call("numbered")
     assert replace(Call("f", "", {}, "", 0), rows=2).rows == 2
     assert call("short")["I1"].shape == (2,)
     assert call("put_in_place")["I1"].tolist() == [2, 2, 2]

@@ -12,7 +12,7 @@ from sluice.ingest.remote import fleet as fleet_file
 from sluice.ingest.remote.fleet import Fleet, StartedFleet
 
 
-def test_all_loaders_ask_the_same_worker_for_a_unit_unless_it_is_busier_by_a_request_for_each_thread():
+def test_all_loaders_ask_the_same_worker_for_a_unit_unless_it_is_busier_by_three_requests_for_each_thread():
     def fleet():
         made = Fleet([SimpleNamespace(address=f"host:{n}") for n in range(3)])
         for worker in made.workers:
@@ -25,7 +25,7 @@ def test_all_loaders_ask_the_same_worker_for_a_unit_unless_it_is_busier_by_a_req
     for worker in one.workers:
         worker.asked = 0
     usual = one.lease((), "u")
-    assert [one.lease((), "u") is usual for _ in range(2)] == [True, True], "two more than the least busy have"
+    assert [one.lease((), "u") is usual for _ in range(6)] == 6 * [True], "six more than the least busy have"
     assert one.lease((), "u") is not usual
     assert one.lease([w for w in one.workers if w is not usual], "u") is usual
 
