@@ -149,11 +149,13 @@ def world() -> Iterator[Ranks]:
         torch.set_num_threads(max(1, int(Machine().cores()) // local_ranks - 1))
     backend = "nccl" if cuda else "gloo"
     if "RANK" in os.environ:
-        # torchrun keeps its store when it starts ranks anew: what those before wrote there must not be read.
         store, rank, ranks = next(dist.rendezvous("env://"))  # type: ignore[attr-defined]
-        number = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-        life = dist.PrefixStore(f"life {number}", store)  # type: ignore[attr-defined]
-        dist.init_process_group(backend, store=life, rank=rank, world_size=ranks)
+        if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == str(True):
+            # torchrun keeps its store when it starts ranks anew: what those before wrote there must not be read. A
+            # store of the ranks' own goes with them; there, agents need not have counted as many starts.
+            number = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+            store = dist.PrefixStore(f"life {number}", store)  # type: ignore[attr-defined]
+        dist.init_process_group(backend, store=store, rank=rank, world_size=ranks)
     else:
         alone = dist.HashStore()  # type: ignore[attr-defined]
         dist.init_process_group(backend, store=alone, rank=0, world_size=1)
