@@ -22,14 +22,16 @@ case "$1" in
 esac
 sleep 600
 """
+# It looks up every now and then: an interrupt just before a read that blocks is seen when that returns.
 _OWNER = """
-import sys
+import select, sys
 from pathlib import Path
 from tests.etl.test_standalone_cluster import of_scripts
 with of_scripts(Path(sys.argv[1])) as cluster:
     cluster.add_worker()
     print("up", flush=True)
-    sys.stdin.read()
+    while not select.select([sys.stdin], [], [], 0.1)[0]:
+        pass
 """
 
 
