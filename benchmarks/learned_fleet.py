@@ -13,18 +13,17 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from sluice.agent.costs.elsewhere import at_work
 from sluice.agent.costs.rates import PipelineRates
 from sluice.agent.simulator.fleet import REQUESTS_A_CORE
 from sluice.agent.tunable import Policy, Reason
 from sluice.benchmarks.fleet_size import drawn, held, interval, made
-from sluice.benchmarks.rivals.fleets import remote_stage, with_workers
+from sluice.benchmarks.rivals.fleets import Ds2FleetState, remote_stage, weighed, with_workers
 from sluice.benchmarks.rivals.stopwatch import Stopwatch
 from sluice.etl.common.program import run as program
 from sluice.etl.common.program import say
@@ -50,12 +49,7 @@ class LearningOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LearnedState:
-    limits: Limits
-    knobs: Knobs
-    watch: Stopwatch = field(default_factory=Stopwatch)
-    told: Snapshot | None = None
-    last: Snapshot | None = None
+class LearnedState(Ds2FleetState):
     needed: float = 0.0
     """Workers, as the looks until now say, the newest ones most."""
     above_since: float | None = None
@@ -73,9 +67,7 @@ class LearnedFleet(Policy):
 
     def decide(self, snapshot: Snapshot, state: LearnedState) -> tuple[Knobs, LearnedState, Reason]:
         told = snapshot
-        if state.told is not None and state.last is not None:
-            snapshot = at_work(told, state.told, state.last)
-        state = replace(state, told=told, last=snapshot)
+        snapshot, state = weighed(told, state)
         watch, seen = state.watch.look(snapshot, settle=1, window=2)
         if seen is None:
             return state.knobs, replace(state, watch=watch), Reason(text="measuring")

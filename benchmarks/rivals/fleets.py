@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 from sluice.agent.costs.elsewhere import at_work
 from sluice.agent.costs.rates import rates
@@ -75,6 +76,15 @@ class Ds2FleetState:
     last: Snapshot | None = None
 
 
+State = TypeVar("State", bound=Ds2FleetState)
+
+
+def weighed(told: Snapshot, state: State) -> tuple[Snapshot, State]:
+    """What a fleet tells, with useful time as a worker's own, and the state that knows it."""
+    snapshot = told if state.told is None or state.last is None else at_work(told, state.told, state.last)
+    return snapshot, replace(state, told=told, last=snapshot)
+
+
 class Ds2Fleet(Policy):
     name = "ds2"
 
@@ -82,11 +92,8 @@ class Ds2Fleet(Policy):
         return Ds2FleetState(limits=limits, knobs=limits.clamp(knobs))
 
     def decide(self, snapshot: Snapshot, state: Ds2FleetState) -> tuple[Knobs, Ds2FleetState, Reason]:
-        # Its useful time is a worker's own, and so it is given that.
         told, name = snapshot, remote_stage(state.knobs)
-        if state.told is not None and state.last is not None:
-            snapshot = at_work(told, state.told, state.last)
-        state = replace(state, told=told, last=snapshot)
+        snapshot, state = weighed(told, state)
         if told.elsewhere["starting"]:
             return state.knobs, replace(state, watch=Stopwatch()), Reason(text="workers are starting")
         watch, seen = state.watch.look(snapshot, settle=_SETTLE, window=_WINDOW)

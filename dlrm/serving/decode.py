@@ -90,10 +90,8 @@ class Decoder:
             values = [row.get(name) for row in objects]
             if kind == "text" and self._empty_is_none:
                 values = [value or None for value in values]
-            if kind == "int" and any(value is True or value is False for value in values):
-                values = [None if value is None else int(value) for value in values]
             try:
-                arrays[name] = pa.array(values, ARROW_TYPES[kind])
+                arrays[name] = _array(values, kind)
             except (ValueError, OverflowError):  # a lone surrogate, a whole number beyond any float
                 raise Refusal(422, f"feature {name!r}: {WRONG[kind]}") from None
         return arrays
@@ -265,3 +263,12 @@ def _field(message: bytes, table: int, number: int) -> int:
     position = 4 + 2 * number
     offset = struct.unpack_from("<H", message, vtable + position)[0] if position < size else 0
     return table + offset if offset else 0
+
+
+def _array(values: Sequence[Any], kind: str) -> pa.Array:
+    try:
+        return pa.array(values, ARROW_TYPES[kind])
+    except pa.ArrowTypeError:  # true and false, which are the numbers 1 and 0
+        if kind != "int":
+            raise
+        return pa.array([None if value is None else int(value) for value in values], ARROW_TYPES[kind])
