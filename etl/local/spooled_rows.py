@@ -3,12 +3,13 @@ which sorts one file and writes it."""
 
 from __future__ import annotations
 
-import mmap
+import itertools
+import os
 import re
 import tempfile
 import threading
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,11 +23,26 @@ from sluice.etl.table.store import TableStore
 
 _ESCAPED = re.compile(r"[\x01-\x1f\x7f\"#%'*/:=?\\{\[\]^]")  # in a folder's name, as Hive and Spark escape it
 
-Ticket: TypeAlias = pa.RecordBatch | tuple[int, int]
+_AS_STORED = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """A batch that waits, in parts that are asked for one by one."""
+
+    ends: npt.NDArray[np.int64]
+    """The rows before each part, and all."""
+    held: pa.RecordBatch | pa.Schema
+    """The batch; of one that lies on the disk, its schema."""
+    places: npt.NDArray[np.int64] | None = None
+    """Where each part begins on the disk, and where the last ends."""
 
 
 class Spool:
-    """Batches that wait: in memory up to a budget, beyond it in a file without a name, which goes with the process."""
+    """Batches that wait: in memory up to a budget, beyond it in a file without a name, which goes with the process.
+
+    There each part of a batch lies in one piece. A map of the file would read pages that nobody asks for all around
+    each column of each part, again and again where memory is tight."""
 
     def __init__(self, budget: int, most: int | None = None) -> None:
         """`most` are the bytes that the file may have."""
@@ -34,32 +50,46 @@ class Spool:
         self._file: Any = None
         self._end = 0
 
-    def put(self, batch: pa.RecordBatch) -> Ticket | None:
-        """Takes a batch, and returns what `get` gives it back for; None if there is no room for it."""
+    def put(self, batch: pa.RecordBatch, ends: npt.NDArray[np.int64] | None = None) -> Ticket | None:
+        """Takes a batch, and returns what `get` gives its parts back for; None if there is no room for it."""
+        ends = np.array([0, batch.num_rows]) if ends is None else ends
         with self._lock:
             if self._held + batch.nbytes <= self._budget:
                 self._held += batch.nbytes
-                return batch
-            if self._most is not None and self._end + batch.nbytes > self._most:
+                return Ticket(ends, batch)
+        stored = pa.BufferOutputStream()
+        with pa.ipc.new_stream(stored, batch.schema, options=_AS_STORED) as writer:
+            writer.write_batch(batch.slice(0, 0))  # and with it the schema, which a ticket has
+            places = [stored.tell()]
+            for first, last in itertools.pairwise(ends.tolist()):
+                if last > first:
+                    writer.write_batch(batch.slice(first, last - first))
+                places.append(stored.tell())
+        content = memoryview(stored.getvalue())[places[0]:places[-1]]
+        with self._lock:
+            start, end = self._end, self._end + len(content)
+            if self._most is not None and end > self._most:
                 return None
             if self._file is None:
                 self._file = tempfile.TemporaryFile(prefix="sluice-etl-")  # noqa: SIM115  open as long as this is
-            start = self._file.seek(self._end)
-            with pa.ipc.new_stream(self._file, batch.schema) as writer:
-                writer.write_batch(batch)
-            # A map of the file begins at whole pages.
-            self._end = -(-self._file.tell() // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY
-            self._file.truncate(self._end)
-            return start, self._end
+            self._end = end
+        file, count = self._file.fileno(), 0
+        while count < len(content):
+            count += os.pwrite(file, content[count:], start + count)
+        # The kernel begins to write them now, not when it is out of memory for others.
+        os.posix_fadvise(file, start, len(content), os.POSIX_FADV_DONTNEED)
+        return Ticket(ends, batch.schema, np.array(places) - places[0] + start)
 
-    def get(self, ticket: Ticket) -> pa.RecordBatch:
-        """The batch of a ticket; of one on the disk only what is touched is read."""
-        if isinstance(ticket, pa.RecordBatch):
-            return ticket
-        start, end = ticket
-        mapped = mmap.mmap(self._file.fileno(), end - start, access=mmap.ACCESS_READ, offset=start)
-        batch: pa.RecordBatch = pa.ipc.open_stream(pa.py_buffer(mapped)).read_next_batch()
-        return batch
+    def get(self, ticket: Ticket, part: int = 0) -> pa.RecordBatch:
+        """A part of a batch."""
+        first, last = ticket.ends[part:part + 2].tolist()
+        if isinstance(ticket.held, pa.RecordBatch):
+            return ticket.held.slice(first, last - first)
+        if ticket.places is None or last == first:
+            return pa.RecordBatch.from_pylist([], ticket.held)
+        start, end = ticket.places[part:part + 2].tolist()
+        content = os.pread(self._file.fileno(), end - start, start)
+        return pa.ipc.read_record_batch(pa.py_buffer(content), ticket.held)
 
     def close(self) -> None:
         if self._file is not None:
@@ -67,11 +97,11 @@ class Spool:
 
 
 class SpooledRows:
-    """Batches sorted by the number of the file that each row goes to, and where in each the rows of a file lie."""
+    """Batches sorted by the number of the file that each row goes to, a part of each for each file."""
 
     def __init__(self, files: int, spool: Spool) -> None:
         self._files, self._spool, self._lock = files, spool, threading.Lock()
-        self._batches: list[tuple[Ticket, npt.NDArray[np.int64]]] = []
+        self._batches: list[Ticket] = []
         self.rows = np.zeros(files, np.int64)
         self.row_bytes = 0
         """About how many bytes a row takes."""
@@ -79,18 +109,18 @@ class SpooledRows:
     def add(self, batch: pa.RecordBatch, files: npt.NDArray[np.int32]) -> None:
         order = np.argsort(files.astype(np.uint16 if self._files < 1 << 16 else np.int32), kind="stable")
         counts = np.bincount(files, minlength=self._files)
-        ticket = self._spool.put(batch.take(pa.array(order)))
+        ticket = self._spool.put(batch.take(pa.array(order)), np.concatenate([[0], np.cumsum(counts)]))
         assert ticket is not None  # its file has no bound
         with self._lock:
-            self._batches.append((ticket, np.concatenate([[0], np.cumsum(counts)])))
+            self._batches.append(ticket)
             self.rows += counts
             self.row_bytes = max(self.row_bytes, int(batch.nbytes // max(1, batch.num_rows)))
 
     def of(self, file: int) -> pa.Table:
         """All rows of a file, in any order."""
-        parts = [self._spool.get(ticket).slice(ends[file], ends[file + 1] - ends[file])
-                 for ticket, ends in self._batches if ends[file + 1] > ends[file]]
-        return pa.Table.from_batches(parts or [self._spool.get(self._batches[0][0]).slice(0, 0)]).combine_chunks()
+        there = [ticket for ticket in self._batches if ticket.ends[file + 1] > ticket.ends[file]]
+        parts = [self._spool.get(ticket, file) for ticket in there or self._batches[:1]]
+        return pa.Table.from_batches(parts).combine_chunks()
 
 
 @dataclass(frozen=True)

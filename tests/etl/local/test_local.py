@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import os
 import random
 import shutil
 import tempfile
@@ -11,6 +12,7 @@ from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -28,6 +30,7 @@ from sluice.etl.local.engine import LocalEngine
 from sluice.etl.local.input import only_spark
 from sluice.etl.local.input_paths import files_of
 from sluice.etl.local.pieces import pieces_of
+from sluice.etl.local.spooled_rows import Spool, SpooledRows
 from sluice.etl.local.threads import JobEnded, Threads
 from sluice.etl.spec.input_values import converted
 from sluice.etl.spec.spec import Spec
@@ -75,6 +78,31 @@ def test_the_content_depends_neither_on_pieces_nor_threads_nor_on_what_went_to_t
         table = FeatureTable.open(tmp_path / f"t{threads}")
         assert (table.record.state, table.fingerprint) == (made.record.state, made.fingerprint)
         assert build.content(table) == build.content(made)
+
+
+def test_of_rows_on_the_disk_each_byte_is_read_once(monkeypatch):
+    """A map of the file read the whole of it for every few files of the table: 180 GB for 20 M rows."""
+    spool, draw, files = Spool(0), np.random.default_rng(7), 40
+    spooled, lengths, read = SpooledRows(files, spool), [], [0]
+    real_write, real_read = os.pwrite, os.pread
+
+    def counted(file: int, length: int, place: int) -> bytes:
+        read[0] += length
+        return real_read(file, length, place)
+
+    monkeypatch.setattr(os, "pwrite", lambda *words: lengths.append(real_write(*words)) or lengths[-1])
+    monkeypatch.setattr(os, "pread", counted)
+    of = draw.integers(1, files, (9, 3000)).astype(np.int32)  # the first file has no rows
+    for number, one in enumerate(of):
+        rows = pa.record_batch([pa.array(np.arange(3000) + 3000 * number), pa.array(map(str, one))], ["row", "text"])
+        spooled.add(rows, one)
+    for file in range(1, files):
+        taken = spooled.of(file)
+        assert sorted(taken["row"].to_pylist()) == np.flatnonzero(of.ravel() == file).tolist()
+        assert set(taken["text"].to_pylist()) == {str(file)}
+    assert read[0] == sum(lengths) > 0
+    assert len(spooled.of(0)) == 0
+    spool.close()
 
 
 @pytest.mark.slow
