@@ -15,6 +15,7 @@ and those of all executors had, JVM and Python together."""
 from __future__ import annotations
 
 import argparse
+import contextlib
 import itertools
 import json
 import os
@@ -26,7 +27,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -95,7 +96,7 @@ class Submitted:
         sampler = threading.Thread(target=self._sample, daemon=True)
         sampler.start()
         said, name, last = [], "", self.began
-        with self.process as process:
+        with self.process as process, self._ended_with_us():
             assert process.stderr is not None
             assert process.stdout is not None
             for line in process.stderr:
@@ -114,6 +115,15 @@ class Submitted:
         sampler.join()
         found: dict[str, Any] = json.loads(out.splitlines()[-1])
         return found
+
+    @contextlib.contextmanager
+    def _ended_with_us(self) -> Iterator[None]:
+        """Ends the job, which is in a session of its own, if this is interrupted meanwhile."""
+        try:
+            yield
+        except BaseException:
+            os.killpg(self.process.pid, signal.SIGTERM)
+            raise
 
     def _sample(self) -> None:
         while self.process.poll() is None:
@@ -217,7 +227,7 @@ def main(argv: list[str]) -> dict[str, Any]:
     parser.add_argument("--rows", type=int, default=50_000_000, help="(default: %(default)s)")
     parser.add_argument("--values", type=int, default=20_000_000, help="of the large vocabulary (default: %(default)s)")
     parser.add_argument("--files", type=int, default=10_000, help="of the input (default: %(default)s)")
-    parser.add_argument("--driver-memory", default="640m", help="the JVM's heap (default: %(default)s)")
+    parser.add_argument("--driver-memory", default="512m", help="the JVM's heap (default: %(default)s)")
     parser.add_argument("--worker-memory", type=int, default=256, metavar="MIB", help="as etl/job.py has it (default: "
                         "%(default)s); the less, the smaller a vocabulary that is joined with the rows")
     parser.add_argument("--kills", type=int, default=0, help="kill so many jobs in local mode, and nothing else")
