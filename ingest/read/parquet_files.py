@@ -115,8 +115,6 @@ class ParquetFiles:
                                    "one of them; with a TransformSpec, roles and hash")
             recipes = recipes_of_spec(spec, types, lacking)
             permission = Permission(permission.modules, permission.functions | spec.permission.functions)
-            if spec.table.unlabelled:  # as in a table: rows of that split have 0
-                fill = {recipe.name: 0.0 for recipe in recipes if recipe.role == "label"}
         else:
             if guessed or roles is None:
                 by_caller = {recipe.name for recipe in recipes_of({}, hashed, types, lacking)[0]}
@@ -210,6 +208,8 @@ class ParquetFiles:
         """Raises ColumnError if a footer shows a value that a loader of these columns would stop at, or the first rows
         a time that no format reads."""
         paths = [self._path(file) for file in self.files]
+        if self.spec is not None and self.spec.table.unlabelled:  # rows without a label are of a split of their own
+            columns = replace(columns, fill={columns.label: 0.0, **columns.fill})
         if said := check_values(self.recipes, columns, paths):
             _tell(f"{self.uri}: {said}")
         for warning in unreadable([recipe for recipe in self.recipes if recipe.name in columns.names], paths):

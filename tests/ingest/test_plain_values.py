@@ -353,6 +353,16 @@ def test_rows_without_a_label_lie_in_a_split_of_their_own_as_in_a_job(tmp_path, 
     assert sum(map(len, found.values())) == 2 * ROWS
 
 
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_a_label_that_is_no_number_is_no_0_where_others_have_none(tmp_path, value):
+    labels = pa.array([None, value, *[n % 2 for n in range(ROWS - 2)]], pa.float64(), from_pandas=False)
+    pq.write_table(pa.table({"y": labels, "price": np.arange(ROWS) + 0.5}), tmp_path / "a.parquet")
+    asked = Spec.own(guessed_spec(tmp_path, "y"))
+    assert asked.table.unlabelled == "ask"
+    with pytest.raises(QuarantineError, match="'y' holds (nan|inf)"):
+        rows_of(ParquetFiles.open(tmp_path, spec=asked), ["price"])
+
+
 def test_a_label_that_nobody_gave_is_no_0_unless_it_is_named(tmp_path):
     write(tmp_path, "a", price=pa.array([None, *range(ROWS - 1)]), liked=pa.array([None, True] * (ROWS // 2)))
     roles = {"label": "liked", "dense": ["price"], "sparse": ["y"]}
