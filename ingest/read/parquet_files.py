@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 import sys
+from collections import Counter
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -319,6 +320,9 @@ def _paths(source: Paths) -> tuple[str, str, list[str]]:
         if not each:
             raise ParquetError("an empty list of files")
         prefixes, found = {prefix for _, prefix, _ in each}, [path for _, _, some in each for path in some]
+        if again := next((path for path, count in Counter(map(os.path.abspath, found)).items() if count > 1), None):
+            raise ParquetError(f"{again}: is meant twice, so that each of its rows would come twice an epoch; name it, "
+                               "or a folder or glob that holds it, once")
         if len(prefixes) > 1:
             raise ParquetError(f"files behind stores of several kinds ({', '.join(sorted(prefixes))}): give all "
                                "of them one delay, or none")

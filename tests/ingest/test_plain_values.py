@@ -333,6 +333,13 @@ def test_labels_that_are_no_clicks_are_loaded_as_they_are_and_that_is_said_early
     assert ("cross-entropy" in told) is bool(said)
 
 
+def test_a_file_that_is_meant_twice_is_refused_by_name(tmp_path):
+    write(tmp_path, "a", price=np.arange(ROWS) + 0.5)
+    for others in (tmp_path / "a.parquet", tmp_path / "*.parquet", f"{tmp_path}/../{tmp_path.name}/a.parquet"):
+        with pytest.raises(ParquetError, match=r"/a\.parquet: is meant twice"):
+            ParquetFiles.open([tmp_path, others])
+
+
 # ---- rows without a label
 
 @pytest.mark.parametrize("table", ["split = {train = 1}", 'split_time = "at"\nsplit = {train = 0, test = 20}',
