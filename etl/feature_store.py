@@ -91,8 +91,8 @@ class FeatureStore:
         try:
             at = as_number(given).to_numpy(zero_copy_only=False)
         except pa.ArrowException:
-            raise ValueError(f"times: are {given.type}; give numbers as the table's times are, for instance seconds since "
-                             "1970") from None
+            raise ValueError(f"times: are {given.type}; give numbers as the table's times are, for instance seconds "
+                             "since 1970") from None
         if len(asked) != len(at):
             raise ValueError(f"{len(asked)} keys, but {len(at)} times: each key needs one")
         places = pc.fill_null(pc.index_in(asked, self.keys), -1).to_numpy(zero_copy_only=False).astype(np.int64)

@@ -45,7 +45,7 @@ def headers_of(source: Input) -> tuple[str, ...]:
     if not source.header:
         return ()
     quoted = [f'"{name.replace(chr(34), chr(34) * 2)}"' for name in names]
-    needed = [with_quotes if sign in name or '"' in name else name for name, with_quotes in zip(names, quoted, strict=True)]
+    needed = [inside if sign in name or '"' in name else name for name, inside in zip(names, quoted, strict=True)]
     ways = [names, needed, quoted] if source.format == "csv" else [names]
     found = {sign.join(way[:len(names) - lacking]) for way in ways for lacking in range(len(source.optional) + 1)}
     return tuple(sorted(found, key=len, reverse=True))
@@ -62,7 +62,9 @@ def rows_before(counts: Mapping[tuple[str, int], int]) -> tuple[dict[tuple[str, 
 def refuse_header(file: str, line: str, source: Input) -> None:
     """Refuses a file whose first line differs from the spec's columns."""
     have, want = line.rstrip("\r").split(source.delimiter), list(source.columns)
-    if line and line.rstrip("\r") not in headers_of(source) and (have != want[:len(have)] or len(have) < len(want) - len(source.optional)):
+    if line.rstrip("\r") in ("", *headers_of(source)):
+        return
+    if have != want[:len(have)] or len(have) < len(want) - len(source.optional):
         place = next((i for i, (a, b) in enumerate(zip(have, want, strict=False)) if a != b), min(len(have), len(want)))
         other = "\ufffd" in line  # what cannot be decoded
         better = f"it is not {source.encoding.upper()}: name its input.encoding, such as cp1252" if other else \

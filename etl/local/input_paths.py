@@ -55,8 +55,8 @@ def files_of(paths: Iterable[str]) -> list[InputFile]:
             raise InputError(f"{path}: cannot be read ({error})") from None
     found.sort(key=lambda file: file.name)
     if again := next((one.name for one, other in pairwise(found) if one.name == other.name), None):
-        raise SameFile(f"{again}: is meant twice, so that each of its rows would be there twice; name it, or a folder or "
-                       "glob that holds it, once")
+        raise SameFile(f"{again}: is meant twice, so that each of its rows would be there twice; name it, or a folder "
+                       "or glob that holds it, once")
     return found
 
 

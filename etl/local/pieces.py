@@ -123,7 +123,7 @@ def _without(headers: tuple[bytes, ...], batch: pa.RecordBatch) -> pa.RecordBatc
     lines = batch["line"]
     like, others = set[int](), np.ones(len(lines), bool)
     for header in headers:
-        if not any(header != other and header.startswith(other) for other in headers):  # that one finds these lines, too
+        if not any(header != other and header.startswith(other) for other in headers):  # that one finds them, too
             like.update(np.flatnonzero(pa.compute.starts_with(lines, header).to_numpy(zero_copy_only=False)).tolist())
     others[[number for number in like if bare(lines[number].as_py()) in headers]] = False
     return batch if others.all() else batch.filter(pa.array(others))

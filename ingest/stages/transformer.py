@@ -112,15 +112,15 @@ def settled(transform: Transform, given: Given, arrays: Arrays, bags: Container[
     return changed
 
 
-def _apart(new: Mapping[str, Any], arrays: Arrays) -> Mapping[str, Any]:
-    """What came back, copied where it may lie in memory to which other columns are about to be written, as it does after
+def _apart(new: Arrays, arrays: Arrays) -> Arrays:
+    """What came back, copied where it may lie in memory to which other columns are about to be written: after
     `columns["a"], columns["b"] = columns["b"], columns["a"]`."""
     own = [arrays[name] for name in new if name in arrays]
     if len(own) < 2:  # numpy itself copies a column onto itself
         return new
     ids, ends = set(map(id, own)), [byte_bounds(array) for array in own]
     low, high = min(ends)[0], max(end for _, end in ends)
-    found = dict(new)
+    found = new.copy()
     for name, value in new.items():
         array = np.asarray(value)
         begin, end = byte_bounds(array)

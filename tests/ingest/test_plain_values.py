@@ -366,7 +366,7 @@ def test_a_label_that_is_no_number_is_no_0_where_others_have_none(tmp_path, valu
     pq.write_table(pa.table({"y": labels, "price": np.arange(ROWS) + 0.5}), tmp_path / "a.parquet")
     asked = Spec.own(guessed_spec(tmp_path, "y"))
     assert asked.table.unlabelled == "ask"
-    with pytest.raises(QuarantineError, match="'y' holds (nan|inf)"):
+    with pytest.raises(QuarantineError, match=r"'y' holds (nan|inf)"):
         rows_of(ParquetFiles.open(tmp_path, spec=asked), ["price"])
 
 

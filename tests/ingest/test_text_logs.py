@@ -96,8 +96,9 @@ def test_objects_of_json(tmp_path):
         assert row["at_hour"] == 2 + int(row["length"] / ROWS + number / 7 // 60)
 
 
-@pytest.mark.parametrize("odd", [{"user:id": 7}, {"deep": 7}, {"half": "\ud800"}, {"none": {}}, {"in": {"none": {}, "id": 7}},
-                                 {"end": "9999-12-31 23:59:59"}, {"end": "1950-01-31 23:59:59"}])
+@pytest.mark.parametrize("odd", [{"user:id": 7}, {"deep": 7}, {"half": "\ud800"}, {"none": {}},
+                                 {"in": {"none": {}, "id": 7}}, {"end": "9999-12-31 23:59:59"},
+                                 {"end": "1950-01-31 23:59:59"}])
 def test_odd_names_and_values_become_a_spec_that_a_job_takes(tmp_path, odd):
     lines = [json.dumps({"clicked": n % 2, "price": n / 2, "at": f"1969-12-{n % 31 + 1:02d} 00:00:00", **odd})
              for n in range(ROWS)]
