@@ -138,7 +138,7 @@ def test_what_a_form_gave_is_not_held(files, monkeypatch):
 @pytest.mark.parametrize(("more", "says"), [
     ({"as_": "dicts"}, "as_='dicts' is none of batch, dict, kjt, numpy, pandas.*did you mean 'dict'"),
     ({"as_": "kjt", "order": Order(last="pad")}, "batches without weights, and order.last='pad' needs them"),
-    ({"as_": "kjt", "errors": Errors(on_error="quarantine")}, "without weights, and errors.on_error='quarantine' needs"),
+    ({"as_": "kjt", "errors": Errors(on_error="quarantine")}, "weights, and errors.on_error='quarantine' needs them"),
     ({"as_": None}, "as_=None is none of batch"),
     ({"live": 0}, "live=0 without run_dir: .* name one with run_dir"),
     ({"knobs": "read=2"}, r"knobs='read=2' .*; write for instance knobs=Knobs\(workers=\{'read': 2\}\)")])
