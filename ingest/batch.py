@@ -92,8 +92,8 @@ class Batch:
         """All columns by name, as views of the batch."""
         columns, names = self._named(), self.names
         if names[-1] in names[:-1]:
-            raise LoadingError(f"column {names[-1]!r} is a feature, and the weights of rows have that name in a batch "
-                               "by column name; give the feature another name, or take batch[name] and batch.weight")
+            raise LoadingError(f"column {names[-1]!r} is a feature, and the weights of rows have its name in a dict of "
+                               "columns; give the feature another name, or take batch[name] and batch.weight")
         return {**dict(zip(columns.dense, self.dense.unbind(1), strict=True)), **dict(self._ids()),
                 columns.label: self.label, names[-1]: self.weight}
 

@@ -65,8 +65,8 @@ class ParseTime(Operator):
 
 _DIGITS = {"Y": 4, "m": 2, "d": 2, "H": 2, "M": 2, "S": 2, "y": 2, "j": 3}
 _SHORT = {"F": "%Y-%m-%d", "D": "%m/%d/%y", "T": "%H:%M:%S", "R": "%H:%M"}
+# What differs between two ways to write one time: zeros, spaces, names of days, and how much of a month's name.
 _WRITTEN = r"\b0+(\d)|\s+|(?:mon|tue|wed|thu|fri|sat|sun)[a-z]*|([a-z]{3})[a-z]*"
-"""What differs between two ways to write one time: zeros, spaces, names of days, and how much of a month's name."""
 _FIRST_YEAR = -30_610_224_000  # the year 1000: a year of fewer digits belongs to another format
 
 

@@ -101,7 +101,7 @@ def settled(transform: Transform, given: Given, arrays: Arrays, bags: Container[
     new = {name: value for name, value in (given or {}).items() if value is not arrays.get(name)}
     if transform.outputs:
         new = _expected(transform, new, arrays, where)
-    new = _apart(new, arrays)
+    _part(new, arrays)
     changed = _lengths(new, arrays, bags, where)
     for name, value in new.items():
         if name not in changed:
@@ -112,21 +112,18 @@ def settled(transform: Transform, given: Given, arrays: Arrays, bags: Container[
     return changed
 
 
-def _apart(new: Arrays, arrays: Arrays) -> Arrays:
-    """What came back, copied where it may lie in memory to which other columns are about to be written: after
+def _part(new: Arrays, arrays: Arrays) -> None:
+    """Copies what came back where it may lie in memory to which other columns are about to be written: after
     `columns["a"], columns["b"] = columns["b"], columns["a"]`."""
     own = [arrays[name] for name in new if name in arrays]
     if len(own) < 2:  # numpy itself copies a column onto itself
-        return new
-    ids, ends = set(map(id, own)), [byte_bounds(array) for array in own]
-    low, high = min(ends)[0], max(end for _, end in ends)
-    found = new.copy()
+        return
+    ids, low, high = set(map(id, own)), min(map(byte_bounds, own))[0], max(byte_bounds(array)[1] for array in own)
     for name, value in new.items():
         array = np.asarray(value)
         begin, end = byte_bounds(array)
         if begin < high and low < end and (array.base is not None or id(array) in ids):
-            found[name] = array.copy()
-    return found
+            new[name] = array.copy()
 
 
 def _expected(transform: Transform, new: Mapping[str, Any], arrays: Arrays, where: str) -> dict[str, Any]:

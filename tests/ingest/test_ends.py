@@ -173,7 +173,11 @@ def test_a_function_that_hangs_in_a_thread_holds_an_interrupt_up_for_less_than_t
 
     monkeypatch.setattr(Pool, "join", noted)
     with BatchLoader(table, batch_size=80, transforms=[Transform("mine", hangs)]) as loader:
-        consumer = threading.Thread(target=lambda: pytest.raises(LoaderError, next, iter(loader)))
+        def consume():
+            with pytest.raises(LoaderError):
+                next(iter(loader))
+
+        consumer = threading.Thread(target=consume)
         consumer.start()
         inside.wait()
         loader.close()
