@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from sluice.etl.ops.base import as_text
+from sluice.etl.ops.base import as_number, as_text
 from sluice.etl.ops.lists import relisted
 from sluice.etl.table.store import TableStore
 from sluice.etl.table.table import FeatureTable, TableError
@@ -87,7 +87,12 @@ class FeatureStore:
         """A row for each key and time: the values of the key's latest row that is not later, or, with `before`, that is
         earlier; nulls where there is none. With `before`, rows may be asked for what the store knew when they came,
         although they are in it themselves."""
-        asked, at = as_text(_array(keys)), _array(times).cast(pa.float64()).to_numpy(zero_copy_only=False)
+        asked, given = as_text(_array(keys)), _array(times)
+        try:
+            at = as_number(given).to_numpy(zero_copy_only=False)
+        except pa.ArrowException:
+            raise ValueError(f"times: are {given.type}; give numbers as the table's times are, for instance seconds "
+                             "since 1970") from None
         if len(asked) != len(at):
             raise ValueError(f"{len(asked)} keys, but {len(at)} times: each key needs one")
         places = pc.fill_null(pc.index_in(asked, self.keys), -1).to_numpy(zero_copy_only=False).astype(np.int64)

@@ -67,13 +67,15 @@ def refuse_by_first_rows(job: Job, environment: Mapping[str, str] = os.environ) 
 
 def _first_rows(source: Input, paths: tuple[str, ...]) -> FirstRows | None:
     """The rows at the beginning of the first file, as `InputParser` takes them; None if Spark alone reads it."""
-    from sluice.etl.local.input_paths import files_of
+    from sluice.etl.local.input_paths import SameFile, files_of
     from sluice.etl.local.pieces import PIECE_BYTES, SPARK_ONLY, first_line, pieces_of
 
     if source.format == "delta" or source.multiline:
         return None
     try:
         files = files_of(paths)
+    except SameFile:
+        raise
     except InputError:  # whoever reads all of them says so, if it is an error there
         return None
     file = next((file for file in files if file.size), None)

@@ -90,9 +90,12 @@ class Batch:
 
     def as_dict(self) -> dict[str, torch.Tensor | BagColumn]:
         """All columns by name, as views of the batch."""
-        columns = self._named()
+        columns, names = self._named(), self.names
+        if names[-1] in names[:-1]:
+            raise LoadingError(f"column {names[-1]!r} is a feature, and the weights of rows have its name in a dict of "
+                               "columns; give the feature another name, or take batch[name] and batch.weight")
         return {**dict(zip(columns.dense, self.dense.unbind(1), strict=True)), **dict(self._ids()),
-                columns.label: self.label, columns.weight or "weight": self.weight}
+                columns.label: self.label, names[-1]: self.weight}
 
     def numpy(self) -> dict[str, Any]:
         """All columns by name as numpy arrays, views of the batch; a column of bags is a `BagColumn` of arrays."""

@@ -40,7 +40,7 @@ from sluice.ingest.stages.transform_worker import TransformStage, Worker, functi
 from sluice.ingest.stages.transformer import Step, Transformer
 from sluice.ingest.stats import StageStats
 
-PATIENCE_S = 2.5  # how long to wait for workers that are in the middle of their work when a pipeline stops
+PATIENCE_S = 1.5  # how long to wait for workers in the middle of their work: an interrupt may take two seconds
 
 
 class PipelineError(LoadingError):

@@ -158,7 +158,10 @@ class Loader(BatchLoader):
         `knobs` is where the knobs start. `allow_code` names the modules whose functions a table's spec may have
         imported when they must run (`sluice.etl.spec.permission`)."""
         if as_ not in FORMS:
-            raise LoaderError(f"as_={as_!r} is none of {', '.join(FORMS)}{nearest(as_, FORMS)}")
+            raise LoaderError(f"as_={as_!r} is none of {', '.join(FORMS)}{nearest(str(as_), FORMS)}")
+        if as_ == "kjt" and errors.on_error == "quarantine":
+            raise LoaderError("as_='kjt' gives batches without weights, and errors.on_error='quarantine' needs them "
+                              "for rows that are set aside. Take on_error='raise', or as_='batch' and batch.kjt()")
         if as_ == "kjt" and order.last == "pad":
             raise LoaderError("as_='kjt' gives batches without weights, and order.last='pad' needs them: a row that "
                               "only fills a batch has weight 0. Take last='drop', or as_='batch' and batch.kjt()")

@@ -16,14 +16,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sluice.etl.apply.features import MODEL_ROLES
+from sluice.etl.apply.json_lines import as_kind
 from sluice.etl.apply.parse import WRONG, fits
 from sluice.etl.common.suggest import nearest
 from sluice.etl.spec.input_values import ARROW_TYPES
 from sluice.etl.spec.spec import Spec
 
 JSON, ARROW = "application/json", "application/vnd.apache.arrow.stream"
-_PLAIN_TYPES = (pa.types.is_integer, pa.types.is_floating, pa.types.is_string, pa.types.is_large_string,
-                pa.types.is_null)
+_PLAIN_TYPES = (pa.types.is_boolean, pa.types.is_integer, pa.types.is_floating, pa.types.is_string,
+                pa.types.is_large_string, pa.types.is_null)
 _COMPRESSION, _HEADER, _RECORD_BATCH = 3, 2, 3  # fields of Arrow's messages, and a kind of them
 
 
@@ -160,7 +161,7 @@ class Decoder:
         if pa.types.is_floating(inner) and kind == "int":
             raise Refusal(422, f"feature {name!r} is {values.type}, where the spec has int")
         try:
-            array = values.cast(ARROW_TYPES[kind]).combine_chunks()
+            array = values.cast(ARROW_TYPES[kind], safe=not kind.startswith("float")).combine_chunks()
         except pa.ArrowException:
             raise Refusal(422, f"feature {name!r} is {values.type}, where the spec has {kind}") from None
         if kind == "text" and self._empty_is_none:
@@ -268,7 +269,5 @@ def _field(message: bytes, table: int, number: int) -> int:
 def _array(values: Sequence[Any], kind: str) -> pa.Array:
     try:
         return pa.array(values, ARROW_TYPES[kind])
-    except pa.ArrowTypeError:  # true and false, which are the numbers 1 and 0
-        if kind != "int":
-            raise
-        return pa.array([None if value is None else int(value) for value in values], ARROW_TYPES[kind])
+    except (pa.ArrowTypeError, pa.ArrowInvalid):  # true and false among whole numbers, and these beyond 64 bits
+        return pa.array([as_kind(value, kind) for value in values], ARROW_TYPES[kind])

@@ -39,10 +39,16 @@ def refuse_faults(faults: Iterable[tuple[str, str | None]]) -> None:
 
 
 def headers_of(source: Input) -> tuple[str, ...]:
-    """The lines that a file may begin with, the longest first; none if it has no header."""
-    names = list(source.columns)
-    return tuple(source.delimiter.join(names[:len(names) - lacking])
-                 for lacking in range(len(source.optional) + 1)) if source.header else ()
+    """The lines that a file may begin with, the longest first; none if it has no header. In CSV the names may stand in
+    quotes: all of them, or those that need it."""
+    names, sign = list(source.columns), source.delimiter
+    if not source.header:
+        return ()
+    quoted = [f'"{name.replace(chr(34), chr(34) * 2)}"' for name in names]
+    needed = [inside if sign in name or '"' in name else name for name, inside in zip(names, quoted, strict=True)]
+    ways = [names, needed, quoted] if source.format == "csv" else [names]
+    found = {sign.join(way[:len(names) - lacking]) for way in ways for lacking in range(len(source.optional) + 1)}
+    return tuple(sorted(found, key=len, reverse=True))
 
 
 def rows_before(counts: Mapping[tuple[str, int], int]) -> tuple[dict[tuple[str, int], int], int]:
@@ -56,7 +62,9 @@ def rows_before(counts: Mapping[tuple[str, int], int]) -> tuple[dict[tuple[str, 
 def refuse_header(file: str, line: str, source: Input) -> None:
     """Refuses a file whose first line differs from the spec's columns."""
     have, want = line.rstrip("\r").split(source.delimiter), list(source.columns)
-    if line and (have != want[:len(have)] or len(have) < len(want) - len(source.optional)):
+    if line.rstrip("\r") in ("", *headers_of(source)):
+        return
+    if have != want[:len(have)] or len(have) < len(want) - len(source.optional):
         place = next((i for i, (a, b) in enumerate(zip(have, want, strict=False)) if a != b), min(len(have), len(want)))
         other = "\ufffd" in line  # what cannot be decoded
         better = f"it is not {source.encoding.upper()}: name its input.encoding, such as cp1252" if other else \

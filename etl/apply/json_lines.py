@@ -123,7 +123,7 @@ class Objects:
         for name, kind in self._kinds.items():
             if not fits(self._value(value, name), kind):
                 return f"{name}: {self._wrong[kind]}"
-        return {name: _as(self._value(value, name), kind) for name, kind in self._kinds.items()}
+        return {name: as_kind(self._value(value, name), kind) for name, kind in self._kinds.items()}
 
 
 def _outer(name: str) -> set[str]:
@@ -156,7 +156,7 @@ def _is_too_deep(text: str) -> bool:
     return False
 
 
-def _as(value: Any, kind: str) -> Any:
+def as_kind(value: Any, kind: str) -> Any:
     """Converts a value that fits as Arrow does: a whole number that a float does not hold exactly does not become a
     float."""
     if isinstance(value, bool):

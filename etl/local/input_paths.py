@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 import pyarrow as pa
 import pyarrow.fs as pafs
@@ -15,6 +16,10 @@ from sluice.etl.common.errors import InputError
 
 _MAGIC, _QUERY = re.compile(r"[*?\[{]"), re.compile(r"\?\w+=.*$")
 _FOLDER, _FILE = pafs.FileType.Directory, pafs.FileType.File
+
+
+class SameFile(InputError):
+    """A file that is meant twice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +37,8 @@ class InputFile:
 
 
 def files_of(paths: Iterable[str]) -> list[InputFile]:
-    """All files that these name, sorted by name; those that begin with _ or . are none, as in Spark."""
+    """All files that these name, sorted by name; those that begin with _ or . are none, as in Spark. SameFile if two of
+    them name the same."""
     found = []
     for path in paths:
         try:
@@ -47,7 +53,11 @@ def files_of(paths: Iterable[str]) -> list[InputFile]:
                           if f.type == _FILE and not _hidden(f.path[base:])]
         except (OSError, pa.ArrowInvalid) as error:
             raise InputError(f"{path}: cannot be read ({error})") from None
-    return sorted(found, key=lambda file: file.name)
+    found.sort(key=lambda file: file.name)
+    if again := next((one.name for one, other in pairwise(found) if one.name == other.name), None):
+        raise SameFile(f"{again}: is meant twice, so that each of its rows would be there twice; name it, or a folder "
+                       "or glob that holds it, once")
+    return found
 
 
 def store_of(path: str) -> tuple[pafs.FileSystem, str, str]:

@@ -121,8 +121,10 @@ def _without(headers: tuple[bytes, ...], batch: pa.RecordBatch) -> pa.RecordBatc
     if not headers:
         return batch
     lines = batch["line"]
-    like = np.flatnonzero(pa.compute.starts_with(lines, headers[-1]).to_numpy(zero_copy_only=False)).tolist()
-    others = np.ones(len(lines), bool)
+    like, others = set[int](), np.ones(len(lines), bool)
+    for header in headers:
+        if not any(header != other and header.startswith(other) for other in headers):  # that one finds them, too
+            like.update(np.flatnonzero(pa.compute.starts_with(lines, header).to_numpy(zero_copy_only=False)).tolist())
     others[[number for number in like if bare(lines[number].as_py()) in headers]] = False
     return batch if others.all() else batch.filter(pa.array(others))
 

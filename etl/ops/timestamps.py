@@ -55,7 +55,7 @@ class ParseTime(Operator):
             column = pc.binary_join_element_wise(pc.struct_field(found, "a"), pc.struct_field(found, "b"), "")
             how = how.replace(f"{sign}%f", "")
         if how.endswith("%z"):
-            local = _parsed(pc.replace_substring_regex(column, r"(Z|[+-][0-9]{2}(:?[0-9]{2})?)$", ""), how[:-2])
+            local = _parsed(pc.replace_substring_regex(column, r"(Z|[+-](0[0-9]|1[0-4])(:?[0-9]{2})?)$", ""), how[:-2])
             aware = pc.strptime(column, format=how, unit="s", error_is_null=True)
             aware = pc.if_else(pc.is_valid(local), aware, None)
         else:
@@ -64,6 +64,9 @@ class ParseTime(Operator):
 
 
 _DIGITS = {"Y": 4, "m": 2, "d": 2, "H": 2, "M": 2, "S": 2, "y": 2, "j": 3}
+_SHORT = {"F": "%Y-%m-%d", "D": "%m/%d/%y", "T": "%H:%M:%S", "R": "%H:%M"}
+# What differs between two ways to write one time: zeros, spaces, names of days, and how much of a month's name.
+_WRITTEN = r"\b0+(\d)|\s+|(?:mon|tue|wed|thu|fri|sat|sun)[a-z]*|([a-z]{3})[a-z]*"
 _FIRST_YEAR = -30_610_224_000  # the year 1000: a year of fewer digits belongs to another format
 
 
@@ -71,17 +74,19 @@ def _parsed(column: pa.Array, how: str) -> pa.Array:
     """Local times, as a clock on the wall shows them. Arrow also reads the 31st of February (as the 2nd of March), the
     year 24 where one has four digits, and fewer digits than a format without separators needs: here these are no
     times."""
+    how = re.sub("%([FDTR])", lambda found: _SHORT[found[1]], how)
     local = pc.strptime(column, format=how, unit="s", error_is_null=True)
     wrong = pc.and_(pc.less(local.cast(pa.int64()), _FIRST_YEAR), "%Y" in how)
     directives = re.findall("%(.)", how)
     if set(directives) <= _DIGITS.keys() and not re.sub("%.", "", how):
         wrong = pc.or_(wrong, pc.not_equal(pc.utf8_length(column), sum(_DIGITS[d] for d in directives)))
-    if "d" in directives and set(directives) <= {*_DIGITS, "T", "b", "B"}:
+    if {"d", "j"} & set(directives) and set(directives) <= {*_DIGITS, *"bBaAIp"}:
         # Arrow makes a day that its month does not have one of the first three of the next month.
-        early = np.flatnonzero(pc.fill_null(pc.less_equal(pc.day(local), 3), False).to_numpy(zero_copy_only=False))
+        maybe = pc.is_valid(local) if "j" in directives else pc.fill_null(pc.less_equal(pc.day(local), 3), False)
+        early = np.flatnonzero(maybe.to_numpy(zero_copy_only=False))
         if len(early):
             text, back = column.take(pa.array(early)), pc.strftime(local.take(pa.array(early)), format=how)
-            differs = pc.not_equal(*(pc.replace_substring_regex(pc.utf8_lower(side), r"\b0+(\d)|\s+", r"\1")
+            differs = pc.not_equal(*(pc.replace_substring_regex(pc.utf8_lower(side), _WRITTEN, r"\1\2")
                                      for side in (text, back)))
             mask = np.zeros(len(column), bool)
             mask[early] = differs.to_numpy(zero_copy_only=False)

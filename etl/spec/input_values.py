@@ -69,7 +69,7 @@ def _seconds(values: pa.Array) -> pa.Array:
     if not pa.types.is_timestamp(values.type):
         return pc.multiply(values.cast(pa.int32()).cast(pa.float64()), float(_SECONDS_OF_A_DAY))
     micros = values.cast(pa.timestamp("us", values.type.tz), safe=False).cast(pa.int64())
-    return pc.divide(micros.cast(pa.float64()), 1e6)
+    return pc.divide(micros.cast(pa.float64(), safe=False), 1e6)  # from the year 2255 on, the nearest float
 
 
 def _whole(values: pa.Array) -> tuple[pa.Array, _Flags]:

@@ -224,7 +224,7 @@ def _join(raw: dict[str, Any], path: str, kinds: dict[str, str], types: Mapping[
         raise SpecError(f"{path}: give both time and their_time, or neither")
     added = {}
     for entry in texts(raw, "columns", (), path):
-        name, _, kind = entry.partition(":")
+        name, _, kind = entry.rpartition(":")
         if kind not in types:
             raise SpecError(f"{path}.columns = {entry!r}: write name:type{nearest(kind, types)}")
         if name in kinds:

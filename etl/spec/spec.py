@@ -374,7 +374,7 @@ def _input(raw: dict[str, Any]) -> Input:
         path = f"input.columns[{number}]"
         about = entry if isinstance(entry, dict) else {"name": str(entry)}
         known(about, ("name", "was", "format", "zone"), path)
-        names, _, kind = str(needed(about, "name", str, path)).partition(":")
+        names, _, kind = str(needed(about, "name", str, path)).rpartition(":")
         if "was" in about:
             was[names] = str(value(about, "was", str, "", path))
         if kind not in INPUT_TYPES:

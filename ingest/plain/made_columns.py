@@ -34,6 +34,7 @@ class MadeColumns:
         """The columns that are read as these types, whatever each file holds."""
         self.optional: frozenset[str] = frozenset(spec.input.optional) if spec else frozenset()
         """Those of them that a file may lack."""
+        self._unlabelled = bool(spec and spec.table.unlabelled)
         self._makers = [Making(recipe) for recipe in recipes]
         self.sources: tuple[str, ...] = tuple(dict.fromkeys(name for recipe in recipes for name in recipe.sources))
         """The columns that they are made from."""
@@ -78,4 +79,6 @@ class MadeColumns:
             except (pa.ArrowException, TypeError, ValueError) as error:
                 why = f"column {recipe.name!r}: {error}"
                 raise ColumnError(str(error) if isinstance(error, ColumnError) else why) from error
+            if recipe.role == "label" and self._unlabelled:  # as in a table: rows of that split have 0
+                made[recipe.name] = made[recipe.name].fill_null(0)
         return pa.table(made)

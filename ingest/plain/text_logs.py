@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 
 from sluice.etl.common.errors import UsageError
 from sluice.etl.ops.timestamps import ParseTime
+from sluice.etl.spec.nested_columns import flattened, whole
 from sluice.ingest.plain.guess import time_formats
 
 _NAMES = re.compile(r"\.(csv|tsv|txt|log|json|jsonl|ndjson)(\.(gz|bz2))?$", re.IGNORECASE)
@@ -79,14 +80,20 @@ class TextSample:
         others: dict[str, str] = {}
         for name in dict.fromkeys(name for one in objects for name in one):
             try:
-                values = pa.array([one.get(name) for one in objects])
+                found = flattened(pa.table({name: pa.array([one.get(name) for one in objects])}))
             except (pa.ArrowException, OverflowError):
                 others[name] = "values of several types, or beyond 64 bits"
                 continue
-            if pa.types.is_list(values.type) and not pa.types.is_string(values.type.value_type):
-                others[name] = f"{values.type}, of which a job makes no ids"
-            else:
-                columns[name] = values
+            except UnicodeEncodeError:
+                others[name] = "texts that are no Unicode (half of a surrogate pair)"
+                continue
+            for part, values in zip(found.column_names, map(whole, found.columns), strict=True):
+                if pa.types.is_struct(values.type):
+                    others[part] = "objects without members"
+                elif pa.types.is_list(values.type) and not pa.types.is_string(values.type.value_type):
+                    others[part] = f"{values.type}, of which a job makes no ids"
+                else:
+                    columns[part] = values
         return cls(form="json", others=others, **_with_times(columns), **more)
 
     @classmethod
@@ -169,7 +176,7 @@ def _decodes(content: bytes, encoding: str) -> bool:
 def _json(line: str) -> Any:
     try:
         return json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
 
 

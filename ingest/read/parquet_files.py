@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 import sys
+from collections import Counter
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -115,8 +116,6 @@ class ParquetFiles:
                                    "one of them; with a TransformSpec, roles and hash")
             recipes = recipes_of_spec(spec, types, lacking)
             permission = Permission(permission.modules, permission.functions | spec.permission.functions)
-            if spec.table.unlabelled:  # as in a table: rows of that split have 0
-                fill = {recipe.name: 0.0 for recipe in recipes if recipe.role == "label"}
         else:
             if guessed or roles is None:
                 by_caller = {recipe.name for recipe in recipes_of({}, hashed, types, lacking)[0]}
@@ -210,6 +209,8 @@ class ParquetFiles:
         """Raises ColumnError if a footer shows a value that a loader of these columns would stop at, or the first rows
         a time that no format reads."""
         paths = [self._path(file) for file in self.files]
+        if self.spec is not None and self.spec.table.unlabelled:  # rows without a label are of a split of their own
+            columns = replace(columns, fill={columns.label: 0.0, **columns.fill})
         if said := check_values(self.recipes, columns, paths):
             _tell(f"{self.uri}: {said}")
         for warning in unreadable([recipe for recipe in self.recipes if recipe.name in columns.names], paths):
@@ -319,6 +320,9 @@ def _paths(source: Paths) -> tuple[str, str, list[str]]:
         if not each:
             raise ParquetError("an empty list of files")
         prefixes, found = {prefix for _, prefix, _ in each}, [path for _, _, some in each for path in some]
+        if again := next((path for path, count in Counter(map(os.path.abspath, found)).items() if count > 1), None):
+            raise ParquetError(f"{again}: is meant twice, so that each of its rows would come twice an epoch; name it, "
+                               "or a folder or glob that holds it, once")
         if len(prefixes) > 1:
             raise ParquetError(f"files behind stores of several kinds ({', '.join(sorted(prefixes))}): give all "
                                "of them one delay, or none")

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
+from numpy.lib.array_utils import byte_bounds
 
 from sluice.ingest.columns import Columns
 from sluice.ingest.memory.governor import Charge
@@ -94,12 +95,13 @@ def settled(transform: Transform, given: Given, arrays: Arrays, bags: Container[
     """Writes what a function gave back into the arrays of its batch. Returns the columns of `bags` that have got other
     lengths, with these, as they take other arrays. None from the function: it wrote into what it got. `sizes` are the
     cardinalities of columns, where they are known."""
-    if given is not None and not isinstance(given, Mapping):
+    if given is not None and not (isinstance(given, Mapping) and all(isinstance(name, str) for name in given)):
         raise TransformError(f"{where}: it gave back {type(given).__name__}, not a dict of arrays by column name, nor "
                              "None")
     new = {name: value for name, value in (given or {}).items() if value is not arrays.get(name)}
     if transform.outputs:
         new = _expected(transform, new, arrays, where)
+    _part(new, arrays)
     changed = _lengths(new, arrays, bags, where)
     for name, value in new.items():
         if name not in changed:
@@ -108,6 +110,20 @@ def settled(transform: Transform, given: Given, arrays: Arrays, bags: Container[
         if size is not None and (transform.outputs or not transform.columns or name in transform.columns):
             _check_ids(name, changed.get(name, arrays[name]), size, where)
     return changed
+
+
+def _part(new: Arrays, arrays: Arrays) -> None:
+    """Copies what came back where it may lie in memory to which other columns are about to be written: after
+    `columns["a"], columns["b"] = columns["b"], columns["a"]`."""
+    own = [arrays[name] for name in new if name in arrays]
+    if len(own) < 2:  # numpy itself copies a column onto itself
+        return
+    ids, low, high = set(map(id, own)), min(map(byte_bounds, own))[0], max(byte_bounds(array)[1] for array in own)
+    for name, value in new.items():
+        array = np.asarray(value)
+        begin, end = byte_bounds(array)
+        if begin < high and low < end and (array.base is not None or id(array) in ids):
+            new[name] = array.copy()
 
 
 def _expected(transform: Transform, new: Mapping[str, Any], arrays: Arrays, where: str) -> dict[str, Any]:

@@ -95,7 +95,7 @@ def _split(found: Mapping[str, Proposal], whole: bool) -> Iterator[str]:
                                  for at in bounds)
                 yield f"# Trained on the past: validation begins at {first}, test at {second} (UTC)."
                 yield f"split_time = {json.dumps(name, ensure_ascii=False)}"
-                yield f"split = {{train = 0, validation = {bounds[0]}, test = {bounds[1]}}}"
+                yield f"split = {{train = {min(0, int(low))}, validation = {bounds[0]}, test = {bounds[1]}}}"
                 return
     user = user_of(found)
     if user is not None and (found[user].role or found[user].time):

@@ -149,5 +149,9 @@ def test_a_table_without_a_key_or_a_time_is_refused_by_name(made, tmp_path):
         'role = "time"', 'role = "dense"\nops = [{op = "fill", value = 0}]'))
     with pytest.raises(TableError, match=r'needs one column of role time, .* none: add one to the spec .role = "time"'):
         FeatureStore.open(tmp_path / "t")
+    store = FeatureStore.open(made)
     with pytest.raises(ValueError, match="2 keys, but 1 times"):
-        FeatureStore.open(made).as_of(["u1", "u2"], [1.0])
+        store.as_of(["u1", "u2"], [1.0])
+    with pytest.raises(ValueError, match=r"times: are timestamp.*; give numbers as the table's times are"):
+        store.as_of(["u1"], np.array(["2026-01-01"], "M8[s]"))
+    assert store.as_of(["u1"], [2**60 + 1]).to_pylist() == [store["u1"]], "more digits than a float has"

@@ -88,6 +88,13 @@ def test_rows_of_which_none_parses_are_refused_if_they_are_too_many_in_any_case(
         refuse(tmp_path)
 
 
+def test_a_file_that_is_named_twice_is_refused_before_spark_starts(tmp_path, first):
+    first.write_text("1\t2\n")
+    job = Job(spec=Spec.own(TEXT % ""), inputs=(str(first.parent), str(first)), store=TableStore(tmp_path / "t"))
+    with pytest.raises(InputError, match=r"/in/b\.tsv: is meant twice"):
+        refuse_by_first_rows(job, {})
+
+
 def test_a_header_of_another_order_is_refused_and_other_forms_are_left_to_spark(tmp_path, first):
     first.write_text("price,click\n1,0\n")
     with pytest.raises(InputError, match="its header has 'price' in column 1, where the spec has 'click'"):

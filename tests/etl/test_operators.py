@@ -329,6 +329,16 @@ def test_a_zone_stands_last_and_parts_of_a_second_follow_the_second():
             ParseTime(format=wrong)
 
 
+@pytest.mark.parametrize(("form", "day", "no_day"), [
+    ("%F", "2024-02-29", "2024-02-30"), ("%D %T", "02/29/24 10:00:00", "02/30/24 10:00:00"),
+    ("%FT%T%z", "2024-02-29T10:00:00+14:00", "2024-02-29T10:00:00+15:00"), ("%Y-%j", "2024-366", "2023-366"),
+    ("%Y-%m-%d %I:%M %p", "2024-03-02 12:30 PM", "2024-02-31 12:30 PM"),
+    ("%a, %d %b %Y", "Fri, 01 March 2024", "Sat, 30 Feb 2024")])
+def test_a_day_that_there_is_not_is_no_time_however_it_is_written(form, day, no_day):
+    found = ParseTime(format=form).apply(pa.array([day, no_day, None]), None)
+    assert found.is_valid().to_pylist() == [True, False, False]
+
+
 def test_thousandths_become_seconds():
     column = pa.array([1_767_225_603_553, None], pa.int64()).cast(pa.float64())
     assert Scale(by=1000).apply(column, None).to_pylist() == [1_767_225_603.553, None]

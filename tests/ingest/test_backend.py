@@ -163,8 +163,13 @@ def test_only_the_columns_that_it_asks_for_reach_it(table, backend):
 
 @pytest.mark.parametrize("backend", ["thread", "process"])
 def test_an_array_that_a_function_puts_in_anothers_place_counts(table, backend):
+    with loading(table, lambda columns: None, Knobs()) as loader:
+        before = next(iter(loader))
     with loading(table, NAME + "put_in_place", Knobs(backend={"mine": backend})) as loader:
-        assert (next(iter(loader))["I1"] == 7).all()
+        batch = next(iter(loader))
+    assert (batch["I1"] == 7).all()
+    for name, array in {"I2": before["I3"], "I3": before["I2"], "C2": before["C1"], "C1": before["C1"] + 1}.items():
+        assert (batch[name] == array).all(), name
 
 
 def test_what_processes_take_is_charged_and_counted(table):

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from sluice import Loader, Order
+from sluice import Errors, Loader, Order
 from sluice.ingest.batch import FORMS, BagColumn, Batch
 from sluice.ingest.errors import LoadingError
 from sluice.ingest.loader import LoaderError
@@ -138,11 +138,23 @@ def test_what_a_form_gave_is_not_held(files, monkeypatch):
 @pytest.mark.parametrize(("more", "says"), [
     ({"as_": "dicts"}, "as_='dicts' is none of batch, dict, kjt, numpy, pandas.*did you mean 'dict'"),
     ({"as_": "kjt", "order": Order(last="pad")}, "batches without weights, and order.last='pad' needs them"),
+    ({"as_": "kjt", "errors": Errors(on_error="quarantine")}, "weights, and errors.on_error='quarantine' needs them"),
+    ({"as_": None}, "as_=None is none of batch"),
     ({"live": 0}, "live=0 without run_dir: .* name one with run_dir"),
     ({"knobs": "read=2"}, r"knobs='read=2' .*; write for instance knobs=Knobs\(workers=\{'read': 2\}\)")])
 def test_what_cannot_be_is_refused_at_once(files, more, says):
     with pytest.raises(LoaderError, match=says):
         _loader(files, **more)
+
+
+def test_a_feature_that_has_the_name_of_the_weights_is_not_replaced_by_them(tmp_path):
+    pq.write_table(pa.table({"y": [0.0, 1.0] * 8, "weight": [70.5] * 16}), tmp_path / "a.parquet")
+    with Loader(str(tmp_path), batch_size=16, roles="label=y;dense=weight", tuning="fixed") as loader:
+        batch = next(iter(loader))
+    assert batch["weight"].tolist() == [70.5] * 16
+    for form in (batch.as_dict, batch.numpy, batch.pandas):
+        with pytest.raises(LoadingError, match="column 'weight' is a feature"):
+            form()
 
 
 @pytest.mark.parametrize(("form", "missing", "says"), [

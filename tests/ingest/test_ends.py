@@ -15,7 +15,7 @@ import pytest
 from sluice.ingest.faults.faults import FaultError, parse
 from sluice.ingest.faults.injection import Injection
 from sluice.ingest.knobs import Knobs
-from sluice.ingest.loader import BatchLoader
+from sluice.ingest.loader import BatchLoader, LoaderError
 from sluice.ingest.read.files import FileOpener
 from sluice.ingest.stages.pool import Pool
 from sluice.ingest.stages.transform import Transform
@@ -158,6 +158,32 @@ def test_two_interrupts_end_a_program_whose_workers_hang(start, scene):
     os.kill(program.pid, signal.SIGINT)
     assert program.wait(10) == 130
     assert_gone(watched)
+
+
+def test_a_function_that_hangs_in_a_thread_holds_an_interrupt_up_for_less_than_two_seconds(table, monkeypatch):
+    inside, over, waited, join = threading.Event(), threading.Event(), [], Pool.join
+
+    def hangs(columns):
+        inside.set()
+        over.wait()
+
+    def noted(pool, timeout_s):
+        waited.append(timeout_s)
+        join(pool, 0)
+
+    monkeypatch.setattr(Pool, "join", noted)
+    with BatchLoader(table, batch_size=80, transforms=[Transform("mine", hangs)]) as loader:
+        def consume():
+            with pytest.raises(LoaderError):
+                next(iter(loader))
+
+        consumer = threading.Thread(target=consume)
+        consumer.start()
+        inside.wait()
+        loader.close()
+        over.set()
+        consumer.join()
+    assert 0 < max(waited) < 2
 
 
 class TestInjection:

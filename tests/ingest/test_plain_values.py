@@ -333,6 +333,13 @@ def test_labels_that_are_no_clicks_are_loaded_as_they_are_and_that_is_said_early
     assert ("cross-entropy" in told) is bool(said)
 
 
+def test_a_file_that_is_meant_twice_is_refused_by_name(tmp_path):
+    write(tmp_path, "a", price=np.arange(ROWS) + 0.5)
+    for others in (tmp_path / "a.parquet", tmp_path / "*.parquet", f"{tmp_path}/../{tmp_path.name}/a.parquet"):
+        with pytest.raises(ParquetError, match=r"/a\.parquet: is meant twice"):
+            ParquetFiles.open([tmp_path, others])
+
+
 # ---- rows without a label
 
 @pytest.mark.parametrize("table", ["split = {train = 1}", 'split_time = "at"\nsplit = {train = 0, test = 20}',
@@ -351,6 +358,16 @@ def test_rows_without_a_label_lie_in_a_split_of_their_own_as_in_a_job(tmp_path, 
     assert found == {split: sorted(rows_of(made, ["price", asked.label], split=split)) for split in splits}
     assert len(found["ask"]) == 2 * -(-ROWS // 5)
     assert sum(map(len, found.values())) == 2 * ROWS
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_a_label_that_is_no_number_is_no_0_where_others_have_none(tmp_path, value):
+    labels = pa.array([None, value, *[n % 2 for n in range(ROWS - 2)]], pa.float64(), from_pandas=False)
+    pq.write_table(pa.table({"y": labels, "price": np.arange(ROWS) + 0.5}), tmp_path / "a.parquet")
+    asked = Spec.own(guessed_spec(tmp_path, "y"))
+    assert asked.table.unlabelled == "ask"
+    with pytest.raises(QuarantineError, match=r"'y' holds (nan|inf)"):
+        rows_of(ParquetFiles.open(tmp_path, spec=asked), ["price"])
 
 
 def test_a_label_that_nobody_gave_is_no_0_unless_it_is_named(tmp_path):

@@ -56,7 +56,8 @@ def test_lines_of_fields(tmp_path, sign, encoding, header, pack):
     folder = tmp_path / "logs"
     folder.mkdir()
     for part in range(2):
-        lines = [sign.join(names)] * header + [as_fields(row, sign) for row in plays(part)]
+        named = [f'"{name}"' if sign == "," else name for name in names]
+        lines = [sign.join(named)] * header + [as_fields(row, sign) for row in plays(part)]
         content = "\r\n".join([*lines, ""]).encode(encoding)
         (folder / (f"{part}.txt" + {gzip.compress: ".gz", bz2.compress: ".bz2"}.get(pack, ""))).write_bytes(
             pack(content) if pack else content)
@@ -93,6 +94,25 @@ def test_objects_of_json(tmp_path):
         assert row["premium"] == (number % 2 == 0)
         assert (row["device_os"] == 1) is (number % 5 == 0), "null where there is no device"
         assert row["at_hour"] == 2 + int(row["length"] / ROWS + number / 7 // 60)
+
+
+@pytest.mark.parametrize("odd", [{"user:id": 7}, {"deep": 7}, {"half": "\ud800"}, {"none": {}},
+                                 {"in": {"none": {}, "id": 7}}, {"end": "9999-12-31 23:59:59"},
+                                 {"end": "1950-01-31 23:59:59"}])
+def test_odd_names_and_values_become_a_spec_that_a_job_takes(tmp_path, odd):
+    lines = [json.dumps({"clicked": n % 2, "price": n / 2, "at": f"1969-12-{n % 31 + 1:02d} 00:00:00", **odd})
+             for n in range(ROWS)]
+    if "deep" in odd:
+        lines[7] = lines[7].replace("7", "[" * 100_000 + "]" * 100_000)
+    (tmp_path / "a.jsonl").write_text("\n".join(lines))
+    text = guessed_spec(str(tmp_path / "a.jsonl"))
+    rejected, rows = job(tmp_path, text, str(tmp_path / "a.jsonl"))
+    assert len(rows) + sum(rejected.values()) == ROWS
+    assert len(rows) >= ROWS - 1
+    spec = Spec.own(text)
+    assert spec.table.split_time == "at"
+    assert spec.table.split_from[0] < spec.table.split_from[1] < 0
+    assert {"user:id", "in.id", "end"} & odd.keys() <= spec.input.columns.keys()
 
 
 def test_of_a_long_log_the_end_is_looked_at_too(tmp_path, monkeypatch):

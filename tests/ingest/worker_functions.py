@@ -230,8 +230,11 @@ def only_two(columns):
 
 
 def put_in_place(columns):
-    """Gives nothing back, and puts another array where one was, as people write it."""
+    """Gives nothing back, and puts other arrays where some were, as people write it: a new one, each other's, and one
+    that is about to be another's."""
     columns["I1"] = columns["I1"] * 0 + 7
+    columns["I2"], columns["I3"] = columns["I3"], columns["I2"]
+    columns["C2"], columns["C1"] = columns["C1"], columns["C1"] + 1
 
 
 def no_such_name(columns):

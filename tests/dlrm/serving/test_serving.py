@@ -155,12 +155,22 @@ ops = [{{op = "fill", value = 0}}]
         decoder.read(JSON, b'{"rows": [{"age": 3}]}')
 
 
-def test_true_and_false_are_the_numbers_that_a_job_reads_of_them():
+def test_numbers_are_those_that_a_job_reads():
+    """True and false are 1 and 0; a whole number that a float does not hold exactly is the nearest one."""
     decoder = Decoder(Spec.parse(clicks_table.spec_text()), "", most_rows=9)
     numbers = [name for name, kind in decoder.kinds.items() if kind in ("int", "float")]
     rows = [dict.fromkeys(numbers, value) for value in (True, 3, False, None)]
     columns = decoder.columns([decoder.read(JSON, json.dumps({"rows": rows}).encode())])
     assert {name: columns[name].to_pylist() for name in numbers} == {name: [1, 3, 0, None] for name in numbers}
+    floats = [name for name in numbers if decoder.kinds[name] == "float"]
+    for whole in (2**64 + 1, 2**53 + 1):
+        asked = decoder.read(JSON, json.dumps({"rows": [dict.fromkeys(floats, whole)]}).encode())
+        assert {name: values[0].as_py() for name, values in decoder.columns([asked]).items() if name in floats} == \
+            dict.fromkeys(floats, float(whole))
+    table = pa.table({name: pa.array([True, None]) for name in numbers})
+    assert decoder.read(ARROW, arrow(table)).columns[numbers[0]].to_pylist() == [1, None]
+    table = pa.table({name: pa.array([2**63 + 1], pa.uint64()) for name in floats})
+    assert decoder.read(ARROW, arrow(table)).columns[floats[0]].to_pylist() == [2.0**63]
 
 
 def test_many_requests_at_once_get_what_each_gets_alone(scorer, raw):

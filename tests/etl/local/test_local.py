@@ -155,6 +155,8 @@ def test_paths_globs_and_uris_name_the_files_that_spark_would_read(tmp_path):
     for wrong in (f"{tmp_path}/day_9*", f"{tmp_path}/nothing"):
         with pytest.raises(InputError, match="matches no file"):
             files_of([wrong])
+    with pytest.raises(InputError, match=r"/day_2.tsv: is meant twice"):
+        files_of([str(tmp_path), f"file://{tmp_path}/sub/../day_2.tsv"])
     with pytest.raises(InputError, match="knows a store 'nowhere'"):
         files_of(["nowhere://x/y"])
 
