@@ -23,7 +23,7 @@ import pytest
 from tests import processes
 
 _KEEP = {"PATH", "HOME", "LANG", "LC_ALL", "JAVA_HOME", "TMPDIR", "VIRTUAL_ENV", "CI", "PYSPARK_PYTHON", "USER", "TERM"}
-_PATIENCE_S = 5.0
+_PATIENCE_S = 30.0
 _TEMPORARY = pytest.StashKey[str]()
 _DEAR = ("spark", "transformed", "hostile", "wheel")
 """Fixtures of a whole run, each made once in a process; the one session of Spark is a mark, too."""

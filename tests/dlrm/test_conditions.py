@@ -126,5 +126,5 @@ def test_a_person_is_told_what_a_deaf_main_thread_does(monkeypatch):
     with StopSignals(dist.HashStore(), 0) as watch:
         watch.workers = lambda: "the workers' stacks"
         os.kill(os.getpid(), signal.SIGUSR1)
-        assert event.wait(10)
+        assert event.wait(60)
     assert told == ["the workers' stacks"]

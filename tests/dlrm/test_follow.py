@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import signal
-import socket
 import subprocess
 import time
 import urllib.request
@@ -36,6 +35,7 @@ from sluice.etl.synth.small_table import small_table
 from sluice.etl.table.pins import LASTS_S, pins
 from sluice.etl.table.store import TableStore
 from sluice.etl.table.table import FeatureTable
+from tests import ports
 from tests.dlrm import clicks_table
 from tests.dlrm.rig import ROOT, command, environment, last_json, launch
 from tests.dlrm.transformed_table import MODULE, TRANSFORMS
@@ -241,17 +241,6 @@ def events(folder: Path, run: str, kind: str) -> list[dict]:
     return [line for line in lines if line["kind"] == kind]
 
 
-def two_ports() -> int:
-    """The first of two neighbours that are free."""
-    for port in range(20_000, 60_000, 2):
-        try:
-            with socket.create_server(("127.0.0.1", port)), socket.create_server(("127.0.0.1", port + 1)):
-                return port
-        except OSError:
-            continue
-    raise AssertionError("no two free ports")
-
-
 def until(lines, text: str) -> None:
     seen = []
     for line in lines:
@@ -264,7 +253,7 @@ def until(lines, text: str) -> None:
 def test_a_run_follows_two_schema_changes_and_a_crash(tmp_path):
     """On two ranks. The first change comes while it trains; all is killed later; the second comes before the resume.
     Each rank is watched as it goes."""
-    folder, rows, port = tmp_path, 3000, two_ports()
+    folder, rows, port = tmp_path, 3000, ports.free(2)
     clicks_table.write(folder / "table", clicks_table.raw_rows(rows))
     process = subprocess.Popen(
         command(2, "dlrm.train", "--run-dir", folder / "run", *data(folder), "--follow", "--epochs", 1000,
@@ -276,7 +265,7 @@ def test_a_run_follows_two_schema_changes_and_a_crash(tmp_path):
     until(process.stderr, "version 0 of the table becomes 1")
     until(process.stderr, "validation after")
     for rank in (0, 1):
-        with urllib.request.urlopen(f"http://127.0.0.1:{port + rank}/metrics", timeout=20) as reply:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port + rank}/metrics", timeout=60) as reply:
             told = reply.read().decode()
         assert f"sluice_train_rank {rank}.0" in told
         assert "sluice_train_table_version 1.0" in told
@@ -285,7 +274,7 @@ def test_a_run_follows_two_schema_changes_and_a_crash(tmp_path):
     assert [pin.version for pin in pins(TableStore(folder / "table"), time.time())] == [1]
     for one in [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]:
         one.kill()
-    process.communicate(timeout=30)
+    process.communicate(timeout=60)
     meta = latest(folder / "run" / "checkpoints")[1]
     assert (meta.version, "C17" in meta.columns, "I1" in meta.dense) == (1, True, False)
 

@@ -94,8 +94,8 @@ def test_who_asks_it_to_end_ends_what_it_started(tmp_path):
             assert process.poll() is None
     finally:
         process.terminate()
-        assert process.wait(20) == 130
-    _, alive = psutil.wait_procs(children, timeout=5)
+        assert process.wait(60) == 130
+    _, alive = psutil.wait_procs(children, timeout=60)
     assert not alive, alive
 
 
@@ -115,6 +115,6 @@ def test_an_interrupt_leaves_nothing_running(tmp_path):
             assert len([child for child in children if "spark.deploy" in processes.command_line(child)]) >= 3
         finally:
             os.kill(process.pid, signal.SIGINT)
-            assert process.wait(20) == 130
-    _, alive = psutil.wait_procs(children, timeout=5)
+            assert process.wait(60) == 130
+    _, alive = psutil.wait_procs(children, timeout=60)
     assert not alive, alive
