@@ -226,11 +226,6 @@ def build_stride(number: int, rows: int) -> int:
 # ---- whole runs
 
 
-def train(folder: Path, run: str, *words: object, ranks: int = 0) -> subprocess.CompletedProcess[str]:
-    given = [] if "--resume" in words else data(folder)
-    return launch(ranks, "dlrm.train", "--run-dir", folder / run, *given, *words, tmp=folder)
-
-
 def data(folder: Path) -> list[object]:
     return ["--data", folder / "table", "--batch-size", BATCH, "--width", 8, "--dense-layers", "16", "--over-layers",
             "16", "--log-every", 2]
@@ -280,7 +275,8 @@ def test_a_run_follows_two_schema_changes_and_a_crash(tmp_path):
 
     clicks_table.write(folder / "table", clicks_table.raw_rows(rows), mode="overwrite",
                        text=clicks_table.spec_text(columns(), features("I2", more=TRANSFORMS).replace("C*", "C[15]*")))
-    process = train(folder, "run", "--resume", "--epochs", meta.epoch + 3, "--allow-code", MODULE, ranks=2)
+    process = launch(2, "dlrm.train", "--run-dir", folder / "run", "--resume", "--epochs", meta.epoch + 3,
+                     "--allow-code", MODULE, tmp=folder)
     assert process.returncode == 0, process.stderr[-3000:]
     found, followed = last_json(process), events(folder, "run", "follow")
     assert [(e["before"], e["after"]) for e in followed] == [(0, 1), (1, 2)]
@@ -326,13 +322,13 @@ def test_new_columns_with_operators_for_the_loader_are_tuned_while_the_trainer_r
     assert "version 1 of the table was taken up" in report
 
 
-def test_one_pass_over_the_parts_evaluates_each_before_it_trains_on_it(tmp_path):
+def test_one_pass_over_the_parts_evaluates_each_before_it_trains_on_it(tmp_path, forks):
     """The run begins with the first version, and passes what each added once."""
     folder, rows = tmp_path, 2000
     for n in range(2):
         clicks_table.write(folder / "table", clicks_table.raw_rows(rows, first=n * rows),
                            mode="append" if n else "create")
-    process = train(folder, "run", "--follow", "parts")
+    process = forks.train("--run-dir", folder / "run", *data(folder), "--follow", "parts", tmp=folder)
     assert process.returncode == 0, process.stderr[-3000:]
     found = last_json(process)
     steps = -(-rows * 8 // 10 // BATCH)  # the last one of each part is padded
@@ -349,9 +345,10 @@ def test_one_pass_over_the_parts_evaluates_each_before_it_trains_on_it(tmp_path)
     part_of_it = next(latest(folder / "run" / "checkpoints")[0].glob("rank-*"))
     whole = part_of_it.read_bytes()
     part_of_it.write_bytes(bytes([255 - whole[0]]) + whole[1:])
-    assert "is not as it was written" in last_json(train(folder, "run", "--resume"))["error"]
+    again = ("--run-dir", folder / "run", "--resume")
+    assert "is not as it was written" in last_json(forks.train(*again, tmp=folder))["error"]
     part_of_it.write_bytes(whole)
-    assert last_json(train(folder, "run", "--resume"))["steps"] == 3 * steps
+    assert last_json(forks.train(*again, tmp=folder))["steps"] == 3 * steps
 
 
 def test_without_follow_another_version_is_refused_with_the_difference(versions):

@@ -25,17 +25,18 @@ from sluice.etl.common.program import run
 from sluice.etl.table.pins import pins
 from sluice.etl.table.store import TableStore
 from tests.dlrm import clicks_table
-from tests.dlrm.rig import ROOT, environment, launch
+from tests.dlrm.forks import Forks
+from tests.dlrm.rig import ROOT, environment
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory: pytest.TempPathFactory, forks: Forks) -> Path:
     path = tmp_path_factory.mktemp("serve")
     clicks_table.write(path / "table", clicks_table.raw_rows(3000))
-    process = launch(0, "dlrm.train", "--run-dir", path / "run", "--data", path / "table", "--batch-size", 256,
-                     "--width", 16, "--dense-layers", "16", "--over-layers", "16", tmp=path)
+    process = forks.train("--run-dir", path / "run", "--data", path / "table", "--batch-size", 256, "--width", 16,
+                          "--dense-layers", "16", "--over-layers", "16", tmp=path)
     assert process.returncode == 0, process.stderr[-3000:]
     return path
 
