@@ -11,10 +11,17 @@ import os
 import subprocess
 import sys
 import tempfile
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
 
 from tests.dlrm.rig import ROOT, environment
+
+_LATE = ("sluice.dlrm.session.version_run", "sluice.dlrm.session.session", "sluice.dlrm.training.assemble",
+         "sluice.dlrm.follow.transplant", "sluice.dlrm.checkpoint.save_load", "sluice.dlrm.telemetry.journal",
+         "sluice.dlrm.evaluation.validation", "sluice.dlrm.training.trainer", "sluice.agent.report.page",
+         "tensorboardX", "torch.distributed.optim", "torchrec.distributed.fbgemm_qcomm_codec")
+"""What the trainer, or one of its libraries, imports only once it begins."""
 
 
 class Forks:
@@ -57,9 +64,11 @@ def forked(asked: dict[str, Any]) -> NoReturn:
 
 
 def main() -> None:
-    from sluice.dlrm.hpo import trial_server
+    from sluice.ingest.read.petastorm import compat
 
-    trial_server._import()
+    for name in _LATE:
+        import_module(name)
+    compat.install()
     for line in sys.stdin:
         pid = os.fork()
         if not pid:
