@@ -311,7 +311,7 @@ def against_the_twin(here: Ranks, how: str, folder: Path) -> dict[str, float]:
 
 
 def main(folder: Path) -> None:
-    """Ranks as torchrun would start them, but each a fork of this process: eight imports of TorchRec are one."""
+    """Ranks as torchrun would start them, but each a fork of this process: seven imports of TorchRec are one."""
     quiet()
     found = {}
     for ranks in (2, 1, 4):
