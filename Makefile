@@ -20,7 +20,7 @@ demo: setup  ## data, Spark ETL, 2-rank training with tuned ingestion; ends on a
 demo-cluster: setup  ## the same on a Spark cluster of a master and two workers, and with two torchrun agents, all of them here
 	@$(PY) -m dlrm.demo --out demo-out --cluster
 
-test: setup  ## all tests, in two processes side by side
+test: setup  ## all tests, in three processes side by side
 	@$(PY) -m tests $(PYTEST_ARGS)
 
 .PHONY: quick
@@ -78,9 +78,9 @@ bench-peers-etl: setup  ## environment for benchmarks.etl_peers: pandas, Polars,
 	@.venv-peers-etl/bin/python -m pip install -q -r requirements-peers-etl.txt
 
 dist: setup  ## build/sluice.zip, for spark-submit --py-files
-	@mkdir -p build && rm -f build/sluice.zip && \
-	$(PY) -c "import pathlib, zipfile; z = zipfile.ZipFile('build/sluice.zip', 'w', zipfile.ZIP_DEFLATED); [z.write(p, pathlib.Path('sluice', p) if p.parts[0] == 'etl' else p) for p in sorted([*pathlib.Path('etl').rglob('*.py'), *pathlib.Path('sluice').glob('*.py')])]; z.close()" && \
-	echo build/sluice.zip
+	@mkdir -p build && \
+	$(PY) -c "import pathlib, zipfile; z = zipfile.ZipFile('build/sluice.zip.$$$$', 'w', zipfile.ZIP_DEFLATED); [z.write(p, pathlib.Path('sluice', p) if p.parts[0] == 'etl' else p) for p in sorted([*pathlib.Path('etl').rglob('*.py'), *pathlib.Path('sluice').glob('*.py')])]; z.close()" && \
+	mv build/sluice.zip.$$$$ build/sluice.zip && echo build/sluice.zip
 
 clean:  ## remove what was built and the demo's output, not .venv
 	@rm -rf build dist demo-out *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis spark-warehouse

@@ -149,6 +149,13 @@ def _family(root: int) -> list[psutil.Process]:
         return []
 
 
+def _is_executor(one: psutil.Process) -> bool:
+    try:
+        return one.name() == "java" and not _OF_EXECUTORS.isdisjoint(one.cmdline())
+    except psutil.Error:  # it has ended meanwhile
+        return False
+
+
 def submit(place: Path, output: Path, *words: str, then: Sequence[str] = ()) -> Submitted:
     """A job, with these words for spark-submit, and `then` these for the job."""
     command = [_BIN / "spark-submit", "--properties-file", ROOT / "spark-defaults.conf", *words, ROOT / "etl/job.py",
@@ -189,7 +196,7 @@ def on_cluster(place: Path, name: str, options: argparse.Namespace, disturb: dic
 def kill(whom: str, stage: str, came: list[str]) -> None:
     """Ends one executor of this process's cluster, or one worker with its executor, as a machine that is gone would;
     `came` is added to if there was one."""
-    executors = [one for one in _family(os.getpid()) if one.name() == "java" and _OF_EXECUTORS & set(one.cmdline())]
+    executors = [one for one in _family(os.getpid()) if _is_executor(one)]
     if executors:
         for one in [executors[0].parent(), executors[0]][whom == "executor":]:
             one.send_signal(signal.SIGKILL)

@@ -116,7 +116,7 @@ def browser(folder: Path) -> Iterator[Browser]:
         page = Browser(into, out)
         yield page
         page.close()
-        process.wait(20)
+        process.wait(60)
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)

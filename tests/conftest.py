@@ -15,15 +15,20 @@ import tempfile
 import threading
 import time
 from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import psutil
 import pytest
 
 from tests import processes
 
+if TYPE_CHECKING:
+    from tests.dlrm.forks import Forks
+
 _KEEP = {"PATH", "HOME", "LANG", "LC_ALL", "JAVA_HOME", "TMPDIR", "VIRTUAL_ENV", "CI", "PYSPARK_PYTHON", "USER", "TERM"}
-_PATIENCE_S = 5.0
+_PATIENCE_S = 30.0
 _TEMPORARY = pytest.StashKey[str]()
 _DEAR = ("spark", "transformed", "hostile", "wheel")
 """Fixtures of a whole run, each made once in a process; the one session of Spark is a mark, too."""
@@ -148,6 +153,15 @@ def answers_to_signals():
 @pytest.fixture(scope="session")
 def repo() -> Path:
     return Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="session")
+def forks() -> Iterator[Forks]:
+    """Begins trainers whose end alone matters, quickly."""
+    from tests.dlrm.forks import Forks
+
+    with Forks() as made:
+        yield made
 
 
 @pytest.fixture(scope="session")

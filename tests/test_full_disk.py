@@ -61,7 +61,7 @@ def test_a_log_without_room_stops_no_training_and_holds_whole_lines(tmp_path, sa
             trained = threading.Thread(target=lambda: [journal.metric(metric(step)) for step in range(50, 1000)],
                                        daemon=True)  # the library's own writer would wait here for ever
             trained.start()
-            trained.join(timeout=30)
+            trained.join(timeout=60)
         assert not trained.is_alive()
         journal.metric(metric(1000))  # there is room again
     assert len(said) == 1

@@ -145,7 +145,7 @@ class TestEnds:
         [agent] = agents()
         del loader, _
         gc.collect()
-        agent.join(20)
+        agent.join(60)
         assert not agent.is_alive()
         eventually(lambda: not [t for t in threading.enumerate() if t.name.startswith("sluice")])
         assert len(Run.read(tmp_path / "run").of("end")) == 1

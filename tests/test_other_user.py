@@ -31,6 +31,7 @@ from sluice.ingest.read.cache import FileCache
 from sluice.ingest.stages.quarantine import Errors, Quarantine
 from sluice.ingest.tools.options import ArgumentError, RunOptions
 from sluice.ingest.tools.run_conditions import RunConditions
+from tests import ports
 
 NOBODY = 65534
 
@@ -97,13 +98,11 @@ def test_a_worker_is_reached_over_sockets_and_memory_without_a_name(tmp_path):
 def test_what_listens_does_so_on_this_machine_alone_and_takes_no_orders():
     assert Endpoint.at_address("9400", rank=0, local_rank=1)._host == "127.0.0.1"
     assert DEFAULTS["spark.ui.enabled"] == "false"  # whoever reached it could end a job's stages
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = ports.free()
     with (Endpoint.at_address(str(port), rank=0, local_rank=0),
-          socket.create_connection(("127.0.0.1", port), 10) as client):
+          socket.create_connection(("127.0.0.1", port), 60) as client):
         client.sendall(b"POST /metrics HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}")
-        client.settimeout(10)
+        client.settimeout(60)
         assert b" 405 " in client.recv(4096).splitlines()[0]  # only asking is allowed
 
 

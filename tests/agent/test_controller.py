@@ -300,7 +300,7 @@ def test_the_thread_ticks_and_ends():
             return super().decide(snapshot, state)
 
     with Controller(pipeline, Seen(), record=lambda e: None, interval_s=0.001) as controller:
-        assert ticked.wait(30)
+        assert ticked.wait(60)
     assert controller.ticks >= 3
     assert not [t for t in threading.enumerate() if t.name == "sluice-agent"]
     with pytest.raises(ValueError, match="interval_s"):

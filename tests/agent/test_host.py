@@ -163,7 +163,7 @@ def test_a_store_that_is_gone_stops_the_member_and_nothing_else():
 
     member = HostMember(Gone(), "a", 0, _pipeline(), interval_s=0.001)
     with member:
-        member._ticker._thread.join(30)
+        member._ticker._thread.join(60)
     assert member.fault == "ConnectionError: the store is gone"
 
 

@@ -51,7 +51,7 @@ def _served(*runs):
 
 
 def _get(pages, path, host=None, method="GET"):
-    connection = http.client.HTTPConnection("127.0.0.1", pages.server_address[1], timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", pages.server_address[1], timeout=60)
     try:
         connection.request(method, path, headers={} if host is None else {"Host": host})
         answer = connection.getresponse()
@@ -76,7 +76,7 @@ def test_the_page_is_that_of_the_report_and_follows_the_run(tmp_path):
 def test_a_browser_is_told_when_a_run_has_written_something(tmp_path, runs):
     with _run(tmp_path / "run") as folder, _served(*(tmp_path / name for name in runs)) as pages:
         assert "EventSource" in _get(pages, "/")[1]
-        connection = http.client.HTTPConnection("127.0.0.1", pages.server_address[1], timeout=20)
+        connection = http.client.HTTPConnection("127.0.0.1", pages.server_address[1], timeout=60)
         connection.request("GET", "/changes")
         answer = connection.getresponse()
         assert answer.headers["Content-Type"] == "text/event-stream"
@@ -161,7 +161,7 @@ def test_the_page_beside_a_run_ends_with_it(tmp_path):
     with _run(tmp_path / "run"), shown(tmp_path / "run", 0, said.append):
         port = int(said[0].partition("127.0.0.1:")[2].partition("/")[0])
         (child,) = psutil.Process().children()
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
         connection.request("GET", "/")
         assert b"3 measurements" in connection.getresponse().read()
         connection.close()
@@ -176,12 +176,12 @@ def test_the_verb_serves_until_an_interrupt(tmp_path):
         with process.stderr as lines, process.stdout:
             line = next(lines)
             port = int(line.partition("127.0.0.1:")[2].partition("/")[0])
-            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
             connection.request("GET", "/")
             assert b"3 measurements" in connection.getresponse().read()
             connection.close()
             process.send_signal(signal.SIGINT)
-            assert process.wait(10) == 130
+            assert process.wait(60) == 130
     result = subprocess.run([sys.executable, "-m", "sluice", "live", tmp_path / "none"], capture_output=True, text=True,
                             check=False)
     assert result.returncode == 2

@@ -147,7 +147,7 @@ def test_it_stays_small(tmp_path):
 def test_many_writers_leave_whole_files(tmp_path, said):
     """Twenty jobs end at once, each with a schema of its own and one that all have, in a registry that holds eight;
     others begin meanwhile."""
-    gate = threading.Barrier(25, timeout=30)
+    gate = threading.Barrier(25, timeout=60)
     found = []
 
     def write(number):

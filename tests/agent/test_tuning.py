@@ -141,7 +141,7 @@ def test_it_ends_by_itself_when_it_is_abandoned_from_its_own_thread(tmp_path):
         yield {"kind": "end"}
 
     runs.append(started(Moving(), Leaving(), folder=RunFolder.create(tmp_path, {"kind": "load"}), last=last))
-    assert ended.wait(20)
+    assert ended.wait(60)
     runs[0].close()
     assert len(Run.read(tmp_path).of("end")) == 1
     gone = weakref.ref(runs.pop())

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.dlrm import hostile_table, transformed_table
+from tests.dlrm.forks import Forks
 
 
 @pytest.fixture(scope="session")
@@ -19,10 +20,10 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def transformed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def transformed(tmp_path_factory: pytest.TempPathFactory, forks: Forks) -> Path:
     """A table whose spec has transforms, and a run of one epoch over it."""
     folder = tmp_path_factory.mktemp("transforms")
-    transformed_table.write(folder)
+    transformed_table.write(folder, forks)
     return folder
 
 

@@ -1,8 +1,11 @@
-"""What runs on every rank in test_ranks.py: `python -m tests.dlrm.ranks FOLDER`. Rank 0 prints what it found."""
+"""What runs on every rank in test_ranks.py: `python -m tests.dlrm.ranks FOLDER` begins two ranks, then one, then four,
+and says what the first of each found. With names of kernels it is one of torchrun's ranks (test_gpu.py)."""
 
 from __future__ import annotations
 
 import json
+import multiprocessing
+import os
 import sys
 import threading
 import time
@@ -10,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 
 from sluice.dlrm.checkpoint.meta import CheckpointMeta, latest
 from sluice.dlrm.checkpoint.save_load import Checkpoints, load
@@ -307,7 +311,27 @@ def against_the_twin(here: Ranks, how: str, folder: Path) -> dict[str, float]:
 
 
 def main(folder: Path) -> None:
+    """Ranks as torchrun would start them, but each a fork of this process: seven imports of TorchRec are one."""
     quiet()
+    found = {}
+    for ranks in (2, 1, 4):
+        store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # it takes a free port
+        common = {"WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks, "MASTER_ADDR": "127.0.0.1",
+                  "MASTER_PORT": store.port, "TORCHELASTIC_USE_AGENT_STORE": True}
+        forked = [multiprocessing.get_context("fork").Process(target=on_rank, daemon=True, args=(
+            folder, {**common, "RANK": rank, "LOCAL_RANK": rank} if ranks > 1 else {})) for rank in range(ranks)]
+        for process in forked:
+            process.start()
+        for process in forked:
+            process.join()
+        if any(process.exitcode for process in forked):
+            sys.exit(f"{ranks} ranks ended with {[process.exitcode for process in forked]}")
+        found[ranks] = json.loads((folder / f"found-{ranks}.json").read_text())
+    print(json.dumps(found))
+
+
+def on_rank(folder: Path, environment: dict[str, object]) -> None:
+    os.environ.update({name: str(value) for name, value in environment.items()})
     with world() as here:
         found: dict = {how: against_the_twin(here, how, folder) for how in KINDS}
         found["unsharded"] = {f"{name} {how}": against_the_unsharded(here, how, model)
@@ -329,7 +353,7 @@ def main(folder: Path) -> None:
             full, _, _ = trained(here, "row", folder / f"whole-{here.ranks}", stop_at=STEPS)
             found["half"] = max(abs(a - b) for a, b in zip(half, full, strict=True))
         if here.first:
-            print(json.dumps(found))
+            (folder / f"found-{here.ranks}.json").write_text(json.dumps(found))
 
 
 def recut(here: Ranks, folder: Path) -> dict:

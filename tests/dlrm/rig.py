@@ -155,7 +155,7 @@ def written(tensors: dict[str, torch.Tensor], path: Path, meta: CheckpointMeta) 
     meta.write(path, {found["file"]: found["sum"], LAYOUT: zlib.crc32(layout)}, CheckpointDisk())
 
 
-def launch(ranks: int, *words: object, tmp: Path, timeout: float = 120) -> subprocess.CompletedProcess[str]:
+def launch(ranks: int, *words: object, tmp: Path, timeout: float = 240) -> subprocess.CompletedProcess[str]:
     """`-m …` under torchrun, or as one process without it if `ranks` is 0."""
     return subprocess.run(command(ranks, *words), capture_output=True, text=True, cwd=ROOT, env=environment(tmp),
                           timeout=timeout, check=False)

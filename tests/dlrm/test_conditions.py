@@ -95,7 +95,7 @@ def test_rows_set_aside_leave_two_ranks_in_step(tmp_path):
         assert loader.knobs.workers["read"] == 3  # where the next run of two ranks on this machine begins
 
 
-def test_a_table_in_s3_is_trained_on_and_kept_on_this_disk(tmp_path, monkeypatch):
+def test_a_table_in_s3_is_trained_on_and_kept_on_this_disk(tmp_path, monkeypatch, forks):
     local = small_table(tmp_path / "table", rows=1600, values=50, files=2, row_group_rows=256)
     server = S3Server()
     try:
@@ -109,9 +109,9 @@ def test_a_table_in_s3_is_trained_on_and_kept_on_this_disk(tmp_path, monkeypatch
         assert FeatureTable.open("s3://data/table").rows == local.rows
         words = [*MODEL, "--epochs", 2]
         words[1] = 128
-        here = launch(0, "dlrm.train", "--run-dir", tmp_path / "here", "--data", local.uri, *words, tmp=tmp_path)
-        there = launch(0, "dlrm.train", "--run-dir", tmp_path / "there", "--data", "s3://data/table", *words,
-                       "--cache", tmp_path / "cache", tmp=tmp_path)
+        here = forks.train("--run-dir", tmp_path / "here", "--data", local.uri, *words, tmp=tmp_path)
+        there = forks.train("--run-dir", tmp_path / "there", "--data", "s3://data/table", *words,
+                            "--cache", tmp_path / "cache", tmp=tmp_path)
     finally:
         server.close()
     assert there.returncode == 0, there.stderr[-3000:]
@@ -126,5 +126,5 @@ def test_a_person_is_told_what_a_deaf_main_thread_does(monkeypatch):
     with StopSignals(dist.HashStore(), 0) as watch:
         watch.workers = lambda: "the workers' stacks"
         os.kill(os.getpid(), signal.SIGUSR1)
-        assert event.wait(10)
+        assert event.wait(60)
     assert told == ["the workers' stacks"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import signal
-import socket
 import subprocess
 import sys
 from contextlib import ExitStack
@@ -14,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from sluice.etl.synth.small_table import small_table
+from tests import ports
 from tests.dlrm.rig import ROOT, environment, last_json
 
 pytestmark = pytest.mark.slow
@@ -66,14 +66,11 @@ def test_after_a_killed_rank_every_row_of_the_epoch_was_trained_once(table, tmp_
 
 def test_an_agent_in_the_place_of_a_killed_one_goes_on_at_the_last_checkpoint(table, tmp_path):
     """Two agents, as on two hosts: the one where they meet stays, and the other is killed with its rank."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        meet = f"127.0.0.1:{probe.getsockname()[1]}"
-    agent = ("--nnodes=2", "--nproc-per-node=1", "--rdzv-backend=c10d", "--rdzv-id=two", f"--rdzv-endpoint={meet}",
-             "--local-addr=127.0.0.1")
+    agent = ("--nnodes=2", "--nproc-per-node=1", "--rdzv-backend=c10d", "--rdzv-id=two",
+             f"--rdzv-endpoint=127.0.0.1:{ports.free()}", "--local-addr=127.0.0.1")
     with ExitStack() as ends:
         def started(name: str, dies: int) -> subprocess.Popen:
-            here = f"--rdzv-conf=keep_alive_interval=1,keep_alive_max_attempt=2,is_host={name == 'stays'}"
+            here = f"--rdzv-conf=keep_alive_interval=1,keep_alive_max_attempt=5,is_host={name == 'stays'}"
             out, err = (ends.enter_context(open(tmp_path / f"{name}.{kind}", "w")) for kind in ("out", "err"))
             one = subprocess.Popen([*words(tmp_path, dies, *agent, here), "--resume"], cwd=ROOT, stdout=out, stderr=err,
                                    env={**environment(tmp_path), "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"})

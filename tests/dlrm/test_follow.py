@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import signal
-import socket
 import subprocess
 import time
 import urllib.request
@@ -36,6 +35,7 @@ from sluice.etl.synth.small_table import small_table
 from sluice.etl.table.pins import LASTS_S, pins
 from sluice.etl.table.store import TableStore
 from sluice.etl.table.table import FeatureTable
+from tests import ports
 from tests.dlrm import clicks_table
 from tests.dlrm.rig import ROOT, command, environment, last_json, launch
 from tests.dlrm.transformed_table import MODULE, TRANSFORMS
@@ -226,11 +226,6 @@ def build_stride(number: int, rows: int) -> int:
 # ---- whole runs
 
 
-def train(folder: Path, run: str, *words: object, ranks: int = 0) -> subprocess.CompletedProcess[str]:
-    given = [] if "--resume" in words else data(folder)
-    return launch(ranks, "dlrm.train", "--run-dir", folder / run, *given, *words, tmp=folder)
-
-
 def data(folder: Path) -> list[object]:
     return ["--data", folder / "table", "--batch-size", BATCH, "--width", 8, "--dense-layers", "16", "--over-layers",
             "16", "--log-every", 2]
@@ -239,17 +234,6 @@ def data(folder: Path) -> list[object]:
 def events(folder: Path, run: str, kind: str) -> list[dict]:
     lines = map(json.loads, (folder / run / "events.jsonl").read_text().splitlines())
     return [line for line in lines if line["kind"] == kind]
-
-
-def two_ports() -> int:
-    """The first of two neighbours that are free."""
-    for port in range(20_000, 60_000, 2):
-        try:
-            with socket.create_server(("127.0.0.1", port)), socket.create_server(("127.0.0.1", port + 1)):
-                return port
-        except OSError:
-            continue
-    raise AssertionError("no two free ports")
 
 
 def until(lines, text: str) -> None:
@@ -264,7 +248,7 @@ def until(lines, text: str) -> None:
 def test_a_run_follows_two_schema_changes_and_a_crash(tmp_path):
     """On two ranks. The first change comes while it trains; all is killed later; the second comes before the resume.
     Each rank is watched as it goes."""
-    folder, rows, port = tmp_path, 3000, two_ports()
+    folder, rows, port = tmp_path, 3000, ports.free(2)
     clicks_table.write(folder / "table", clicks_table.raw_rows(rows))
     process = subprocess.Popen(
         command(2, "dlrm.train", "--run-dir", folder / "run", *data(folder), "--follow", "--epochs", 1000,
@@ -276,7 +260,7 @@ def test_a_run_follows_two_schema_changes_and_a_crash(tmp_path):
     until(process.stderr, "version 0 of the table becomes 1")
     until(process.stderr, "validation after")
     for rank in (0, 1):
-        with urllib.request.urlopen(f"http://127.0.0.1:{port + rank}/metrics", timeout=20) as reply:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port + rank}/metrics", timeout=60) as reply:
             told = reply.read().decode()
         assert f"sluice_train_rank {rank}.0" in told
         assert "sluice_train_table_version 1.0" in told
@@ -285,13 +269,14 @@ def test_a_run_follows_two_schema_changes_and_a_crash(tmp_path):
     assert [pin.version for pin in pins(TableStore(folder / "table"), time.time())] == [1]
     for one in [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]:
         one.kill()
-    process.communicate(timeout=30)
+    process.communicate(timeout=60)
     meta = latest(folder / "run" / "checkpoints")[1]
     assert (meta.version, "C17" in meta.columns, "I1" in meta.dense) == (1, True, False)
 
     clicks_table.write(folder / "table", clicks_table.raw_rows(rows), mode="overwrite",
                        text=clicks_table.spec_text(columns(), features("I2", more=TRANSFORMS).replace("C*", "C[15]*")))
-    process = train(folder, "run", "--resume", "--epochs", meta.epoch + 3, "--allow-code", MODULE, ranks=2)
+    process = launch(2, "dlrm.train", "--run-dir", folder / "run", "--resume", "--epochs", meta.epoch + 3,
+                     "--allow-code", MODULE, tmp=folder)
     assert process.returncode == 0, process.stderr[-3000:]
     found, followed = last_json(process), events(folder, "run", "follow")
     assert [(e["before"], e["after"]) for e in followed] == [(0, 1), (1, 2)]
@@ -337,13 +322,13 @@ def test_new_columns_with_operators_for_the_loader_are_tuned_while_the_trainer_r
     assert "version 1 of the table was taken up" in report
 
 
-def test_one_pass_over_the_parts_evaluates_each_before_it_trains_on_it(tmp_path):
+def test_one_pass_over_the_parts_evaluates_each_before_it_trains_on_it(tmp_path, forks):
     """The run begins with the first version, and passes what each added once."""
     folder, rows = tmp_path, 2000
     for n in range(2):
         clicks_table.write(folder / "table", clicks_table.raw_rows(rows, first=n * rows),
                            mode="append" if n else "create")
-    process = train(folder, "run", "--follow", "parts")
+    process = forks.train("--run-dir", folder / "run", *data(folder), "--follow", "parts", tmp=folder)
     assert process.returncode == 0, process.stderr[-3000:]
     found = last_json(process)
     steps = -(-rows * 8 // 10 // BATCH)  # the last one of each part is padded
@@ -360,9 +345,10 @@ def test_one_pass_over_the_parts_evaluates_each_before_it_trains_on_it(tmp_path)
     part_of_it = next(latest(folder / "run" / "checkpoints")[0].glob("rank-*"))
     whole = part_of_it.read_bytes()
     part_of_it.write_bytes(bytes([255 - whole[0]]) + whole[1:])
-    assert "is not as it was written" in last_json(train(folder, "run", "--resume"))["error"]
+    again = ("--run-dir", folder / "run", "--resume")
+    assert "is not as it was written" in last_json(forks.train(*again, tmp=folder))["error"]
     part_of_it.write_bytes(whole)
-    assert last_json(train(folder, "run", "--resume"))["steps"] == 3 * steps
+    assert last_json(forks.train(*again, tmp=folder))["steps"] == 3 * steps
 
 
 def test_without_follow_another_version_is_refused_with_the_difference(versions):

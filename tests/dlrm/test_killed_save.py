@@ -10,7 +10,7 @@ import pytest
 
 from sluice.dlrm.checkpoint.meta import check, latest
 from sluice.etl.synth.small_table import small_table
-from tests.dlrm.rig import ROOT, environment, last_json, launch
+from tests.dlrm.rig import ROOT, environment, last_json
 
 pytestmark = pytest.mark.slow
 
@@ -31,7 +31,7 @@ runpy.run_module("dlrm.train", run_name="__main__")
 
 
 @pytest.mark.slow
-def test_a_kill_in_the_middle_of_a_save_leaves_the_one_before_and_the_run_goes_on(tmp_path):
+def test_a_kill_in_the_middle_of_a_save_leaves_the_one_before_and_the_run_goes_on(tmp_path, forks):
     small_table(tmp_path / "table", rows=1280, values=50, files=1, row_group_rows=256, splits={"train": 1.0})
     words = ["--data", tmp_path / "table", "--run-dir", tmp_path / "run", "--batch-size", 128, "--width", 4,
              "--dense-layers", 8, "--over-layers", 8, "--save-every", 4, "--resume"]
@@ -43,7 +43,7 @@ def test_a_kill_in_the_middle_of_a_save_leaves_the_one_before_and_the_run_goes_o
     check(path)
     assert meta.step == 4
     assert len([p for p in checkpoints.iterdir() if p.is_dir()]) > 1, "another one was being saved"
-    done = launch(0, "dlrm.train", *words, tmp=tmp_path)
+    done = forks.train(*words, tmp=tmp_path)
     assert done.returncode == 0, done.stderr[-3000:]
     assert "going on from step 4 " in done.stderr
     assert last_json(done)["steps"] == latest(checkpoints)[1].step == 10

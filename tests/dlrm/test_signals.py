@@ -26,7 +26,7 @@ def test_an_interrupt_is_seen_while_the_main_thread_is_deaf(left):
     try:
         with StopSignals(dist.HashStore(), 0, leave=leave):
             os.kill(os.getpid(), signal.SIGINT)
-            assert event.wait(10)
+            assert event.wait(60)
     finally:
         signal.signal(signal.SIGINT, old)
     assert codes == [130]
@@ -38,7 +38,7 @@ def test_sigterm_asks_to_stop_and_ends_nothing(left):
     with StopSignals(dist.HashStore(), 0, leave=leave) as watch:
         assert not watch.stop.is_set()
         os.kill(os.getpid(), signal.SIGTERM)
-        assert watch.stop.wait(10)
+        assert watch.stop.wait(60)
     assert codes == []
     assert signal.getsignal(signal.SIGTERM) is old
 
@@ -52,7 +52,7 @@ def test_a_while_after_sigterm_a_wait_for_input_is_ended(left):
             signal.signal(signal.SIGTERM, lambda *_: None)
             watch.end_wait = ended.set
             os.kill(os.getpid(), signal.SIGTERM)
-            assert ended.wait(10)
+            assert ended.wait(60)
             assert watch.stop.is_set()
     finally:
         signal.signal(signal.SIGTERM, old)

@@ -6,7 +6,8 @@ import json
 from pathlib import Path
 
 from tests.dlrm import clicks_table
-from tests.dlrm.rig import last_json, launch
+from tests.dlrm.forks import Forks
+from tests.dlrm.rig import last_json
 
 MODULE = "tests.ingest.transform_functions"
 ROWS = 3000
@@ -34,10 +35,10 @@ DOUBLED = f"{MODULE}:doubled:I1>I1"
 SMALL = ("--batch-size", 256, "--width", 8, "--dense-layers", 8, "--over-layers", 8, "--tuning", "fixed")
 
 
-def write(path: Path) -> None:
+def write(path: Path, forks: Forks) -> None:
     """Makes a table whose spec has transforms, and a run of one epoch over it."""
     clicks_table.write(path / "table", clicks_table.raw_rows(ROWS), text=SPEC)
-    process = launch(0, "dlrm.train", "--run-dir", path / "run", "--data", path / "table", *SMALL, "--allow-code",
-                     MODULE, "--transform", DOUBLED, tmp=path)
+    process = forks.train("--run-dir", path / "run", "--data", path / "table", *SMALL, "--allow-code", MODULE,
+                          "--transform", DOUBLED, tmp=path)
     assert process.returncode == 0, process.stderr[-3000:]
     (path / "trained.json").write_text(json.dumps(last_json(process)))

@@ -126,13 +126,13 @@ def test_a_cut_tower_learns_what_the_whole_one_does(example, tmp_path):
     devices.alone(whole, batches)
     for cut in range(1, len(whole)):
         layers, there, back = devices.layers_of(16, 3), Queue(), Queue()
-        first = devices.Part(layers[:cut], True, there.put, lambda shape, back=back: back.get(timeout=30))
-        second = devices.Part(layers[cut:], False, back.put, lambda shape, there=there: there.get(timeout=30).clone())
+        first = devices.Part(layers[:cut], True, there.put, lambda shape, back=back: back.get(timeout=60))
+        second = devices.Part(layers[cut:], False, back.put, lambda shape, there=there: there.get(timeout=60).clone())
         other = threading.Thread(target=lambda second=second: [second.step(batch, 4, 16) for batch in batches])
         other.start()
         for batch in batches:
             first.step(batch, 4, 16)
-        other.join(timeout=30)
+        other.join(timeout=60)
         for one, cut_one in zip(whole, layers, strict=True):
             for weight, same in zip(one.parameters(), cut_one.parameters(), strict=True):
                 assert torch.allclose(weight, same, rtol=0, atol=1e-6)

@@ -7,10 +7,8 @@ import os
 import re
 import shlex
 import signal
-import socket
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from sluice.etl.spark.processes.standalone_cluster import StandaloneCluster
 from tests import processes
 
 pytestmark = pytest.mark.slow
@@ -27,6 +26,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 BIN = Path(sys.executable).parent
 BY_CI = ("make demo", "make test")  # the demo is run by test_demo, the tests by whoever reads this line
 ROWS = 30_000
+QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"  # what is short-lived is compiled quickly rather than well
 
 
 def blocks(language: str, page: str = "README.md") -> list[str]:
@@ -59,44 +59,10 @@ def place(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def spark_master(place):
     """A real standalone cluster of one worker on this machine, from the wheel."""
-    import pyspark
-
-    home = Path(pyspark.__file__).parent
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    env = {"PATH": os.environ["PATH"], "SPARK_HOME": str(home), "SPARK_LOCAL_IP": "127.0.0.1",
-           "SPARK_WORKER_DIR": str(place / "work"), "PYSPARK_PYTHON": sys.executable}
-    deploy = "org.apache.spark.deploy"
-    started: list[tuple[subprocess.Popen, threading.Thread]] = []
-
-    def start(*words: str, until: str) -> None:
-        process = subprocess.Popen([home / "bin/spark-class", *words], env=env, cwd=place, text=True,
-                                   stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True)
-        seen = threading.Event()
-
-        def drain() -> None:  # to its end: a full pipe would block it
-            for line in process.stderr:
-                if until in line:
-                    seen.set()
-
-        reader = threading.Thread(target=drain)
-        reader.start()
-        started.append((process, reader))
-        assert seen.wait(60), f"{words[0]} did not say {until!r}"
-
-    url = f"spark://127.0.0.1:{port}"
-    try:
-        start(f"{deploy}.master.Master", "--host", "127.0.0.1", "--port", str(port), "--webui-port", "0", until="ALIVE")
-        start(f"{deploy}.worker.Worker", "--host", "127.0.0.1", "--webui-port", "0", "--cores", "2", "--memory", "2g",
-              url, until="Successfully registered")
-        yield url
-    finally:
-        for process, reader in reversed(started):
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait(10)
-            reader.join(10)
-            process.stderr.close()
+    (place / "cluster").mkdir()
+    with StandaloneCluster(place / "cluster", QUICK) as cluster:
+        cluster.add_worker(cores=2, memory="2g")
+        yield cluster.url
 
 
 def small(command: str, master: str) -> list[str]:
@@ -114,17 +80,12 @@ def small(command: str, master: str) -> list[str]:
     return words
 
 
-def free_port() -> str:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return str(probe.getsockname()[1])
-
-
-def started(words: list[str], place: Path, env: dict[str, str]) -> subprocess.Popen:
-    """A server that stays while the commands after it run."""
+def started(words: list[str], place: Path, env: dict[str, str]) -> tuple[subprocess.Popen, str]:
+    """A server that stays while the commands after it run, and its port."""
     server = subprocess.Popen(words, cwd=place, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     for line in server.stderr:
         if line.startswith("serving"):
-            return server
+            return server, line.split()[-1].rpartition(":")[2]
     raise AssertionError(f"{words}: ended with {server.wait()}")
 
 
@@ -134,14 +95,16 @@ def test_every_command_of_the_readme_works(place, spark_master):
     done = []
     # What `. .venv/bin/activate` does.
     env = {**os.environ, "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}", "SPARK_LOCAL_IP": "127.0.0.1",
-           "TMPDIR": str(place / "tmp")}  # torchrun and torch leave theirs there
-    port, servers = free_port(), []
+           "TMPDIR": str(place / "tmp"),  # torchrun and torch leave theirs there
+           "SPARK_SUBMIT_OPTS": QUICK}
+    port, servers = "0", []  # any that is free, and that one for whoever asks the server
     for command in commands():
         if command.startswith((*BY_CI, ". .venv")):
             continue
         words = [w.replace("8000", port) for w in small(command, spark_master)]
         if words[-1] == "&":
-            servers.append(started(words[:-1], place, env))
+            server, port = started(words[:-1], place, env)
+            servers.append(server)
             continue
         result = subprocess.run(words, cwd=place, capture_output=True, text=True, timeout=240, check=False,
                                 env=env)
@@ -153,7 +116,7 @@ def test_every_command_of_the_readme_works(place, spark_master):
         done.append(command)
     for server in servers:
         server.send_signal(signal.SIGTERM)
-        out, _ = server.communicate(timeout=30)
+        out, _ = server.communicate(timeout=60)
         assert json.loads(out.strip().splitlines()[-1])["statuses"] == {"200": 1}
     assert len(done) >= 10
     assert any("--py-files" in c for c in done)

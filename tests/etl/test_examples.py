@@ -5,9 +5,6 @@ from __future__ import annotations
 import datetime
 import itertools
 import json
-import os
-import subprocess
-import sys
 from collections import defaultdict
 from pathlib import Path
 
@@ -20,6 +17,7 @@ import pytest
 from sluice.etl.spec.spec import Spec
 from sluice.etl.synth.other_shapes import SHAPES, synthesize_shape
 from sluice.etl.table.table import FeatureTable
+from tests.dlrm.forks import Forks
 from tests.etl.jobs import alike, in_one_process, rows_of, run
 
 # pyspark 4.1 leaves the sockets through which it collects to the garbage collector.
@@ -34,18 +32,16 @@ def test_the_same_seed_makes_the_same_file(shape, tmp_path):
     assert 0.6 < about[0]["bayes_auc"] < 0.95
 
 
-def trained(repo: Path, table: FeatureTable, *words: str) -> dict:
+def trained(forks: Forks, table: FeatureTable, *words: str) -> dict:
     """What a short run of the trainer on the table says at its end."""
     run = Path(table.uri).with_name("run")
-    command = [sys.executable, "-m", "dlrm.train", "--run-dir", run, "--data", table.uri, "--batch-size", "128",
-               "--epochs", "1", "--tuning", "fixed", "--dense-layers", "16", "--over-layers", "16", *words]
-    done = subprocess.run([str(word) for word in command], cwd=repo, capture_output=True, text=True, check=False,
-                          timeout=200, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    done = forks.train("--run-dir", run, "--data", table.uri, "--batch-size", "128", "--epochs", "1", "--tuning",
+                       "fixed", "--dense-layers", "16", "--over-layers", "16", *words, tmp=run.parent)
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def test_avazu(spark, repo, tmp_path):
+def test_avazu(spark, repo, tmp_path, forks):
     synthesize_shape("avazu", tmp_path / "a.csv", rows=1500, seed=2)
     text = (repo / "features/avazu.toml").read_text()
     result = run(spark, tmp_path / "t", tmp_path / "a.csv", text=text)
@@ -70,10 +66,10 @@ def test_avazu(spark, repo, tmp_path):
         assert (made["C20"] == 1) == (row["C20"] == "-1")
         at = datetime.datetime.strptime(str(row["hour"]), "%y%m%d%H")
         assert (made["hour_of_day"], made["weekday"]) == (2 + at.hour, 2 + at.weekday())
-    assert 0 < trained(repo, table)["auc"] < 1
+    assert 0 < trained(forks, table)["auc"] < 1
 
 
-def test_sessions(spark, repo, tmp_path):
+def test_sessions(spark, repo, tmp_path, forks):
     synthesize_shape("sessions", tmp_path / "s.json", rows=1200, seed=3)
     lines = (tmp_path / "s.json").read_text().splitlines(keepends=True)
     (tmp_path / "s.json").write_text("".join([*lines, *lines[:50]]))  # some came twice
@@ -107,7 +103,7 @@ def test_sessions(spark, repo, tmp_path):
     for column in users:
         changes = sum(a != b for a, b in itertools.pairwise(column))
         assert changes <= len(set(column)) + 2  # two users may share a hashed id
-    assert 0 < trained(repo, table, "--model", "dien", "--history", "clicked", "--target", "item",
+    assert 0 < trained(forks, table, "--model", "dien", "--history", "clicked", "--target", "item",
                        "--bags", "tags=mean")["auc"] < 1
 
 

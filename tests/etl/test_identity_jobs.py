@@ -14,7 +14,7 @@ from sluice.etl.spec.row_split import hash_of
 from sluice.etl.table.sketch import Sketch
 from sluice.etl.table.split_rows import SplitRows
 from sluice.etl.table.table import FeatureTable
-from tests.dlrm.rig import last_json, launch
+from tests.dlrm.rig import last_json
 from tests.etl.jobs import Said, rows_of, run
 
 # pyspark 4.1 leaves the sockets through which it collects to the garbage collector.
@@ -43,7 +43,7 @@ def ids(table: FeatureTable, split: str) -> set[float]:
     return {row["id"] for row in rows_of(table, split)}
 
 
-def test_a_table_whose_columns_change_is_followed_and_one_whose_rows_moved_is_not(spark, tmp_path):
+def test_a_table_whose_columns_change_is_followed_and_one_whose_rows_moved_is_not(spark, tmp_path, forks):
     out, said = tmp_path / "t", Said()
     rows = noise()
     pq.write_table(rows, tmp_path / "first.parquet")
@@ -66,7 +66,7 @@ def test_a_table_whose_columns_change_is_followed_and_one_whose_rows_moved_is_no
 
     words = ["--run-dir", tmp_path / "run", "--data", out, "--version", 0, "--follow", "--epochs", 2, "--batch-size",
              256, "--width", 8, "--dense-layers", 8, "--over-layers", 8, "--tuning", "fixed"]
-    process = launch(0, "dlrm.train", *words, tmp=tmp_path)
+    process = forks.train(*words, tmp=tmp_path)
     assert process.returncode == 0, process.stderr[-3000:]
     found = last_json(process)
     assert (found["version"], found["rows"], found["epochs"]) == (1, tables[1].rows_of("test"), 2)

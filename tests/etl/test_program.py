@@ -20,7 +20,7 @@ PRELUDE = "from sluice.etl.common.errors import UsageError\nfrom sluice.etl.comm
 
 def ended(body: str, repo) -> subprocess.CompletedProcess:
     return subprocess.run([sys.executable, "-c", PRELUDE + body], capture_output=True, text=True, cwd=repo, check=False,
-                          timeout=30)
+                          timeout=60)
 
 
 @pytest.mark.parametrize(("body", "code", "error"), [

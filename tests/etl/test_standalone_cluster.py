@@ -56,7 +56,7 @@ def test_all_that_was_started_ends_with_the_block(tmp_path):
         assert len(started) == 2
         (tmp_path / "local").mkdir()
     assert "registered" in log.read_text()
-    assert not psutil.wait_procs(started, timeout=5)[1]
+    assert not psutil.wait_procs(started, timeout=60)[1]
     assert not (tmp_path / "local").exists()
 
 
@@ -67,8 +67,8 @@ def test_it_ends_with_whoever_started_it_however_that_ends(tmp_path, repo, signu
         assert owner.stdout.readline() == "up\n"
         started = children(tmp_path)
         owner.send_signal(signum)
-        owner.wait(10)
-    assert not psutil.wait_procs(started, timeout=5)[1]
+        owner.wait(60)
+    assert not psutil.wait_procs(started, timeout=60)[1]
 
 
 def test_one_that_does_not_come_up_says_what_it_said(tmp_path, monkeypatch):

@@ -184,7 +184,7 @@ def record_of(table, job, mode, state=None):
     ((("overwrite", "more"), ("overwrite", "other")), 1),
 ])
 def test_of_two_jobs_at_once_both_land_or_one_is_told(table, jobs, landing):
-    store, start = TableStore(table.uri), Barrier(2, timeout=30)
+    store, start = TableStore(table.uri), Barrier(2, timeout=60)
     base = Base.read(store)
     records = [record_of(table, f"job-{i}", mode, state) for i, (mode, state) in enumerate(jobs)]
 
@@ -410,7 +410,7 @@ def test_a_terminal_gets_the_json_line_of_show_only_if_it_asks(table, capsys, mo
 @pytest.mark.parametrize("there", [True, False])
 def test_of_jobs_that_publish_at_once_one_lands(table, tmp_path, there):
     store = TableStore(table.uri if there else tmp_path / "new")
-    base, start = Base.read(store), Barrier(4, timeout=30)
+    base, start = Base.read(store), Barrier(4, timeout=60)
 
     def job(number: int) -> int | None:
         record = dataclasses.replace(table.record, mode="overwrite" if there else "create", job=f"job-{number}")

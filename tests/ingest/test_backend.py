@@ -232,7 +232,7 @@ class TestFaults:
         loader.close()
         assert loader._pipeline.gone, "no thread is left"
         os.close(watch)
-        consumer.join(10)
+        consumer.join(60)
         assert "closed" in str(failed[0])
 
     def test_all_workers_killed_and_killed_again(self, table):

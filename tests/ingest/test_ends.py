@@ -82,7 +82,7 @@ def test_an_interpreter_ends_although_workers_hang(start, scene):
     program = start("hold", "sys.stdin.readline()")
     watched = [os.pidfd_open(pid) for pid in scene.holders(1)]
     program.stdin.close()
-    assert program.wait(20) == 0
+    assert program.wait(60) == 0
     assert_gone(watched)
 
 
@@ -93,7 +93,7 @@ def test_a_signal_prints_the_stacks_and_no_worker_outlives_a_killed_group(start,
     text, poll = "", select.poll()
     poll.register(program.stderr, select.POLLIN)
     while "in hold" not in text:
-        assert poll.poll(20_000), text
+        assert poll.poll(60_000), text
         piece = os.read(program.stderr.fileno(), 2**16).decode()
         assert piece, f"the program ended with {program.wait()}: {text}"
         text += piece
@@ -156,7 +156,7 @@ def test_two_interrupts_end_a_program_whose_workers_hang(start, scene):
     watched = [os.pidfd_open(pid) for pid in scene.holders(2)]
     os.kill(program.pid, signal.SIGINT)
     os.kill(program.pid, signal.SIGINT)
-    assert program.wait(10) == 130
+    assert program.wait(60) == 130
     assert_gone(watched)
 
 
@@ -224,7 +224,7 @@ def test_close_from_many_threads_at_once_is_one_close(table):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(20)
+        thread.join(60)
     twin.eventually(lambda: loader._pipeline.gone)
 
 
@@ -235,6 +235,6 @@ def test_a_pipeline_may_be_closed_in_the_middle_of_being_turned(table, monkeypat
     monkeypatch.setattr(Pool, "resize", lambda _pool, _workers: loader._pipeline.close())
     turning = threading.Thread(target=loader.apply, args=(loader.knobs,), daemon=True)
     turning.start()
-    turning.join(20)
+    turning.join(60)
     assert not turning.is_alive()
     loader.close()

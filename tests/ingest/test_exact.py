@@ -88,7 +88,7 @@ def test_writers_and_vacuums_at_any_moment_leave_a_held_version_as_it_is(tmp_pat
     said: list[str] = []
 
     def disturb():
-        begun.wait(30)
+        begun.wait(60)
         for number, mode in enumerate(["append", "overwrite", "append"], 1):
             small_table(held.uri, rows=200, files=1, mode=mode, first=number * ROWS, splits={"train": 1.0})
             seen.append(vacuum(store, keep=1, now=time.time() + 1, grace_s=0))

@@ -91,7 +91,7 @@ def test_raising_read_to_four_in_an_epoch_reads_four_at_once(table, reader):
     def before_read(_read):
         nonlocal tripped
         if grown.is_set() and not tripped:
-            barrier.wait(20)
+            barrier.wait(60)
             tripped = 1
 
     with BatchLoader(table, batch_size=64, reader=reader, epochs=50, before_read=before_read,
@@ -391,14 +391,14 @@ class TestEnds:
             except LoaderError as error:
                 found.append(str(error))
 
-        loader = BatchLoader(table, batch_size=80, before_read=lambda _: gate.wait(20) and None)
+        loader = BatchLoader(table, batch_size=80, before_read=lambda _: gate.wait(60) and None)
         consumer = threading.Thread(target=consume)
         consumer.start()
         twin.eventually(lambda: loader.snapshot().consumer_wait_s > 0)
         threading.Timer(0.1, gate.set).start()
         loader.close()
         loader.close()
-        consumer.join(20)
+        consumer.join(60)
         assert "closed" in found[0]
         with pytest.raises(LoaderError, match="closed"):
             iter(loader)
@@ -490,13 +490,18 @@ def test_a_rank_without_rows_in_the_last_batch_has_its_batch_of_padding(tmp_path
 
 def test_a_loader_that_is_closed_says_so_and_not_that_its_store_was(table):
     """Closing interrupts the reads first: their errors may come to the consumer before the end does."""
-    reading, interrupted, said = threading.Event(), threading.Event(), threading.Event()
+    reading, waiting, interrupted, said = (threading.Event() for _ in range(4))
     errors = []
 
     def before(_read):
         reading.set()
-        assert interrupted.wait(20)
+        assert interrupted.wait(60)
         raise SourceError("the store was closed")
+
+    def begun(iteration):
+        run = begin(iteration)
+        waiting.set()  # what closes from here on is not the consumer itself, which would wait for its own word
+        return run
 
     def consume():
         try:
@@ -506,11 +511,14 @@ def test_a_loader_that_is_closed_says_so_and_not_that_its_store_was(table):
         said.set()
 
     loader = BatchLoader(table, batch_size=80, before_read=before)
-    loader._groups.interrupt = lambda: (interrupted.set(), said.wait(20))
+    begin, loader._begin = loader._begin, begun
+    loader._groups.interrupt = lambda: (interrupted.set(), said.wait(60))
     consumer = threading.Thread(target=consume)
     consumer.start()
-    assert reading.wait(20)
+    assert reading.wait(60)
+    assert waiting.wait(60)
     loader.close()
+    assert said.is_set(), "by the error of its read, and while the loader was being closed"
     consumer.join()
     assert [type(error) for error in errors] == [LoaderError]
     assert "closed" in str(errors[0])

@@ -140,7 +140,7 @@ def test_this_machine_has_cores_and_memory_and_uses_some():
 def test_waiting_for_a_core_is_counted():
     """Two threads that want the same core: at least one of them waits for it."""
     core = {min(os.sched_getaffinity(0))}
-    meet, enough, block = threading.Barrier(2, timeout=30), threading.Event(), bytes(2**20)
+    meet, enough, block = threading.Barrier(2, timeout=60), threading.Event(), bytes(2**20)
 
     def work():
         os.sched_setaffinity(0, core)  # of this thread alone

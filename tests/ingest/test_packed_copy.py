@@ -474,7 +474,7 @@ def test_a_read_only_folder_and_a_full_disk_cost_a_line(files, capsys, monkeypat
 
 
 def test_two_writers_at_once_both_go_on(files, tmp_path, capsys, monkeypatch):
-    groups, meet, link = [reader(files, PackedCopy()) for _ in range(2)], threading.Barrier(2, timeout=20), os.link
+    groups, meet, link = [reader(files, PackedCopy()) for _ in range(2)], threading.Barrier(2, timeout=60), os.link
 
     def at_once(*paths):
         meet.wait()

@@ -170,7 +170,7 @@ def test_footers_are_read_in_parallel(tmp_path, monkeypatch):
 
     def read(path, **options):
         if "part-4" not in path:
-            four.wait(30)  # breaks unless four are read at the same time
+            four.wait(60)  # breaks unless four are read at the same time
         return original(path, **options)
 
     monkeypatch.setattr(pq, "read_metadata", read)

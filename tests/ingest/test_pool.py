@@ -14,7 +14,7 @@ from sluice.ingest.stages.counters import StageCounters
 from sluice.ingest.stages.pool import Closed, Pool
 from tests.ingest.twin import eventually
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 
 
 class Clock:

@@ -107,7 +107,7 @@ def test_close_ends_the_wait_for_a_store(table):
     twin.eventually(lambda: stalled.stalls > 0)
     loader.close()
     assert loader._pipeline.gone
-    consumer.join(10)
+    consumer.join(60)
     assert failed
 
 

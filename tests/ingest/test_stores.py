@@ -206,7 +206,7 @@ def test_closing_ends_a_wait(folder):
     thread = threading.Thread(target=opening)
     thread.start()
     store.close()
-    thread.join(30)
+    thread.join(60)
     assert caught
 
 

@@ -189,7 +189,7 @@ def test_a_reader_that_outlives_its_run_charges_nothing_to_the_next(table, monke
     def before(_read):
         if not reading.is_set():
             reading.set()
-            assert gate.wait(20)
+            assert gate.wait(60)
 
     room_for = Pipeline._room_for
 
@@ -203,10 +203,10 @@ def test_a_reader_that_outlives_its_run_charges_nothing_to_the_next(table, monke
                      knobs=Knobs(fused=JOINED)) as loader:
         pipeline = loader._pipeline
         pipeline.start(Position(0, 0), 1)
-        assert reading.wait(20)
+        assert reading.wait(60)
         pipeline.stop()
         pipeline._governor = following = Governor(2**40, 0)
         gate.set()
-        assert placed.wait(20)
+        assert placed.wait(60)
         twin.eventually(lambda: pipeline.gone)
         assert following.charged == 0

@@ -61,7 +61,7 @@ def expect(loader, table: Table, batch, rows) -> None:
     assert int(batch.lengths.min()) == int(batch.lengths.max()) == 1
 
 
-def eventually(holds: Callable[[], bool], patience_s: float = 20.0) -> None:
+def eventually(holds: Callable[[], bool], patience_s: float = 60.0) -> None:
     """Fails unless something that other threads bring about comes to hold."""
     end = time.monotonic() + patience_s
     while not holds():

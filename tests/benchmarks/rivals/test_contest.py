@@ -32,7 +32,7 @@ class Bench:
     def run(self, seconds: float):
         before = self.tunable.snapshot()
         if self.decided is not None:  # the controller's thread is at work meanwhile
-            assert self.decided.wait(20)
+            assert self.decided.wait(60)
         else:
             self.tunable.advance(seconds)
         return before, self.tunable.snapshot()

@@ -14,6 +14,7 @@ from sluice.dlrm.options import ConfigError
 from sluice.dlrm.serving.metrics import ServerMetrics
 from sluice.dlrm.telemetry.prometheus import Endpoint
 from sluice.ingest.stats import Snapshot, StageStats
+from tests import ports
 
 STAGE = StageStats(name="read", items=2, rows=300, bytes=4000, busy_s=1.5, cpu_s=1.0, wait_input_s=0.5,
                    wait_output_s=0.25, workers=3, queue_bytes=77)
@@ -71,13 +72,14 @@ def test_every_metric_of_the_dashboard_is_exported(repo):
 
 def test_it_is_served_and_ends(monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
-        with pytest.raises(ConfigError, match=f"127.0.0.1:{port}, for rank 3, cannot be listened on"), \
-                Endpoint.at_address(f"{port - 1}", 3, 1):
+        taken = probe.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"127.0.0.1:{taken}, for rank 3, cannot be listened on"), \
+                Endpoint.at_address(f"{taken - 1}", 3, 1):
             pass
+    port = ports.free()
     with Endpoint.at_address(f"127.0.0.1:{port}", 0, 0) as endpoint:
         endpoint.show_loader(lambda: NOW, version=2)
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=20) as reply:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as reply:
             assert b"sluice_train_table_version 2.0" in reply.read()
     with Endpoint.at_address("", 0, 0) as endpoint:
         assert b"sluice_train_step" in generate_latest(endpoint.registry)

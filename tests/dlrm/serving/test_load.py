@@ -82,7 +82,7 @@ def test_the_loop_answers_others_while_a_batch_is_worked_on():
 
     def work(requests: list[int]) -> list[int]:
         begun.set()
-        assert go_on.wait(20)
+        assert go_on.wait(60)
         return requests
 
     async def run() -> int:

@@ -25,17 +25,18 @@ from sluice.etl.common.program import run
 from sluice.etl.table.pins import pins
 from sluice.etl.table.store import TableStore
 from tests.dlrm import clicks_table
-from tests.dlrm.rig import ROOT, environment, launch
+from tests.dlrm.forks import Forks
+from tests.dlrm.rig import ROOT, environment
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory: pytest.TempPathFactory, forks: Forks) -> Path:
     path = tmp_path_factory.mktemp("serve")
     clicks_table.write(path / "table", clicks_table.raw_rows(3000))
-    process = launch(0, "dlrm.train", "--run-dir", path / "run", "--data", path / "table", "--batch-size", 256,
-                     "--width", 16, "--dense-layers", "16", "--over-layers", "16", tmp=path)
+    process = forks.train("--run-dir", path / "run", "--data", path / "table", "--batch-size", 256, "--width", 16,
+                          "--dense-layers", "16", "--over-layers", "16", tmp=path)
     assert process.returncode == 0, process.stderr[-3000:]
     return path
 
@@ -72,11 +73,11 @@ class Server:
     def __exit__(self, *_: object) -> None:
         if self.process.poll() is None:
             self.process.kill()
-        self.process.communicate(timeout=20)
+        self.process.communicate(timeout=60)
 
     def raw(self, sent: bytes) -> bytes:
         """All that comes back until the server closes the connection."""
-        with socket.create_connection(("127.0.0.1", self.port), timeout=20) as client:
+        with socket.create_connection(("127.0.0.1", self.port), timeout=60) as client:
             client.sendall(sent)
             found = b""
             while part := client.recv(65536):
@@ -85,7 +86,7 @@ class Server:
 
     def ended(self, signum: int) -> tuple[int, str]:
         self.process.send_signal(signum)
-        out, err = self.process.communicate(timeout=30)
+        out, err = self.process.communicate(timeout=60)
         self.said += err
         return self.process.returncode, out
 
@@ -103,7 +104,7 @@ def test_slow_broken_and_good_clients_and_a_clean_end(folder):
             b"HTTP/1.1 408 Request Timeout"] * 3
         assert b"the body did not come within 0.5 s" in late_body
         assert nonsense.startswith(b"HTTP/1.1 400")
-        with httpx.Client(base_url=server.url) as http:
+        with httpx.Client(base_url=server.url, timeout=60) as http:
             # Two requests over one connection, a pause that is no fault between them.
             for _ in range(2):
                 good = http.post("/predict", json={"rows": [{"I1": 3, "C1": "x"}, {}]})
@@ -160,10 +161,10 @@ def test_doubtful_requests_floods_and_idle_connections_cost_others_nothing(folde
         assert upgrade.startswith(b"HTTP/1.1 200")
         assert b"connection: close" in upgrade
 
-        with ExitStack() as open_ones, httpx.Client(base_url=server.url) as http:
+        with ExitStack() as open_ones, httpx.Client(base_url=server.url, timeout=60) as http:
             assert http.get("/health").status_code == 200
             for _ in range(400):  # of which each 300 would be all that may be open
-                open_ones.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=20))
+                open_ones.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=60))
             assert server.raw(GOOD.replace(b"host", b"connection: close\r\nhost")).startswith(b"HTTP/1.1 200")
 
         requests = [POST + b"connection: close\r\ncontent-length: %d\r\n\r\n%s" % (len(rows), rows)] * 128
@@ -171,8 +172,8 @@ def test_doubtful_requests_floods_and_idle_connections_cost_others_nothing(folde
             asked = [pool.submit(server.raw, one) for one in requests]
             while_they_waited = 0
             while not all(one.done() for one in asked):
-                assert httpx.get(f"{server.url}/health").json()["ok"]
-                assert httpx.get(f"{server.url}/metrics").status_code == 200
+                assert httpx.get(f"{server.url}/health", timeout=60).json()["ok"]
+                assert httpx.get(f"{server.url}/metrics", timeout=60).status_code == 200
                 while_they_waited += not all(one.done() for one in asked)
             heard = [one.result().partition(b"\r\n\r\n") for one in asked]
         statuses = Counter(head.split()[1] for head, _, _ in heard)
@@ -198,7 +199,7 @@ def test_what_was_asked_before_sigterm_is_answered(folder):
     with Server(folder, "--measure-rows", 0) as server:
         assert [pin.version for pin in pins(store, time.time())] == [0]
         body = json.dumps({"rows": [{"I1": 3}]}).encode()
-        with socket.create_connection(("127.0.0.1", server.port), timeout=20) as client:
+        with socket.create_connection(("127.0.0.1", server.port), timeout=60) as client:
             client.sendall(b"POST /predict HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
                            b"expect: 100-continue\r\ncontent-length: %d\r\n\r\n" % len(body))
             assert client.recv(1000).startswith(b"HTTP/1.1 100")  # the server is within the request
@@ -208,7 +209,7 @@ def test_what_was_asked_before_sigterm_is_answered(folder):
             reply = b""
             while part := client.recv(65536):
                 reply += part
-        out, _ = server.process.communicate(timeout=30)
+        out, _ = server.process.communicate(timeout=60)
     assert reply.startswith(b"HTTP/1.1 200")
     assert b"probabilities" in reply
     assert json.loads(out.strip().splitlines()[-1])["statuses"] == {"200": 1}

@@ -39,6 +39,7 @@ from sluice.etl.synth.small_table import small_table
 from sluice.etl.table.table import FeatureTable, TableError
 from sluice.ingest.column_transforms import ColumnTransforms
 from tests.dlrm import clicks_table
+from tests.dlrm.forks import Forks
 from tests.dlrm.rig import Bomb, last_json, launch
 
 pytestmark = pytest.mark.slow
@@ -47,12 +48,12 @@ ROWS, BATCH = 12_000, 256
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory: pytest.TempPathFactory, forks: Forks) -> Path:
     """A table, and a run of one epoch over it."""
     path = tmp_path_factory.mktemp("serving")
     clicks_table.write(path / "table", clicks_table.raw_rows(ROWS))
-    process = launch(0, "dlrm.train", "--run-dir", path / "run", "--data", path / "table", "--batch-size", BATCH,
-                     "--width", 16, "--dense-layers", "16", "--over-layers", "16", "--save-every", 30, tmp=path)
+    process = forks.train("--run-dir", path / "run", "--data", path / "table", "--batch-size", BATCH, "--width", 16,
+                          "--dense-layers", "16", "--over-layers", "16", "--save-every", 30, tmp=path)
     assert process.returncode == 0, process.stderr[-3000:]
     (path / "trained.json").write_text(json.dumps(last_json(process)))
     return path

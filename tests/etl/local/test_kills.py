@@ -83,7 +83,7 @@ def test_a_job_killed_at_thirty_moments_publishes_nothing_or_all(tmp_path, repo)
     for name in ("whole", *range(30)):
         shutil.copytree(tmp_path / "old", tmp_path / "tables" / str(name))
     done = subprocess.run([sys.executable, "-c", _KILLED, tmp_path / "spec.toml", raw, tmp_path / "tables", "30"],
-                          cwd=repo, capture_output=True, text=True, timeout=100, check=True)
+                          cwd=repo, capture_output=True, text=True, timeout=170, check=True)
     codes = json.loads(done.stdout)
     assert codes.count(-signal.SIGKILL) >= 10
     for number in range(30):

@@ -276,12 +276,12 @@ def test_threads_stop_at_their_next_step_and_begin_nothing_new():
     threads, begun, ended = Threads(2), threading.Barrier(3), threading.Barrier(3)
 
     def work(_number: int) -> None:
-        begun.wait(10)
+        begun.wait(60)
         try:
             while True:
                 threads.wanted()
         finally:
-            ended.wait(10)
+            ended.wait(60)
 
     def wait() -> None:
         with pytest.raises(JobEnded):
@@ -289,12 +289,12 @@ def test_threads_stop_at_their_next_step_and_begin_nothing_new():
 
     waiting = threading.Thread(target=wait)
     waiting.start()
-    begun.wait(10)
+    begun.wait(60)
     closing = threading.Thread(target=threads.close)
     closing.start()
-    ended.wait(10)  # both, and no third
-    closing.join(10)
-    waiting.join(10)
+    ended.wait(60)  # both, and no third
+    closing.join(60)
+    waiting.join(60)
     assert not waiting.is_alive()
     with pytest.raises(JobEnded):
         list(threads.over(work, [1]))

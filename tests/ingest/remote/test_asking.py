@@ -86,7 +86,7 @@ class Held(WorkerServer):
 
     def do_get(self, context, ticket):
         self.asked.set()
-        self.may_answer.wait(30)
+        self.may_answer.wait(60)
         return super().do_get(context, ticket)
 
 
@@ -99,7 +99,7 @@ def test_when_the_first_is_slow_a_second_is_asked_and_the_late_answer_is_dropped
     assert (asker.counts["hedges"], asker.counts["units"], asker.counts["retries"]) == (1, 1, 0)
     held.may_answer.set()
     with fleet.changed:
-        assert fleet.changed.wait_for(lambda: asker.counts["late"] == 1 and not fleet.workers[0].asked, 30)
+        assert fleet.changed.wait_for(lambda: asker.counts["late"] == 1 and not fleet.workers[0].asked, 60)
     assert asker.counts["units"] == 1
 
 
@@ -158,16 +158,16 @@ def test_a_worker_that_ended_or_never_was_there_costs_a_retry(serve, worker, job
     gone = serve(open_job)
     asker, fleet = asking(job, gone, worker)
     first(fleet)
-    right(fleet.workers[0].connection.ask(unit, 30), open_job, job, unit)
+    right(fleet.workers[0].connection.ask(unit, 60), open_job, job, unit)
     gone.shutdown()
     right(asker.get(unit), open_job, job, unit)
     assert asker.counts["retries"] == 1
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        nobody = type("Nobody", (), {"port": free.getsockname()[1]})
-    alone, _ = asking(job, nobody, clock=iter(range(0, 10**6, 10)).__next__)
-    with pytest.raises(RemoteError, match=r"no worker was there for 60 s; the last: worker 127.0.0.1:\d+: "):
-        alone.get(unit)
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))  # and does not listen: the port is nobody else's meanwhile
+        alone, _ = asking(job, type("Nobody", (), {"port": silent.getsockname()[1]}),
+                          clock=iter(range(0, 10**6, 10)).__next__)
+        with pytest.raises(RemoteError, match=r"no worker was there for 60 s; the last: worker 127.0.0.1:\d+: "):
+            alone.get(unit)
     assert alone.counts["retries"] > 0
 
 
@@ -184,9 +184,9 @@ def test_whoever_waits_is_let_go_when_it_is_closed(serve, job, unit, open_job):
 
     thread = threading.Thread(target=get)
     thread.start()
-    assert held.asked.wait(30)
+    assert held.asked.wait(60)
     asker.close()
-    thread.join(30)
+    thread.join(60)
     assert len(found) == 1
     held.may_answer.set()
 
@@ -229,7 +229,9 @@ def test_a_worker_that_has_forgotten_a_job_is_told_of_it_again(serve, job, unit,
     assert asker.counts["retries"] == 0
 
 
-def test_a_host_that_takes_connections_and_says_nothing_is_noticed_within_two_seconds(worker, job, unit, open_job):
+def test_a_host_that_takes_connections_and_says_nothing_is_noticed_within_two_seconds(
+        worker, job, unit, open_job, monkeypatch):
+    monkeypatch.setattr(asking_file, "_FIRST_S", 120.0)
     with socket.create_server(("127.0.0.1", 0)) as dead:
         asker, fleet = asking(job, type("Dead", (), {"port": dead.getsockname()[1]}), worker)
         first(fleet)
@@ -248,7 +250,7 @@ def test_a_worker_that_hangs_is_asked_again_once_it_answers(serve, worker, job, 
     class Hanging(Held):
         def do_action(self, context, action):
             if action.type == "ping":
-                self.may_answer.wait(30)
+                self.may_answer.wait(60)
             return super().do_action(context, action)
 
     held = serve(open_job, Hanging)
@@ -258,7 +260,7 @@ def test_a_worker_that_hangs_is_asked_again_once_it_answers(serve, worker, job, 
     assert fleet.workers[0].silent
     held.may_answer.set()
     with fleet.changed:
-        assert fleet.changed.wait_for(lambda: not fleet.workers[0].silent and not fleet.workers[0].asked, 30)
+        assert fleet.changed.wait_for(lambda: not fleet.workers[0].silent and not fleet.workers[0].asked, 60)
     assert asker.counts["late"] == 1
 
 

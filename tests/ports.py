@@ -1,0 +1,27 @@
+"""Ports on which a test's program is to listen, where it cannot take whichever is free."""
+
+from __future__ import annotations
+
+import os
+import socket
+
+_FIRST, _COUNT = 20_000, 12_000
+"""Below those that the kernel gives to whoever connects, or listens on any."""
+
+
+def free(count: int = 1) -> int:
+    """The first of so many neighbours that are free. Where the search begins differs from process to process, so that
+    two runs of tests side by side do not find the same ones."""
+    for number in range(_COUNT // 16):
+        first = _FIRST + (os.getpid() * 16 + number * 16) % _COUNT
+        taken = []
+        try:
+            for port in range(first, first + count):
+                taken.append(socket.create_server(("127.0.0.1", port)))
+        except OSError:
+            continue
+        finally:
+            for one in taken:
+                one.close()
+        return first
+    raise AssertionError(f"there are no {count} free ports side by side")
