@@ -19,35 +19,14 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
     ComputeDevice,
     SplitTableBatchedEmbeddingBagsCodegen,
 )
-from torchrec import KeyedJaggedTensor
 
 from sluice.dlrm.checkpoint.layout import FORMAT
 from sluice.dlrm.checkpoint.meta import LAYOUT
 from sluice.dlrm.checkpoint.partial_read import CheckpointReader, TensorBox
 from sluice.dlrm.optim.half_tables import HalfTables, needs_ours
-from sluice.dlrm.options import Table
-from sluice.dlrm.serving.int8_tables import NarrowTables
 
 ROWS, WIDTH = 2**32 - 1, 4
 IDS = [0, 7, 2**31 - 1, 2**31, 2**31 + 7, ROWS - 1]
-
-
-@pytest.fixture
-def holes(tmp_path, monkeypatch):
-    """Has `torch.zeros` take whatever is large from a file with holes; its number of elements → that file."""
-    files: dict[int, Path] = {}
-    zeros = torch.zeros
-
-    def lazily(*size, dtype=None, **more):
-        shape = size[0] if len(size) == 1 and isinstance(size[0], (tuple, list)) else size
-        count, kind = int(np.prod(shape, dtype=np.int64)), dtype or torch.float32
-        if count < 2**28:
-            return zeros(*size, dtype=dtype, **more)
-        files[count] = tmp_path / f"{count} {kind}"
-        return torch.from_file(str(files[count]), shared=True, size=count, dtype=kind).view(*shape)
-
-    monkeypatch.setattr(torch, "zeros", lazily)
-    return files
 
 
 def written(path: Path, row_bytes: int) -> list[int]:
@@ -129,20 +108,6 @@ def test_ours_trains_float32_as_fbgemm_does(optimiser):
         for one in found:
             one.backward(direction)
     torch.testing.assert_close(ours.split_embedding_weights()[0], theirs.split_embedding_weights()[0])
-
-
-def test_a_server_reads_the_rows_own_places(holes):
-    """Behind another table, so that numbers of rows are beyond 2³² in the array that both share."""
-    first = Table(name="small", rows=10, width=WIDTH)
-    for kind in ("fp16", "int8"):
-        tables = NarrowTables([first, Table(name="large", rows=ROWS, width=WIDTH)],
-                              {"small": ["small"], "large": ["large"]}, kind)
-        for number, row in enumerate(IDS):
-            tables._groups[0].put(first.rows + row, torch.full((1, WIDTH), number + 1.0))
-        ids = torch.tensor([*([3] * len(IDS)), *IDS])
-        pooled = tables(KeyedJaggedTensor(keys=["small", "large"], values=ids, lengths=torch.ones(2 * len(IDS)).int()))
-        torch.testing.assert_close(pooled["large"][:, 0], torch.arange(1.0, len(IDS) + 1), rtol=2e-3, atol=0)
-        assert not pooled["small"].any()
 
 
 def test_a_checkpoints_rows_are_read_from_their_places(tmp_path):
