@@ -20,7 +20,6 @@ import numpy as np
 import numpy.typing as npt
 
 from sluice.agent.costs.rates import PipelineRates
-from sluice.agent.simulator.fleet import REQUESTS_A_CORE
 from sluice.agent.tunable import Policy, Reason
 from sluice.benchmarks.fleet_size import drawn, held, interval, made
 from sluice.benchmarks.rivals.fleets import Ds2FleetState, remote_stage, weighed, with_workers
@@ -28,7 +27,7 @@ from sluice.benchmarks.rivals.stopwatch import Stopwatch
 from sluice.etl.common.program import run as program
 from sluice.etl.common.program import say
 from sluice.etl.common.settings import parse, setting
-from sluice.ingest.knobs import Knobs, Limits
+from sluice.ingest.knobs import REQUESTS_A_CORE, Knobs, Limits
 from sluice.ingest.stats import Snapshot
 
 PRICE, TAUGHT_FROM, TESTED_FROM = 0.01, 20_000, 3_000

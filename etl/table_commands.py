@@ -1,9 +1,8 @@
-"""What `sluice synth`, `show`, `check` and `vacuum` are asked, and their answers."""
+"""What `sluice synth`, `show` and `check` are asked, and their answers."""
 
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,9 +14,7 @@ from sluice.etl.show import describe_table, draw_table
 from sluice.etl.spec.code_options import CodeOptions
 from sluice.etl.synth.other_shapes import SHAPES, synthesize_shape
 from sluice.etl.synth.raw_logs import FORMATS, synthesize
-from sluice.etl.table.store import TableStore
 from sluice.etl.table.table import FeatureTable
-from sluice.etl.table.vacuum import vacuum
 
 Say = Callable[[str], None]
 
@@ -96,28 +93,3 @@ class CheckRequest(TableChoice):
         say(f"version {table.version}: {len(table.files)} files, {len(problems) or 'no'} "
             f"{'problem' if len(problems) == 1 else 'problems'}")
         return {"version": table.version, "rows": table.rows, "problems": problems}
-
-
-@dataclass(frozen=True, kw_only=True)
-class VacuumRequest:
-    """Removes the files that no kept or pinned version needs.
-
-    These are data, fitted states, rejects and records that neither the newest versions nor a pinned one needs, if they
-    are older than a day, and packed copies of these data beside them. Older versions can then no longer be read. Only
-    what jobs wrote goes; links are not followed, and what is passed over is named."""
-
-    table: str = setting(help="the table's folder or URI", metavar="TABLE", positional=True)
-    keep: int = setting(10, "newest versions to keep whole", metavar="N", least=1)
-    dry_run: bool = setting(False, "say what would go, and remove nothing")
-
-    def answer(self, say: Say, forget: Callable[[str, str], int]) -> dict[str, Any]:
-        """`forget` removes what was derived from a Parquet file (`vacuum`)."""
-        done = vacuum(TableStore(self.table), keep=self.keep, now=time.time(), dry_run=self.dry_run, forget=forget)
-        for path in done.files:
-            say(f"{'would go' if self.dry_run else 'removed'}: {path}")
-        for path in done.passed_over:
-            say(f"passed over: {path}, which is a link, or which no job of this table wrote")
-        say(f"{len(done.files)} files, {done.bytes / 2**20:,.1f} MiB; kept: version "
-            f"{', '.join(map(str, done.kept_versions))}")
-        return {"removed": len(done.files), "bytes": done.bytes, "kept_versions": list(done.kept_versions),
-                "pinned": list(done.pinned), "passed_over": list(done.passed_over), "dry_run": self.dry_run}

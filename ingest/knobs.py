@@ -19,6 +19,8 @@ BACKENDS = ("thread", "process")
 """Where transforms may run, on this host."""
 REMOTE = "remote"
 """Where reading may run besides: in workers that other processes or other hosts have (`ingest/remote`)."""
+REQUESTS_A_CORE = 2
+"""How many requests keep such a worker's core busy: one is made while another is on its way."""
 PLACES = (*BACKENDS, REMOTE)
 """Wherever a stage's workers may be."""
 SIZES = ("read_ahead_bytes", "prefetch_bytes")

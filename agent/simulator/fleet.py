@@ -13,11 +13,9 @@ import numpy as np
 from sluice.agent.simulator.base import CHUNK_S
 from sluice.agent.simulator.fluid import Simulator
 from sluice.agent.simulator.scenario import Scenario
-from sluice.ingest.knobs import REMOTE, Knobs, Limits
+from sluice.ingest.knobs import REMOTE, REQUESTS_A_CORE, Knobs, Limits
 from sluice.ingest.stats import Snapshot
 
-REQUESTS_A_CORE = 2
-"""How many requests keep a worker's core busy: one is made while another is on its way (`ingest.remote.fleet`)."""
 _QUEUEING = 8  # the power of the share of workers at work by which requests wait for each other
 
 

@@ -17,11 +17,10 @@ from typing import TypeVar
 
 from sluice.agent.costs.elsewhere import at_work
 from sluice.agent.costs.rates import rates
-from sluice.agent.simulator.fleet import REQUESTS_A_CORE
 from sluice.agent.tunable import Policy, Reason
 from sluice.benchmarks.rivals.ds2 import parallelism
 from sluice.benchmarks.rivals.stopwatch import Stopwatch
-from sluice.ingest.knobs import REMOTE, Knobs, Limits
+from sluice.ingest.knobs import REMOTE, REQUESTS_A_CORE, Knobs, Limits
 from sluice.ingest.stats import Snapshot
 
 _UP, _DOWN = 1.75, 0.5

@@ -1,13 +1,14 @@
-"""Tables of 16 bits on a CPU: looked up and updated within the backward pass as others are, rounded by chance.
+"""Tables of 16 bits, and large ones, on a CPU: looked up and updated within the backward pass as others are.
 
 FBGEMM's kernels for CPUs (1.8) keep fp16 tables, but round each updated weight to the nearest, whatever
 `stochastic_rounding` says: a step below half a unit in the last place is lost, every time. For bf16 they have no
-forward pass at all. So such tables are looked up and updated here, in torch; weights and states lie where FBGEMM
-keeps them.
+forward pass at all. Of float32 they refuse 2³¹ − 1 rows and more, and row-wise Adagrad silently updates a wrong row
+from the 2³⁰th weight of a table on: offsets in bytes have 32 bits there. So such tables are looked up and updated here,
+in torch; weights and states lie where FBGEMM keeps them.
 
-An update is made in float32 and rounded up with the probability with which it lies nearer to the upper neighbour, so
-that small steps count on average. The chance is a function of the run's seed, the step, the table's name, and the
-weight's place in it: it is the same on any number of ranks, and after a resume.
+For 16 bits an update is made in float32 and rounded up with the probability with which it lies nearer to the upper
+neighbour, so that small steps count on average. The chance is a function of the run's seed, the step, the table's name,
+and the weight's place in it: it is the same on any number of ranks, and after a resume.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ _FACTORS = 0x1E3779B97F4A7C15, 0x3F58476D1CE4E5B9, 0x14D049BB133111EB  # large o
 _MOST = 2**63 - 1
 _BITS = {torch.float16: 13, torch.bfloat16: 16}
 """How many bits of a float32's fraction the type has no place for."""
+_MOST_WEIGHTS = 2**30
+"""How many weights of a table in float32 FBGEMM updates in their own places, with each optimiser."""
 _SMALL, _UNIT = 2.0**-14, 2.0**-24
 """Below the first, float16's neighbours are the second apart."""
 
@@ -97,9 +100,13 @@ class HalfTables(SplitTableBatchedEmbeddingBagsCodegen):  # type: ignore[misc]
                                   else squares.mean(1, keepdim=True))
             state[rows] = seen
             step /= seen.sqrt() + self.optimizer_args.eps
+        moved = weights[rows].float() - step
+        if weights.dtype == torch.float32:
+            weights[rows] = moved
+            return
         base = _mixed((rows + places[0]) * _FACTORS[0] + (self.step * _FACTORS[1] & _MOST))
         chance = ((base.unsqueeze(1) * places[1:]) >> 40 & ((1 << _BITS[weights.dtype]) - 1)).int()
-        weights[rows] = rounded(weights[rows].float() - step, weights.dtype, chance)
+        weights[rows] = rounded(moved, weights.dtype, chance)
 
 
 class _Lookup(torch.autograd.Function):
@@ -135,14 +142,20 @@ class _Lookup(torch.autograd.Function):
         return (None,) * 5
 
 
+def needs_ours(tables: SplitTableBatchedEmbeddingBagsCodegen) -> bool:
+    """Whether FBGEMM cannot train these tables on a CPU: they are of 16 bits, or one of them is too large."""
+    return tables.weights_precision in (SparseType.FP16, SparseType.BF16) or any(
+        rows * width > _MOST_WEIGHTS for rows, width, *_ in tables.embedding_specs)
+
+
 def take_over(model: torch.nn.Module, seed: int) -> list[HalfTables]:
-    """Has the tables of 16 bits of a sharded model on a CPU be looked up and updated here."""
+    """Has the tables of a sharded model on a CPU that need it be looked up and updated here."""
     found = []
     lookups = [one for module in model.modules() for one in getattr(module, "_lookups", ())]  # TorchRec hides them
     for owner in (module for lookup in lookups for module in lookup.modules()):
         tables: Any = getattr(owner, "_emb_module", None)
-        if isinstance(tables, SplitTableBatchedEmbeddingBagsCodegen) and tables.current_device.type == "cpu" and (
-                tables.weights_precision in (SparseType.FP16, SparseType.BF16)):
+        if isinstance(tables, SplitTableBatchedEmbeddingBagsCodegen) and (
+                tables.current_device.type == "cpu" and needs_ours(tables)):
             tables.__class__ = HalfTables
             tables.begin(seed, owner._row_offset, owner._col_offset)
             found.append(tables)

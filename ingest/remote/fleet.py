@@ -16,6 +16,7 @@ from hashlib import blake2b
 from typing import Any, Protocol
 
 from sluice.etl.common import interpreter
+from sluice.ingest.knobs import REQUESTS_A_CORE
 from sluice.ingest.machine import WORKER_PROCESS_BYTES
 from sluice.ingest.remote.client import Connection
 from sluice.ingest.remote.unit import RemoteError, RemoteJob
@@ -25,7 +26,6 @@ _PROGRAM = "sluice.ingest.remote.worker:local"
 _REST_S = 1.0  # how long a worker that could not be reached is left alone
 _FAILED_STARTS = 3  # processes in a row that end before they listen
 _LEAVE_S = 5.0
-_REQUESTS = 2  # that keep a worker busy: one is made while another is on its way
 
 
 class RunningWorker(contextlib.AbstractContextManager[Any], Protocol):
@@ -80,7 +80,7 @@ class Fleet:
         self.lock = threading.RLock()
         self.changed = threading.Condition(self.lock)
         self.workers = [RemoteWorker(one) for one in connections]
-        self.requests = _REQUESTS * len(self.workers)
+        self.requests = REQUESTS_A_CORE * len(self.workers)
         """How many units may be asked for at once to begin with."""
         self.error: BaseException | None = None
         """Why there will be no workers any more."""
@@ -172,10 +172,10 @@ class StartedFleet(Fleet):
         processes of this host."""
         super().__init__()
         self._start, self._job, self._given = start, job, {"table": table, "functions": list(functions)}
-        self.requests, self._most, self._at_once, self._local = _REQUESTS * first, most, at_once, local
+        self.requests, self._most, self._at_once, self._local = REQUESTS_A_CORE * first, most, at_once, local
         self._lives: dict[threading.Thread, RunningWorker | None] = {}
         self._failed = self._target = 0
-        self.scale = {"requests_a_core": _REQUESTS}
+        self.scale = {"requests_a_core": REQUESTS_A_CORE}
 
     @property
     def here(self) -> dict[int, RemoteWorker]:
@@ -186,7 +186,7 @@ class StartedFleet(Fleet):
         """Says how many units will be asked for at once. Where fewer workers are wanted, the least busy ones leave,
         once they have answered."""
         with self.lock:
-            self._target = min(self._most, -(-requests // _REQUESTS))
+            self._target = min(self._most, -(-requests // REQUESTS_A_CORE))
             staying = sorted((w for w in self.workers if not w.leaving), key=lambda w: -w.asked)
             for worker in staying[max(0, self._target - self.starting):]:
                 worker.leaving = True

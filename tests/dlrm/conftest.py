@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -34,3 +36,23 @@ def ran(hostile: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], bool]:
     monkeypatch.chdir(hostile / "table")
     monkeypatch.syspath_prepend(str(hostile / "table"))
     return (hostile / "mark").exists
+
+
+@pytest.fixture
+def holes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[int, Path]:
+    """Has `torch.zeros` take whatever is large from a file with holes; its number of elements → that file."""
+    import torch
+
+    files: dict[int, Path] = {}
+    zeros = torch.zeros
+
+    def lazily(*size: Any, dtype: Any = None, **more: Any) -> torch.Tensor:
+        shape = size[0] if len(size) == 1 and isinstance(size[0], (tuple, list)) else size
+        count, kind = math.prod(map(int, shape)), dtype or torch.float32
+        if count < 2**28:
+            return zeros(*size, dtype=dtype, **more)
+        files[count] = tmp_path / f"{count} {kind}"
+        return torch.from_file(str(files[count]), shared=True, size=count, dtype=kind).view(*shape)
+
+    monkeypatch.setattr(torch, "zeros", lazily)
+    return files

@@ -6,9 +6,8 @@ import dataclasses
 
 import pytest
 
-from sluice.agent.simulator.fleet import REQUESTS_A_CORE
 from sluice.benchmarks.rivals.fleets import Ds2Fleet, RayThresholds
-from sluice.ingest.knobs import Knobs, Limits
+from sluice.ingest.knobs import REQUESTS_A_CORE, Knobs, Limits
 from sluice.ingest.stats import Snapshot, StageStats
 
 LIMITS = Limits(workers={"read": (1, 64), "collate": (1, 1)}, backends={"read": ("remote", "thread")})

@@ -13,9 +13,8 @@ from zlib import crc32
 
 import pytest
 
-from sluice.agent.simulator.fleet import REQUESTS_A_CORE
 from sluice.etl.table.table import FeatureTable
-from sluice.ingest.knobs import Knobs
+from sluice.ingest.knobs import REQUESTS_A_CORE, Knobs
 from sluice.ingest.loader import BatchLoader
 from sluice.ingest.machine import WORKER_PROCESS_BYTES
 from sluice.ingest.remote.maker import UnitMaker
