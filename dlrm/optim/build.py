@@ -11,7 +11,7 @@ from torchrec import optim
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 from torchrec.optim.keyed import KeyedOptimizerWrapper
 
-from sluice.dlrm.optim.half_tables import HalfTables
+from sluice.dlrm.optim.torch_tables import TorchTables
 from sluice.dlrm.optim.lamb import Lamb
 from sluice.dlrm.optim.schedule import RateSchedule, Scheduled
 from sluice.dlrm.options import OptimConfig
@@ -47,8 +47,8 @@ class LearningRates:
     """Sets both optimisers' learning rates by their schedules."""
 
     def __init__(self, model: Any, dense: KeyedOptimizerWrapper, config: OptimConfig, steps_per_epoch: int,
-                 halves: Sequence[HalfTables] = ()) -> None:
-        self._halves = halves
+                 in_torch: Sequence[TorchTables] = ()) -> None:
+        self._in_torch = in_torch
         self._all = (
             Scheduled(model.fused_optimizer, RateSchedule.read(config.schedule), steps_per_epoch=steps_per_epoch,
                       fused=True),
@@ -58,5 +58,5 @@ class LearningRates:
         """Call it before the forward pass of step number `step`, the run's first being 0."""
         for one in self._all:
             one.begin(step)
-        for tables in self._halves:
+        for tables in self._in_torch:
             tables.step = step

@@ -19,7 +19,7 @@ from sluice.agent.runtime.knob_memory import KnobMemory
 from sluice.agent.tunable import Tunable
 from sluice.dlrm.model.ranker import Ranker, TableLayout, first_weights
 from sluice.dlrm.optim.build import LearningRates, dense_optimiser, dense_parameters, fuse_tables
-from sluice.dlrm.optim.half_tables import take_over
+from sluice.dlrm.optim.torch_tables import take_over
 from sluice.dlrm.options import Config
 from sluice.dlrm.ranks import Ranks
 from sluice.dlrm.sharding.apply import shard
@@ -47,10 +47,10 @@ def parts_of(config: Config, layout: TableLayout, dense_columns: int, placement:
     fuse_tables(plain.tables, config.optim)
     model = shard(plain, placement, world, wire=config.wire)
     first_weights(model, config.seed, layout.compressor.starts)
-    halves = take_over(model, config.seed)
+    in_torch = take_over(model, config.seed)
     dense = dense_optimiser(model, config.optim)
     return TrainingParts(layout, model, dense, dense_parameters(model),
-                         LearningRates(model, dense, config.optim, steps_per_epoch, halves))
+                         LearningRates(model, dense, config.optim, steps_per_epoch, in_torch))
 
 
 @contextmanager

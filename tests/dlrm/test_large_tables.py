@@ -23,7 +23,7 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
 from sluice.dlrm.checkpoint.layout import FORMAT
 from sluice.dlrm.checkpoint.meta import LAYOUT
 from sluice.dlrm.checkpoint.partial_read import CheckpointReader, TensorBox
-from sluice.dlrm.optim.half_tables import HalfTables, needs_ours
+from sluice.dlrm.optim.torch_tables import TorchTables, needs_ours
 
 ROWS, WIDTH = 2**32 - 1, 4
 IDS = [0, 7, 2**31 - 1, 2**31, 2**31 + 7, ROWS - 1]
@@ -52,7 +52,7 @@ def made(rows, kind, optimiser, *, own=True):
         [(rows, WIDTH, EmbeddingLocation.HOST, ComputeDevice.CPU)], weights_precision=kind, optimizer=optimiser,
         learning_rate=0.25, eps=1e-8, table_names=["t"])
     if own:
-        found.__class__ = HalfTables
+        found.__class__ = TorchTables
         found.begin(0, [0], [0])
     return found
 

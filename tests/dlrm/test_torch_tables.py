@@ -17,7 +17,7 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
     SplitTableBatchedEmbeddingBagsCodegen,
 )
 
-from sluice.dlrm.optim.half_tables import _BITS, HalfTables, rounded
+from sluice.dlrm.optim.torch_tables import _BITS, TorchTables, rounded
 
 KINDS = {torch.float16: SparseType.FP16, torch.bfloat16: SparseType.BF16}
 OPTIMISERS = [EmbOptimType.EXACT_ROWWISE_ADAGRAD, EmbOptimType.EXACT_ADAGRAD, EmbOptimType.EXACT_SGD]
@@ -33,7 +33,7 @@ def fbgemms(rows, dtype, optimiser, features, rate=RATE):
 
 def ours(rows, dtype, optimiser, features, *, seed=0, first_rows=None, rate=RATE):
     found = fbgemms(rows, dtype, optimiser, features, rate)
-    found.__class__ = HalfTables
+    found.__class__ = TorchTables
     found.begin(seed, first_rows or [0] * len(rows), [0] * len(rows))
     return found
 

@@ -49,7 +49,7 @@ def _mixed(numbers: Tensor) -> Tensor:
     return numbers ^ (numbers >> 32 & 0xFFFFFFFF)
 
 
-class HalfTables(SplitTableBatchedEmbeddingBagsCodegen):  # type: ignore[misc]
+class TorchTables(SplitTableBatchedEmbeddingBagsCodegen):  # type: ignore[misc]
     """Takes the place of FBGEMM's module, whose object it becomes: see `take_over`."""
 
     _parts: list[tuple[Tensor, Tensor | None, list[int], Tensor]]
@@ -113,7 +113,7 @@ class _Lookup(torch.autograd.Function):
     """The sums of the bags' rows, in float32; backwards, the tables are updated."""
 
     @staticmethod
-    def forward(ctx: Any, _: Tensor, tables: HalfTables, indices: Tensor, offsets: Tensor, weights: Tensor | None,
+    def forward(ctx: Any, _: Tensor, tables: TorchTables, indices: Tensor, offsets: Tensor, weights: Tensor | None,
                 ) -> Tensor:
         ctx.tables = tables
         ctx.save_for_backward(indices, offsets, weights)
@@ -132,7 +132,7 @@ class _Lookup(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[None, ...]:
         indices, offsets, weights = ctx.saved_tensors
-        tables: HalfTables = ctx.tables
+        tables: TorchTables = ctx.tables
         widths = [tables._parts[table][0].shape[1] for table in tables.feature_table_map]
         columns = torch.split(gradient, widths, 1)
         for number, ids, bags, weight in tables.lookups(indices, offsets, weights):
@@ -148,7 +148,7 @@ def needs_ours(tables: SplitTableBatchedEmbeddingBagsCodegen) -> bool:
         rows * width > _MOST_WEIGHTS for rows, width, *_ in tables.embedding_specs)
 
 
-def take_over(model: torch.nn.Module, seed: int) -> list[HalfTables]:
+def take_over(model: torch.nn.Module, seed: int) -> list[TorchTables]:
     """Has the tables of a sharded model on a CPU that need it be looked up and updated here."""
     found = []
     lookups = [one for module in model.modules() for one in getattr(module, "_lookups", ())]  # TorchRec hides them
@@ -156,7 +156,7 @@ def take_over(model: torch.nn.Module, seed: int) -> list[HalfTables]:
         tables: Any = getattr(owner, "_emb_module", None)
         if isinstance(tables, SplitTableBatchedEmbeddingBagsCodegen) and (
                 tables.current_device.type == "cpu" and needs_ours(tables)):
-            tables.__class__ = HalfTables
+            tables.__class__ = TorchTables
             tables.begin(seed, owner._row_offset, owner._col_offset)
             found.append(tables)
     return found
