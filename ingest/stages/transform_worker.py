@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from sluice.ingest.columns import Columns
 from sluice.ingest.errors import LoadingError
@@ -142,6 +143,7 @@ class TransformWorker:
     def __init__(self, stage: TransformStage):
         self._stage = stage
         self._worker: Worker | None = None
+        self._in_thread = False
         self._backend = stage.backend
         """The back end for the present batch: the stage's may change in the middle of it, and what was kept of the
         batch must fit."""
@@ -187,6 +189,9 @@ class TransformWorker:
             arrays = {name: array for name, array in arrays.items() if name not in stage.hidden}
         if self._backend == "thread":
             self.close()
+            if not self._in_thread:
+                _use_one_thread()
+                self._in_thread = True
             if stage.transform.arrow:
                 return over_arrow(stage.function, arrays, stage.columns, where)
             given: Given = protocol.called(stage.function, shown(stage.transform, arrays))
@@ -289,6 +294,22 @@ class _Rescue:
         if self._stage.columns.weight in whole:
             whole[self._stage.columns.weight][bad] = 0
         return whole
+
+
+_SETTING = threading.Lock()
+
+
+def _use_one_thread() -> None:
+    """Has torch compute in the calling thread alone, as in a worker's process: the pool's size says how many cores a
+    stage takes, and torch's threads would wait for each other wherever another stage has their core."""
+    with _SETTING:
+        threads = torch.get_num_threads()
+        if threads > 1:
+            torch.set_num_threads(1)
+            # Threads that first use torch from now on would have one, too: what they get is set by a thread of its own.
+            others = threading.Thread(target=torch.set_num_threads, args=(threads,), name="sluice-torch")
+            others.start()
+            others.join()
 
 
 def function_of(transform: Transform) -> Function:

@@ -13,6 +13,7 @@ from random import Random
 
 import numpy as np
 import pytest
+import torch
 
 from sluice.ingest.knobs import KnobError, Knobs
 from sluice.ingest.loader import BatchLoader
@@ -170,6 +171,21 @@ def test_an_array_that_a_function_puts_in_anothers_place_counts(table, backend):
     assert (batch["I1"] == 7).all()
     for name, array in {"I2": before["I3"], "I3": before["I2"], "C2": before["C1"], "C1": before["C1"] + 1}.items():
         assert (batch[name] == array).all(), name
+
+
+@pytest.mark.parametrize("backend", ["thread", "process"])
+def test_torch_has_one_thread_in_a_worker_and_elsewhere_as_many_as_before(table, backend):
+    before, elsewhere = torch.get_num_threads(), []
+    torch.set_num_threads(3)
+    try:
+        with loading(table, NAME + "threads_of_torch", Knobs(backend={"mine": backend})) as loader:
+            assert {float(value) for batch in loader for value in batch["I1"]} == {1.0}
+        later = threading.Thread(target=lambda: elsewhere.append(torch.get_num_threads()))
+        later.start()
+        later.join()
+        assert (torch.get_num_threads(), elsewhere) == (3, [3])
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_what_processes_take_is_charged_and_counted(table):
