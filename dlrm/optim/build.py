@@ -11,9 +11,9 @@ from torchrec import optim
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 from torchrec.optim.keyed import KeyedOptimizerWrapper
 
-from sluice.dlrm.optim.torch_tables import TorchTables
 from sluice.dlrm.optim.lamb import Lamb
 from sluice.dlrm.optim.schedule import RateSchedule, Scheduled
+from sluice.dlrm.optim.torch_tables import TorchTables
 from sluice.dlrm.options import OptimConfig
 
 _TABLES = {"rowwise_adagrad": (optim.RowWiseAdagrad, {"eps": 1e-8}), "adagrad": (optim.Adagrad, {"eps": 1e-8}),
