@@ -68,7 +68,7 @@ PICTURES = (
                 Series(name="tuned", column="waiting", nth=2)), unit="{} %"),
     Picture(
         file="peers", title="Rows a second, each loader at the best of its settings (more is better)",
-        entry="2026-11-22 · The loader beside its peers, with what a row costs each; packed copies; a million storms",
+        entry="2026-11-22 · The race, once torch has one thread in a transform's thread",
         table="best setting",
         series=(Series(name="million rows/s; each line is ten times the one before", column="rows/s"),), unit="{} M",
         logarithmic=True, names={"tf.data; its AUTOTUNE": "tf.data, the best of a grid"}),
