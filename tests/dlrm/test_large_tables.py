@@ -47,10 +47,10 @@ def written(path: Path, row_bytes: int) -> list[int]:
     return sorted(found)
 
 
-def made(rows, kind, optimiser, *, own=True):
+def made(rows, kind, optimiser, *, own=True, count=1):
     found = SplitTableBatchedEmbeddingBagsCodegen(
-        [(rows, WIDTH, EmbeddingLocation.HOST, ComputeDevice.CPU)], weights_precision=kind, optimizer=optimiser,
-        learning_rate=0.25, eps=1e-8, table_names=["t"])
+        [(rows, WIDTH, EmbeddingLocation.HOST, ComputeDevice.CPU)] * count, weights_precision=kind,
+        optimizer=optimiser, learning_rate=0.25, eps=1e-8, table_names=[f"t{n}" for n in range(count)])
     if own:
         found.__class__ = TorchTables
         found.begin(0, [0], [0])
@@ -89,6 +89,15 @@ def test_fbgemm_updates_a_wrong_row_from_the_2_to_the_30th_weight_on_and_ours_do
     assert needs_ours(tables)
     tables(torch.tensor([rows - 1]), torch.arange(2)).sum().backward()
     assert written(holes[rows * WIDTH], WIDTH * 4) == [rows - 1 if own else 0]
+
+
+def test_fbgemm_updates_the_right_rows_of_many_tables_that_are_large_only_together(holes):
+    rows, count = 2**28 // WIDTH, 18
+    tables = made(rows, SparseType.FP32, EmbOptimType.EXACT_ROWWISE_ADAGRAD, own=False, count=count)
+    assert not needs_ours(tables)
+    last = [rows - 1 - number for number in range(count)]
+    tables(torch.tensor(last), torch.arange(count + 1)).sum().backward()
+    assert written(holes[rows * WIDTH * count], WIDTH * 4) == [n * rows + row for n, row in enumerate(last)]
 
 
 @pytest.mark.parametrize("optimiser", [EmbOptimType.EXACT_ROWWISE_ADAGRAD, EmbOptimType.EXACT_ADAGRAD,
