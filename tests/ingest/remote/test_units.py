@@ -192,7 +192,7 @@ def test_an_error_of_a_column_and_a_file_that_is_gone_are_said_with_worker_and_f
     server = serve(partial(opened, paths, NOTHING))
     with pytest.raises(ColumnError, match=r"worker 127.0.0.1:\d+: .*part-1.parquet.*'x' has 50 empty values"):
         hashes(paths, **how, workers=named(server))
-    blind = serve(partial(opened, [path.replace("part-1", "part-0") for path in paths], NOTHING))
+    blind = serve(partial(opened, paths[:1], NOTHING))
     with pytest.raises(RemoteError, match="other files than the loader has"):
         hashes(paths, **how, fill=0, workers=named(blind))
 
