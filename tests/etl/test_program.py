@@ -187,7 +187,7 @@ def test_vacuum_takes_packed_copies_with_their_files_and_nothing_else(tmp_path, 
         return {str(path.relative_to(uri)): path.stat().st_size for path in uri.rglob("*") if len(path.name) == 64}
 
     before = there()
-    # Other tests import the program anew: what counts is the one that is called here.
+    # A test imports the program by its other name, `etl.__main__`: what counts is the one that is called here.
     monkeypatch.setitem(main.__globals__, "time", SimpleNamespace(time=lambda: time.time() + 2 * 86_400))
     assert (main(["vacuum", str(uri), "--keep", "1", "--dry-run"])["removed"], there()) == (2, before)
     done = main(["vacuum", str(uri), "--keep", "1"])
