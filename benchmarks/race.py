@@ -45,7 +45,6 @@ BATCH_SIZE = 8192
 BY_HAND = Kind("torch DataLoader by hand", "torch_loader", "")
 MAPPED, PACKED = "mapped binary files", "ours, from a packed copy"
 _TRIED_S = 1.0  # of each setting, when the best is looked for
-_APART = "split"  # which rows from a packed copy are not for: they are placed where they are unpacked
 _LABEL = 35
 _LINE = 0.8  # of the bar's width
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
@@ -168,7 +167,7 @@ class Race:
         copy = PackedCopy()
         self._arms = {name: loader_turn(table, knobs, transforms=log) for name, knobs in settings.items()}
         self._packed_arms = {name: loader_turn(table, knobs, copy, log) for name, knobs in settings.items()
-                             if name != _APART}
+                             if knobs.fused}  # which rows from a copy are for: they are placed where they are unpacked
         self.lanes: list[Lane] = []
         self._ours_lane, self._limits = Lane("ours"), [self._decode(self._seconds)]
 
