@@ -9,9 +9,10 @@ probabilities that the labels were drawn from, which no model can pass by more t
 with and without its auxiliary loss, with one item table and with two, all at the first one's rates.
 
 2,000,000 rows of clicks and 1,000,000 of sessions: some six hours on two quiet cores. A short form, to see that all
-trains: `--rows 60000 --seeds 1 --rates short`, a quarter of an hour. What was measured is kept in DIR: a run that was
-cut short goes on. samples/s, and the processor time beside them, are of training with the loader in its process; on a
-machine that others use too, only the second means something. The last line is JSON.
+trains: `--rows 60000 --seeds 1 --rates short`, a quarter of an hour; `--only dlrm dcn` compares these two. What was
+measured is kept in DIR: a run that was cut short goes on. samples/s, and the processor time beside them, are of
+training with the loader in its process; on a machine that others use too, only the second means something. The last
+line is JSON.
 """
 
 from __future__ import annotations
@@ -98,6 +99,8 @@ def compared(shape: str, args: argparse.Namespace, results: Results, here: Ranks
 
     found, rates = [], (0.05, 0.001)
     for name, how in models(shape).items():
+        if args.only and name.partition(",")[0] not in args.only:
+            continue
         if not name.startswith("dien, "):
             rates = searched(how)
         runs = [judged(how, rates, seed, "test") for seed in SEEDS[:args.seeds]]
@@ -120,6 +123,7 @@ def main(argv: list[str]) -> dict[str, Any]:
     parser.add_argument("--rates", choices=("search", "short"), default="search",
                         help="short: the trainer's defaults for all")
     parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=list(SHAPES))
+    parser.add_argument("--only", nargs="+", choices=MODELS, help="these towers alone")
     args = parser.parse_args(argv)
     args.work.mkdir(parents=True, exist_ok=True)
     quiet()

@@ -173,6 +173,9 @@ class Loader(BatchLoader):
         tuning = tuning if tuning is not None else "auto" if knobs is None else "fixed"
         policy = policy_of(tuning)
         table = table_of(source, roles, allow_code, hash, spec, transform_spec=without_spec(transforms)[1])
+        if as_ == "kjt" and (weight := next((f.name for f in table.fields if f.role == "weight"), None)):
+            raise LoaderError(f"as_='kjt' gives batches without weights, and column {weight!r} holds those of rows. "
+                              "Take as_='batch' and batch.kjt() with batch.weight, or leave the column out by roles=")
         sharers = _sharers(ranks)
         machine = SharedMachine(sharers) if sharers > 1 else Machine()
         if sharers > 1:

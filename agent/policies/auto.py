@@ -10,7 +10,8 @@ says is tried once, when the planner knows nothing better. Without an opener `au
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,7 +22,7 @@ from sluice.agent.policies.opening.contract import Foreknowledge, Opener, Openin
 from sluice.agent.policies.opening.record import OpeningRecord
 from sluice.agent.policies.planner.changes import change
 from sluice.agent.policies.planner.explain import moves
-from sluice.agent.policies.planner.planner import Planner, forecast_of, rates_of
+from sluice.agent.policies.planner.planner import Planner, forecast_of, rates_of, resting
 from sluice.agent.policies.planner.state import PlannerState
 from sluice.agent.tunable import Policy, Reason
 from sluice.ingest.knobs import Knobs, Limits
@@ -90,24 +91,29 @@ class Auto(Policy):
             return self._challenge(state, before, recent, knobs, reason)
         forecast = forecast_of(replace(after, knobs=before.knobs), recent)
         first = before.age == before.tick and before.trial is None
-        if record is not None or not first or len(forecast.each) < len(after.services) or state.begun is None:
+        unknown = after.services.keys() - forecast.each.keys() - resting(after, recent)
+        if record is not None or not first or state.begun is None or (unknown and knobs == before.knobs):
             return knobs, state, reason
-        return self._open(state, before, forecast, recent, snapshot, (knobs, reason))
+        return self._open(state, before, forecast, recent, snapshot, (knobs, reason), unknown)
 
     def _open(self, state: AutoState, before: PlannerState, forecast: Forecast, recent: PipelineRates,  # noqa: PLR0917
-              snapshot: Snapshot, own: tuple[Knobs, Reason]) -> tuple[Knobs, AutoState, Reason]:
-        """Asks the opener, and does what it says if that is allowed and differs from the planner's `own` choice."""
+              snapshot: Snapshot, own: tuple[Knobs, Reason], unknown: AbstractSet[str]
+              ) -> tuple[Knobs, AutoState, Reason]:
+        """Asks the opener, and does what it says if that is allowed and differs from the planner's `own` choice. Of the
+        stages in `unknown` nothing has been seen yet, and the planner moves all the same."""
         assert state.begun is not None, "the first look has come"
         knobs, reason = own
         weighed = max((service.process_bytes for service in state.planner.services.values()), default=0)
         given = OpeningInput(begun=state.begun, seen=snapshot, knobs=before.knobs, limits=before.limits,
                              known=self._known, process_bytes=weighed or None)
         opening = self._opener.open(given)
+        opening = replace(opening, knobs=_of_known(opening.knobs, before.knobs, forecast.services))
         state = replace(state, record=OpeningRecord(given=given, opening=opening, own=knobs))
         fitting = _fitting(forecast, opening.knobs) if opening.inside else None
         fed = recent.stall <= self._settings.smooth
-        if fitting is None or fed or state.settled_before or _alike(fitting, knobs, self._settings):
-            said = (f"no opening: {opening.reason}" if not opening.inside else
+        if unknown or fitting is None or fed or state.settled_before or _alike(fitting, knobs, self._settings):
+            said = (f"no opening: nothing is known of {', '.join(sorted(unknown))} yet" if unknown else
+                    f"no opening: {opening.reason}" if not opening.inside else
                     "no opening: memory has no room for it" if fitting is None else
                     "no opening: an earlier run has settled on the knobs" if state.settled_before else
                     "no opening: the trainer does not wait" if fed else
@@ -155,6 +161,12 @@ class Auto(Policy):
         trial = planner.trial if own is None else replace(planner.trial, own=own[0], own_rows_per_s=own[1])
         return knobs, replace(state, planner=replace(planner, trial=trial),
                               record=replace(state.record, tried=True), said=reason.text), reason
+
+
+def _of_known(chosen: Knobs, now: Knobs, known: Container[str]) -> Knobs:
+    """The chosen knobs; stages of which nothing is known yet keep theirs."""
+    return replace(chosen, workers={n: chosen.workers[n] if n in known else count for n, count in now.workers.items()},
+                   backend={**now.backend, **{n: kind for n, kind in chosen.backend.items() if n in known}})
 
 
 def _fitting(forecast: Forecast, knobs: Knobs) -> Knobs | None:

@@ -48,7 +48,7 @@ class Incident:
         turned = self.did if len(self.did) <= _MOST_SAID else (
             self.did[0], f"{len(self.did) - 2} more changes", self.did[-1])
         did = f"; then {', then '.join(turned)}" if turned else \
-            "; no change needed" if self.result in ("", "recovered") else "; no change made"
+            "; no change needed" if self.result == "recovered" else "; no change made"
         rates = f"; {count(self.before)} → {count(self.after)} rows/s" if self.before and self.after else ""
         if self.recovered_s is None:
             back = ""

@@ -42,12 +42,6 @@ def in_training(columns: Mapping[str, pa.Array], keys: Keys, spec: Spec, split: 
     return np.asarray((FileAssignment(spec, ()).split(keys, columns) if split is None else split) == number)
 
 
-def _times(column: pa.Array) -> npt.NDArray[np.float64]:
-    """Times as splits by time compare them: missing ones come first, and those that are not numbers last."""
-    at = pc.fill_null(as_number(column), -math.inf).to_numpy(zero_copy_only=False)
-    return np.where(np.isnan(at), math.inf, at)
-
-
 class Features:
     """Applies every column's operators; the fitted ones look things up in `state`."""
 
@@ -94,7 +88,8 @@ class Features:
             others = ~in_training(columns, keys, self.spec, split)
             found["key"] = pa.array(keys.view(np.int64), mask=others)
             if "time" in self._needs:
-                found["time"] = pa.array(_times(columns[self.spec.table.split_time or ""]), mask=others)
+                at = as_number(columns[self.spec.table.split_time or ""]).to_numpy(zero_copy_only=False)
+                found["time"] = pa.array(at, mask=others)
         return found
 
     def run(self, column: ColumnSpec, ops: Sequence[Operator], columns: Mapping[str, pa.Array],
@@ -221,7 +216,7 @@ class FileAssignment:
         return self.spec.rows.looks_back or not self.spec.rule.covers(self.spec.input.with_place)
 
     def split(self, keys: Keys, columns: Mapping[str, pa.Array]) -> npt.NDArray[np.int32]:
-        """The number of each row's split; -1 where `split_column` names none."""
+        """The number of each row's split; -1 where it lies in none."""
         return split_of(columns, keys, self.spec)
 
     def file(self, keys: Keys, split: npt.NDArray[np.int32], shares: npt.NDArray[np.float64] | None = None

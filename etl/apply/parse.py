@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 
 from sluice.etl.apply.json_lines import Objects, fits
 from sluice.etl.apply.lines import FIELDS, Delimited, in_order
+from sluice.etl.ops.base import as_number
 from sluice.etl.spec.input_values import ARROW_TYPES
 from sluice.etl.spec.spec import Spec
 
@@ -23,6 +24,7 @@ Batches = Iterator[pa.RecordBatch]
 WRONG = {"int": "not a whole number of 64 bits", "float": "not a number", "text": "not UTF-8 text",
          "texts": "not a list of texts", "floats": "not a list of numbers"}
 NO_TIME = "not a time as its format says"
+NO_SPLIT = "missing, or not a number, and rows are split by it (table.split_time)"
 _ABOUT_ROWS = ("_bad", "_file", "_from", "_at")
 _SPACE = " \t"  # spaces around a number are not part of it
 _PLAIN = {"int": r"^[ \t]*-?[0-9]{1,18}[ \t]*$", "float": r"^[ \t]*-?[0-9]{1,18}(\.[0-9]{1,18})?[ \t]*$",
@@ -59,7 +61,7 @@ class InputParser:
         names = batch.schema.names
         parsed = self._lines(self._in_utf8(batch["line"])) if "line" in names else \
             self._records(batch) if "_broken" in names else self._without_bad(batch)
-        parsed = self._with_good_labels(self._with_times(parsed))
+        parsed = self._with_splits(self._with_good_labels(self._with_times(parsed)))
         if places is not None:
             parsed.columns[self._spec.input.place or ""] = pa.array(np.delete(places, [n for n, _ in parsed.rejected]))
         return parsed
@@ -146,6 +148,17 @@ class InputParser:
         missing = pc.is_null(label)
         good = pc.or_(good, missing) if self._spec.table.unlabelled else good
         return _but(parsed, good, lambda i: f"{self.label}: {'missing' if missing[i].as_py() else 'neither 0 nor 1'}")
+
+    def _with_splits(self, parsed: Parsed) -> Parsed:
+        """Sets the rows aside that a split by time cannot place; one without a label has a split of its own."""
+        name = self._spec.table.split_time
+        if name is None or name not in parsed.columns:
+            return parsed
+        at = as_number(parsed.columns[name])
+        good = pc.fill_null(pc.invert(pc.is_nan(at)), False)
+        if self._spec.table.unlabelled:
+            good = pc.or_(good, pc.is_null(self._spec.labels(parsed.columns)))
+        return _but(parsed, good, lambda _: f"{name}: {NO_SPLIT}")
 
     def _with_times(self, parsed: Parsed) -> Parsed:
         """Reads the times that are texts; a row with a text that is none is set aside."""

@@ -23,7 +23,7 @@ _SPLIT = np.uint64(0x5EED5EED00000001)
 
 
 def split_of(columns: Mapping[str, pa.Array], keys: Keys, spec: Spec) -> npt.NDArray[np.int32]:
-    """The number of each row's split; -1 where `split_column` names none."""
+    """The number of each row's split; -1 where `split_column` names none, or `split_time` has no time."""
     found = _of_labelled(columns, keys, spec)
     if not spec.table.unlabelled:
         return found
@@ -37,8 +37,9 @@ def _of_labelled(columns: Mapping[str, pa.Array], keys: Keys, spec: Spec) -> npt
         place = pc.index_in(columns[table.split_column].cast(pa.string()), pa.array(list(table.split)))
         return np.asarray(pc.fill_null(place, -1).to_numpy(zero_copy_only=False), np.int32)
     if table.split_time:
-        at = pc.fill_null(as_number(columns[table.split_time]), -np.inf).to_numpy(zero_copy_only=False)
-        return np.asarray(np.searchsorted(np.array(table.split_from[1:]), at, side="right"), np.int32)
+        at = as_number(columns[table.split_time]).to_numpy(zero_copy_only=False)  # NaN where it is missing
+        return np.where(np.isnan(at), np.int32(-1),
+                        np.searchsorted(np.array(table.split_from[1:]), at, side="right").astype(np.int32))
     if table.split_by:
         keys = hash_of(columns, spec.rule.split_by, spec.rule.seed)
     share = (mix(keys ^ _SPLIT) >> np.uint64(11)).astype(np.float64) * 2.0**-53

@@ -15,6 +15,8 @@ from sluice.ingest.plain.probe import ColumnFacts
 from sluice.ingest.plain.roles import GuessError, ParquetError, label_of
 
 LABELS = ("label", "target", "click", "clicked", "y", "is_click", "conversion")
+_POSITIVE = ("1", "true", "yes", "y", "t", "click", "clicked", "positive", "pos")
+_SHOWN = 5
 _WEIGHTS = ("weight", "sample_weight")
 _TIMES = re.compile(r"(^|_)(ts|time|timestamp|datetime|unixtime|epoch)(_?(ms|us|ns|s|utc))?$|_at$", re.IGNORECASE)
 _USERS = re.compile(r"(^|[._])(user|uid|member|visitor|customer|account|session)(_?id)?$", re.IGNORECASE)
@@ -65,9 +67,14 @@ def proposals(facts: Mapping[str, ColumnFacts], rows: int, label: str | None = N
         raise GuessError(f"no column is called {', '.join(LABELS[:-1])} or {LABELS[-1]}: say which is the label, "
                          "roles=\"label=NAME\", or `sluice guess --label NAME` (columns: "
                          f"{', '.join(list(facts)[:20])})")
-    wanted, _ = label_of(label, {name: str(one.type) for name, one in facts.items()})
+    wanted, made = label_of(label, {name: str(one.type) for name, one in facts.items()})
     if wanted not in facts:
         raise ParquetError(f"there is no column {wanted!r} to be the label (columns: {', '.join(list(facts)[:20])})")
+    if not made and (texts := _texts(facts[wanted])):
+        positive = next((text for text in texts if text.lower() in _POSITIVE), texts[0])
+        raise GuessError(f"the label {wanted!r} holds texts ({', '.join(texts[:_SHOWN])}): say which of them is the "
+                         f"positive one, roles=\"label={wanted} == {positive}\", or "
+                         f"`sluice guess --label '{wanted} == {positive}'`")
     hashed = set(hashed)
     return {name: Proposal(name=name, facts=one, role="label", label=label) if name == wanted else
             Proposal(name=name, facts=one, role="id_list" if _is_list(one.type) else "sparse") if name in hashed else
@@ -101,6 +108,14 @@ def _proposal(name: str, facts: ColumnFacts, rows: int) -> Proposal:
             return Proposal(name=name, facts=facts, why="text that differs in nearly every row")
         return Proposal(name=name, facts=facts, role=role, hash=_size(facts, rows))
     return Proposal(name=name, facts=facts, why=str(facts.type))
+
+
+def _texts(facts: ColumnFacts) -> list[str]:
+    """Some of the texts that a column holds; none if it holds something else."""
+    kind = facts.type.value_type if pa.types.is_dictionary(facts.type) else facts.type
+    if facts.examples is None or not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
+        return []
+    return sorted(facts.examples.cast(pa.string()).to_pylist())
 
 
 def _is_list(kind: pa.DataType) -> bool:

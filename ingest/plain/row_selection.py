@@ -47,7 +47,11 @@ class RowSelection:
 
     def mask(self, stored: pa.Table) -> npt.NDArray[np.bool_]:
         """Whether each row of a table belongs to the split."""
-        return np.asarray(self._splits(stored) == list(self.spec.table.split).index(self.split))
+        return np.asarray(self._splits(stored) == self._number)
+
+    @property
+    def _number(self) -> int:
+        return list(self.spec.table.split).index(self.split)
 
     def _splits(self, stored: pa.Table) -> npt.NDArray[np.int32]:
         types = self.spec.input.columns
@@ -57,26 +61,27 @@ class RowSelection:
         keys = row_keys(columns, self.spec) if self._by_key else np.zeros(stored.num_rows, np.uint64)
         return split_of(columns, keys, self.spec)
 
-    def counts(self, paths: Sequence[str]) -> list[tuple[int, ...]]:
-        """The number of its rows in each row group of each file. Only the columns that decide are read; where a
-        footer's smallest and largest time lie in one split, nothing is."""
+    def counts(self, paths: Sequence[str]) -> tuple[list[tuple[int, ...]], int]:
+        """The number of its rows in each row group of each file, and that of rows that lie in no split. Only the
+        columns that decide are read; where a footer's smallest and largest time lie in one split, nothing is."""
         with ThreadPoolExecutor(os.cpu_count(), "sluice-splits") as pool:
-            return list(pool.map(self._counts, paths))
+            found = list(pool.map(self._counts, paths))
+        return [tuple(rows for rows, _ in file) for file in found], sum(none for file in found for _, none in file)
 
-    def _counts(self, path: str) -> tuple[int, ...]:
+    def _counts(self, path: str) -> list[tuple[int, int]]:
         with pq.ParquetFile(path) as file:
-            return tuple(self._count(path, file, number) for number in range(file.metadata.num_row_groups))
+            return [self._count(path, file, number) for number in range(file.metadata.num_row_groups)]
 
-    def _count(self, path: str, file: pq.ParquetFile, number: int) -> int:
+    def _count(self, path: str, file: pq.ParquetFile, number: int) -> tuple[int, int]:
         group = file.metadata.row_group(number)
         try:
             by_time_alone = self.spec.table.split_time and not self.spec.table.unlabelled
             if by_time_alone and (bounds := _bounds(file, number, self.sources[0])) is not None:
                 first, last = self._splits(bounds)
                 if first == last:
-                    return group.num_rows if list(self.spec.table.split)[first] == self.split else 0
-            read = flattened(file.read_row_group(number, columns=list(self.sources), use_threads=False))
-            return int(np.count_nonzero(self.mask(read)))
+                    return group.num_rows if first == self._number else 0, 0
+            splits = self._splits(flattened(file.read_row_group(number, columns=list(self.sources), use_threads=False)))
+            return int(np.count_nonzero(splits == self._number)), int(np.count_nonzero(splits < 0))
         except ColumnError as error:
             raise ColumnError(f"{path}, row group {number}: {error}") from None
 

@@ -187,7 +187,7 @@ class ParquetFiles:
         if selection is None:
             return self.files
         try:
-            counts = selection.counts([self._path(file) for file in self.files])
+            counts, in_none = selection.counts([self._path(file) for file in self.files])
         except (OSError, pa.ArrowException) as error:
             raise ParquetError(f"{self.uri}: {error}") from error
         if not any(map(sum, counts)):
@@ -195,6 +195,9 @@ class ParquetFiles:
                                f"{selection.spec.name}")
         _tell(f"{self.uri}: of {sum(f.rows for f in self.files):,} rows the {sum(map(sum, counts)):,} in the split "
               f"{split!r} are loaded; split= chooses another ({', '.join(selection.spec.table.split)})")
+        if in_none:
+            _tell(f"{self.uri}: {in_none:,} rows lie in no split, as their {selection.sources[0]!r} is missing or "
+                  "names none")
         return tuple(replace(file, rows=sum(rows), row_group_rows=rows)
                      for file, rows in zip(self.files, counts, strict=True))
 

@@ -90,6 +90,25 @@ def test_a_start_that_takes_its_time_is_waited_for_and_then_it_opens_at_once():
     assert pipeline.applied[0].workers == GOOD
 
 
+def test_a_reader_that_has_worked_ahead_and_rests_keeps_nobody_from_opening():
+    class ReadBefore(FakePipeline):
+        """Its reader did all that there is to do before the first look."""
+
+        def snapshot(self):
+            seen = super().snapshot()
+            read = dataclasses.replace(seen.stages[0], items=500, rows=500_000, bytes=500 * MIB, busy_s=0.5, cpu_s=0.5,
+                                       wait_input_s=0.0, wait_output_s=0.0)
+            return dataclasses.replace(seen, stages=(read, *seen.stages[1:]))
+
+    stages = [STAGES[0], FakeStage(name="bid", cpu_s=0.001, wait_s=0.05), STAGES[2]]
+    opener, pipeline = Says({"read": 24, "bid": 12, "collate": 1}), ReadBefore(stages)
+    pipeline.advance(1)
+    _, _, events, _ = _run(Auto(opener), 3, pipeline)
+    assert len(opener.asked) == 1
+    assert pipeline.applied[0].workers == {"read": 1, "bid": 12, "collate": 1}, "who rests keeps its workers"
+    assert next(e for e in events if e["kind"] == "decision")["reason"]["text"].startswith("the opening")
+
+
 def test_an_opening_that_brings_less_than_the_planners_choice_promised_gives_way_to_that():
     planned, _, _, _ = _run(Planner(), 1.5)
     pipeline, _, events, _ = _run(Auto(Says({"read": 2, "bid": 8, "collate": 8})), 6)

@@ -54,7 +54,7 @@ def test_a_buffer_that_hides_the_dip_for_a_moment_is_no_recovery(tmp_path):
 
 
 @pytest.mark.parametrize(("rates", "recovered_s", "word"), [
-    ([100.0] * 30, 0.0, "without a dip"), ([100.0] * 12, None, "no change needed.")])
+    ([100.0] * 30, 0.0, "without a dip"), ([100.0] * 12, None, "no change made.")])
 def test_what_cost_nothing_or_came_at_the_very_end(tmp_path, rates, recovered_s, word):
     event = {"at": 10.0, "kind": "fault", "fault": "kill-worker=1@10s", "did": "sent SIGKILL to 7"}
     (one,) = occasions(_run(tmp_path, [event], rates))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 
 import numpy as np
 import pytest
@@ -111,13 +112,14 @@ def test_without_a_correction_each_stage_has_the_workers_for_what_cores_and_trai
 
 def test_what_lies_outside_is_refused_in_words():
     ranges = json.loads(json.dumps(WIDE))
-    ranges["pipelines"][PIPELINE_INPUTS.index("cores")] = [8.0, 9.0]
+    ranges["pipelines"][PIPELINE_INPUTS.index("cores")] = [math.log(48) / 3, math.log(64) / 3]
     one = given()
     opening = OpeningPolicy(weights(), {"lives": 10, "ranges": ranges}).open(one)
     assert not opening.inside
     assert opening.knobs == one.knobs
     assert opening.rows_per_s is None
-    assert "an input of the pipeline lies outside what the opening was taught on (cores: " in opening.reason
+    assert ("an input of the pipeline lies outside what the opening was taught on "
+            f"(cores: {one.seen.cpu_quota:.3g}, taught from 48 to 64)") in opening.reason
     ranges = json.loads(json.dumps(WIDE))
     ranges["stages"][STAGE_INPUTS.index("has worked")] = [2.0, 3.0]
     assert "an input of 'stage0'" in OpeningPolicy(weights(), {"lives": 10, "ranges": ranges}).open(one).reason

@@ -374,6 +374,17 @@ def test_the_rows_that_have_a_label_stay_and_a_sample_goes_by_what_was_compared(
             Spec.parse(wrong)
 
 
+@pytest.mark.parametrize("kind", [pa.string(), pa.dictionary(pa.int32(), pa.string())])
+def test_a_label_of_texts_is_asked_for_by_the_comparison_that_makes_it(tmp_path, kind):
+    pq.write_table(pa.table({"bought": pa.array(["no", "yes"] * 8).cast(kind), "x": [1.0] * 16}),
+                   tmp_path / "a.parquet")
+    said = r"the label 'bought' holds texts \(no, yes\): .* `sluice guess --label 'bought == yes'`"
+    for asked in (lambda: guessed_spec(tmp_path, "bought"), lambda: table_of(tmp_path, "label=bought")):
+        with pytest.raises(ParquetError, match=said):
+            asked()
+    assert Spec.own(guessed_spec(tmp_path, "bought == yes")).label == "bought"
+
+
 @pytest.mark.parametrize(("label", "said"), [
     ("score >= many", "must be one of .* and a number"), ("country != de", "of which a label is made by =="),
     ("scor >= 4", r"no column 'scor' \(did you mean 'score'\?\)")])

@@ -381,3 +381,27 @@ def test_a_label_that_nobody_gave_is_no_0_unless_it_is_named(tmp_path):
     text = guessed_spec(tmp_path, "liked")
     assert 'unlabelled = "ask"' in text
     assert len(rows_of(ParquetFiles.open(tmp_path, spec=Spec.own(text)), ["price"])) == ROWS / 2
+
+
+@pytest.mark.parametrize("unlabelled", [False, True])
+def test_a_row_that_a_split_by_time_cannot_place_is_in_none_as_in_a_job(tmp_path, capsys, unlabelled):
+    times = [None if n in (3, 10) else np.nan if n in (20, 41) else float(n) for n in range(ROWS)]
+    labels = pa.array([None if unlabelled and n in (5, 10, 41) else n % 2 for n in range(ROWS)])
+    pq.write_table(pa.table({"y": labels, "at": pa.array(times, from_pandas=False), "price": np.arange(ROWS) + 0.5}),
+                   tmp_path / "a.parquet", row_group_size=ROWS // 2)
+    asked = spec('"price:float", "at:float"', PRICE, table='split_time = "at"\nsplit = {train = 0, test = 32}'
+                 + ('\nunlabelled = "ask"' if unlabelled else ""))
+    on(None, Job(spec=asked, inputs=(str(tmp_path / "a.parquet"),), store=TableStore(tmp_path / "table"),
+                 rejects=str(tmp_path / "rejects"), max_rejects=0.1))
+    made, plain = FeatureTable.open(tmp_path / "table"), ParquetFiles.open(tmp_path / "a.parquet", spec=asked)
+    found = {split: sorted(row for row, in rows_of(plain, ["price"], split=split)) for split in asked.table.split}
+    assert found == {split: sorted(row for row, in rows_of(made, ["price"], split=split)) for split in found}
+    nowhere = {3, 20} if unlabelled else {3, 10, 20, 41}
+    asking = {5, 10, 41} if unlabelled else set()
+    assert found["train"] == [n + 0.5 for n in range(32) if n not in nowhere | asking]
+    assert found["test"] == [n + 0.5 for n in range(32, ROWS) if n not in nowhere | asking]
+    assert found.get("ask", []) == [n + 0.5 for n in sorted(asking)]
+    reasons = [json.loads(line)["reason"] for path in sorted((tmp_path / "rejects").rglob("*.json*"))
+               for line in path.read_text().splitlines()]
+    assert reasons == ["at: missing, or not a number, and rows are split by it (table.split_time)"] * len(nowhere)
+    assert f"{len(nowhere)} rows lie in no split, as their 'at' is missing" in capsys.readouterr().err

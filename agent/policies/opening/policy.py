@@ -39,6 +39,10 @@ PIPELINE_INPUTS = (
     "the trainer computes", "stages", "cores used by others", "seconds of the look", "store is known to be remote",
     "store is known to be local", "bytes of a row", "bytes of a row are known", "rows of a row group",
     "row groups are known", "memory of a process is known")
+_LOGARITHMS = {"workers", "workers by the plain estimate", "share of all work", "capacity", "most workers", "cores",
+               "memory of its items", "memory of its processes", "what the trainer would take", "pace",
+               "bytes of a row", "rows of a row group"}
+_PARTS = {"place": 8, "stages": 9}  # inputs that are numbers divided by these
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -290,9 +294,15 @@ class OpeningPolicy:
                 (row, STAGE_INPUTS, self._ranges[0], repr(stage)) for row, stage in zip(each, stages, strict=True))]:
             room = _MARGIN * (ranges[:, 1] - ranges[:, 0]) + 1e-6
             for i in np.flatnonzero((values < ranges[:, 0] - room) | (values > ranges[:, 1] + room)):
-                return (f"an input of {of} lies outside what the opening was taught on ({names[i]}: {values[i]:.3g}, "
-                        f"taught from {ranges[i, 0]:.3g} to {ranges[i, 1]:.3g})")
+                here, low, high = (_plain(names[i], float(value)) for value in (values[i], *ranges[i]))
+                return (f"an input of {of} lies outside what the opening was taught on ({names[i]}: {here:.3g}, "
+                        f"taught from {low:.3g} to {high:.3g})")
         return ""
+
+
+def _plain(name: str, value: float) -> float:
+    """An input as people count it."""
+    return float(np.exp(3 * value)) if name in _LOGARITHMS else value * _PARTS.get(name, 1)
 
 
 _SEEN = len(STAGE_INPUTS) + len(PIPELINE_INPUTS)

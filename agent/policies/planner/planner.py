@@ -196,7 +196,7 @@ def _learn(state: PlannerState, snapshot: Snapshot, latest: PipelineRates) -> Pl
                    demands=(*state.demands, demand)[-settings.spare:] if demand else state.demands)
 
 
-def _resting(state: PlannerState, recent: PipelineRates) -> set[str]:
+def resting(state: PlannerState, recent: PipelineRates) -> set[str]:
     """The stages that have worked ahead and now wait for room, or have nothing left to read: they bound nothing, and
     may not report again for long."""
     assert state.last is not None, "a plan comes after a look"
@@ -244,7 +244,7 @@ def _give_way(state: PlannerState, trial: TrialChange,
 
 def _plan(state: PlannerState, latest: PipelineRates, recent: PipelineRates) -> tuple[Knobs, PlannerState, Reason]:
     forecast, settings = forecast_of(state, latest), state.settings
-    unknown = state.services.keys() - forecast.each.keys() - _resting(state, recent)
+    unknown = state.services.keys() - forecast.each.keys() - resting(state, recent)
     if not forecast.services or (unknown and state.tick <= settings.patience):
         return state.knobs, state, Reason(text="not every stage has reported work yet")
     caps = {n: cap.eased(forecast.slow, state.tick, settings) for n, cap in state.caps.items()}
