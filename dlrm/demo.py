@@ -39,7 +39,8 @@ STORE = "latency://20ms"
 SPEC = "features/criteo_raw.toml"
 _COUNTS = ",".join(f"I{n}" for n in range(1, 14))
 TRANSFORM = f"sluice.dlrm.squash:levels:{_COUNTS}>{_COUNTS}"
-ONE_WORKER = "read=1,shuffle=1,levels=1"
+ONE_WORKER = "read=1,shuffle=1,levels=1,prefetch_bytes=4MiB"
+"""One worker a stage, and a buffer of one second: in the usual one, half an epoch would wait and hide what happens."""
 _ENDS = (signal.SIGINT, signal.SIGTERM)
 # As `. .venv/bin/activate` does: spark-submit looks for its python3 on the path.
 # One thread a rank: torchrun would set the same, with a banner about it.

@@ -75,7 +75,10 @@ class Auto(Policy):
         return {"text": state.said, "record": state.record.ended(state.planner.knobs, state.planner.last).to_dict()}
 
     def next_look_s(self, state: AutoState) -> float | None:
-        return self._planner.next_look_s(state.planner)
+        """Soon until the opener was asked: rows come in bunches, and at a first glance there may be none."""
+        planner = state.planner
+        asking = state.record is None and planner.age == planner.tick < self._settings.patience
+        return self._settings.glance_s if asking else self._planner.next_look_s(planner)
 
     def decide(self, snapshot: Snapshot, state: AutoState) -> tuple[Knobs, AutoState, Reason]:
         before = state.planner

@@ -90,6 +90,20 @@ def test_a_start_that_takes_its_time_is_waited_for_and_then_it_opens_at_once():
     assert pipeline.applied[0].workers == GOOD
 
 
+def test_where_rows_come_in_bunches_a_glance_without_any_is_followed_by_another():
+    class Bunches(FakePipeline):
+        def snapshot(self):
+            seen = super().snapshot()
+            return dataclasses.replace(seen, rows=seen.rows // 9_000 * 9_000, batches=seen.rows // 9_000)
+
+    opener, pipeline = Says(), Bunches(STAGES)
+    pipeline.advance(1)
+    _, _, _, looks = _run(Auto(opener), 3, pipeline)
+    (given,) = opener.asked
+    assert looks[:4] == [1.0, 1.25, 1.5, 1.75]
+    assert given.seen.at == pytest.approx(1.5), "the first look after rows came"
+
+
 def test_a_reader_that_has_worked_ahead_and_rests_keeps_nobody_from_opening():
     class ReadBefore(FakePipeline):
         """Its reader did all that there is to do before the first look."""
