@@ -72,6 +72,9 @@ class Controller:
         self._change_times: deque[float] = deque(maxlen=changes_a_minute)  # when the last changes were made
         self._proposed: deque[Reason] = deque(maxlen=64)  # each is recorded once, and later repeated unchanged
         self._reason: Reason | None = None
+        self._last_of_rows: Reason | None = None
+        """That of the last look before which rows came: at the end of a run, when they do not any more, it is the
+        verdict."""
         self._ticker = Ticker("sluice-agent", lambda: self.wait_s, self._timed_step)
 
     def step(self) -> None:
@@ -125,6 +128,8 @@ class Controller:
         self.wait_s = min(self.interval_s, self._policy.next_look_s(self._state) or self.interval_s)
         recorded = next((r for r in self._proposed if r.proposal == reason.proposal), None)
         self._reason = recorded or reason
+        if len(self._recent) < 2 or snapshot.rows > self._recent[-2].rows:
+            self._last_of_rows = self._reason
         measured = rates(self._recent[0], snapshot)
         if reason.proposal is not None and recorded is None:
             self._proposed.append(reason)
@@ -201,11 +206,11 @@ class Controller:
             self.opening = {"text": opened["text"], "tried": record["tried"],
                             "rows_per_s": record["opening"]["rows_per_s"]}
             self._record_to({"kind": "opening", **opened})
-        if self._reason is not None:
+        if self._last_of_rows is not None:
             explained = self._policy.explain(self._state) if self._limits else None
-            self._record_to({"kind": "verdict", "text": self._reason.text, "bottleneck": self._reason.bottleneck,
-                             "cost_s": self.cost_s,
-                             "details": self._reason.details if explained is None else explained})
+            self._record_to({"kind": "verdict", "text": self._last_of_rows.text, "cost_s": self.cost_s,
+                             "bottleneck": self._last_of_rows.bottleneck,
+                             "details": self._last_of_rows.details if explained is None else explained})
 
     def _metric(self, measured: PipelineRates, snapshot: Snapshot) -> dict[str, Any]:
         stages = {name: {"busy": s.busy, "cpu": s.cpu, "rows_per_s": s.rows_per_s, "workers": s.workers,
@@ -265,7 +270,7 @@ class Controller:
                 self._log_effect()
             if self.frozen is None:
                 self._log_verdict()
-            self._reason = None
+            self._reason = self._last_of_rows = None
         except Exception as error:
             self._freeze(error)
 

@@ -49,7 +49,7 @@ ACTIVATED = {"OMP_NUM_THREADS": "1", **os.environ, "PATH": f"{BIN}{os.pathsep}{o
 
 def _disturbances(cores: float) -> str:
     """The faults that the demo injects into the first epoch, as --inject takes them."""
-    return f"slow-transform=3@30%,kill-worker@62%,cores={cores / 2:g}@70%,cores={cores:g}@82%"
+    return f"slow-transform=3@38%,kill-worker@66%,cores={cores / 2:g}@74%,cores={cores:g}@86%"
 
 
 class StepFailed(RuntimeError):

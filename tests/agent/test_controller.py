@@ -51,6 +51,17 @@ def _run(pipeline, policy, ticks, **more):
     return controller, events, metrics
 
 
+def test_the_verdict_is_of_the_last_look_before_which_rows_came():
+    pipeline = _pipeline()
+    controller, events, _ = _run(pipeline, Script(1), 6)
+    for _ in range(5):  # the trainer tests its model
+        pipeline.now += 1.0
+        controller.step()
+    assert controller.reason.text == "number 10"
+    controller.stop()
+    assert (events[-1]["kind"], events[-1]["text"]) == ("verdict", "number 6")
+
+
 def test_changes_are_logged_once_with_their_effect_and_holding_is_not():
     pipeline = _pipeline()
     controller, events, metrics = _run(pipeline, Script(1, 1, 1, 4), 14)
