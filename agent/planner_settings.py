@@ -147,6 +147,8 @@ class PlannerSettings:
     # What a stage on another back end, or fused, would bring.
     holds: float = 0.5
     """Cores that a stage computes on at least if it is to delay others by a lock."""
+    little: float = 0.1
+    """Cores that a stage computes on at least if it is to have a part in that."""
     alone: float = 1.15
     """Cores that a stage computes on at most, as those who need a lock do not compute side by side."""
     waiting: float = 1.0

@@ -30,10 +30,10 @@ class Restructuring:
         return self.stage, self.forecast.knobs.backend[self.stage] if self.kind == "switch" else self.kind
 
 
-def locked(forecast: Forecast) -> Iterator[Restructuring]:
+def locked(forecast: Forecast, recent: PipelineRates) -> Iterator[Restructuring]:
     """The stages whose workers wait for each other, the narrowest first."""
     for name in _movable(forecast):
-        if forecast.each[name].locked:
+        if forecast.each[name].locked and (forecast.each[name].backend != "thread" or _hold(forecast, recent)):
             yield Restructuring(kind="switch", stage=name, forecast=forecast.switched(name, lambda s: s.relieved()),
                                 cause=f"workers of {name} wait for each other")
 
@@ -42,8 +42,8 @@ def hindered(forecast: Forecast, recent: PipelineRates) -> Iterator[Restructurin
     """The stages on threads that may wait for a lock which several of them saturate together, each by a little, while
     cores are free: worth a try where growing brought nothing."""
     for name in _movable(forecast):
-        if forecast.each[name].backend == "thread" and forecast.each[name].hindered and not recent.saturated(
-                forecast.settings.saturated):
+        if forecast.each[name].backend == "thread" and forecast.each[name].hindered and _hold(
+                forecast, recent) and not recent.saturated(forecast.settings.saturated):
             yield Restructuring(kind="switch", stage=name, forecast=forecast.switched(name, lambda s: s.relieved()),
                                 cause=f"workers of {name} wait longer the more there are")
 
@@ -86,6 +86,14 @@ def _movable(forecast: Forecast) -> list[str]:
         return forecast.capacity(head, forecast.knobs.workers[head])
 
     return sorted((n for n, cost in forecast.each.items() if forecast.limits.movable(n, cost.backend)), key=capacity)
+
+
+def _hold(forecast: Forecast, recent: PipelineRates) -> bool:
+    """Whether the stages that could move to processes compute enough to hold up each other. Stages that only wait, as
+    for a service, wait longer too where cores are short, and a process would be one more way to go."""
+    computing = sum(recent.rows_per_s * forecast.each[n].cpu_s(forecast.knobs.workers[n]) for n in _movable(forecast)
+                    if forecast.each[n].backend == "thread")
+    return computing >= forecast.settings.holds
 
 
 def _waiting(stage: StageRates) -> float:

@@ -110,7 +110,8 @@ class Auto(Policy):
         given = OpeningInput(begun=state.begun, seen=snapshot, knobs=before.knobs, limits=before.limits,
                              known=self._known, process_bytes=weighed or None)
         opening = self._opener.open(given)
-        opening = replace(opening, knobs=_of_known(opening.knobs, before.knobs, forecast.services))
+        opening = replace(opening, knobs=_of_use(_of_known(opening.knobs, before.knobs, forecast.services), forecast,
+                                                 opening.rows_per_s or 0.0))
         state = replace(state, record=OpeningRecord(given=given, opening=opening, own=knobs))
         fitting = _fitting(forecast, opening.knobs) if opening.inside else None
         fed = recent.stall <= self._settings.smooth
@@ -170,6 +171,18 @@ def _of_known(chosen: Knobs, now: Knobs, known: Container[str]) -> Knobs:
     """The chosen knobs; stages of which nothing is known yet keep theirs."""
     return replace(chosen, workers={n: chosen.workers[n] if n in known else count for n, count in now.workers.items()},
                    backend={**now.backend, **{n: kind for n, kind in chosen.backend.items() if n in known}})
+
+
+def _of_use(chosen: Knobs, forecast: Forecast, rows_per_s: float) -> Knobs:
+    """The chosen knobs; but stages that at such a rate would not compute enough to hold up each other stay on threads,
+    as the way to a process and back takes time on a core."""
+    now, settings = forecast.knobs, forecast.settings
+    computing = {n: rows_per_s * forecast.each[n].cpu_s(now.workers[n]) for n, kind in chosen.backend.items()
+                 if kind == "process" != now.backend.get(n, "thread") and n in forecast.each}
+    held = {n for n, cores in computing.items() if cores >= settings.little}
+    moved = held if sum(computing[n] for n in held) >= settings.holds else set()
+    return replace(chosen, backend={n: now.backend.get(n, "thread") if n in computing and n not in moved else kind
+                                    for n, kind in chosen.backend.items()})
 
 
 def _fitting(forecast: Forecast, knobs: Knobs) -> Knobs | None:

@@ -196,6 +196,19 @@ def test_one_process_comes_before_many_and_they_are_as_many_as_their_weight_allo
         assert seen[1][0] == 0.25
 
 
+@pytest.mark.parametrize(("cpu", "lock", "moved"), [(1.0, 1.0, True), (0.02, 0.5, False)])
+def test_only_what_computes_is_opened_in_processes(cpu, lock, moved):
+    """The way to a process and back takes time on a core: a lookup that waits for its answers gains nothing there."""
+    stages = (SimStage(name="read", cost_s=0.002),
+              SimStage(name="udf", cost_s=0.02, cpu=cpu, lock=lock, backends=("thread", "process")))
+    scenario, seen = Scenario(name="udf", seconds=10, stages=stages, machine=SimMachine(cores=16)), []
+    run(scenario, Auto(Says({"read": 2, "udf": 8}, rows_per_s=1e5, backend={"udf": "process"})),
+        observe=lambda snapshot, knobs, reason: seen.append((knobs.backend["udf"], knobs.workers["udf"], reason.text)))
+    backend, workers, text = next(look for look in seen if "the opening" in look[2])
+    assert (backend, "udf thread → process" in text) == (("process", True) if moved else ("thread", False))
+    assert moved or workers == 8
+
+
 def _followed(scenario, opener, until):
     """The states that follow each other from the start until one of them is what is waited for."""
     simulator = Simulator(scenario.truth_at, scenario.limits, scenario.first_knobs)

@@ -311,12 +311,21 @@ def test_workers_that_wait_for_a_lock_move_to_processes_and_say_why():
 
 def test_a_switch_that_brings_nothing_is_undone_and_not_tried_again():
     """The lock is the store's, so processes wait as long."""
-    stage = SimStage(name="udf", cost_s=0.02, cpu=0.2, sigma=1.0, backends=("thread", "process"), process_start_s=0.5)
+    stage = SimStage(name="udf", cost_s=0.02, cpu=0.6, sigma=1.0, backends=("thread", "process"), process_start_s=0.5)
     scenario = Scenario(name="no lock", seconds=120, stages=(stage,))
     backends = []
     run(scenario, make("planner"), observe=lambda snapshot, knobs, reason: backends.append(knobs.backend["udf"]))
     assert backends[-1] == "thread"
     assert sum(a != b for a, b in itertools.pairwise(backends)) == 2
+
+
+def test_a_stage_that_hardly_computes_is_not_moved_although_its_workers_wait_for_each_other():
+    """A lookup's answers come late where cores are short, or its service is: a process would only be a longer way."""
+    stage = SimStage(name="udf", cost_s=0.02, cpu=0.05, sigma=1.0, backends=("thread", "process"), process_start_s=0.5)
+    backends = []
+    run(Scenario(name="lookup", seconds=60, stages=(stage,)), make("planner"),
+        observe=lambda snapshot, knobs, reason: backends.append(knobs.backend["udf"]))
+    assert set(backends) == {"thread"}
 
 
 def test_deciding_is_pure():

@@ -115,7 +115,7 @@ class Planner(Policy):
                 # What an opening fell short by is no gain of what follows it.
                 before = max(recent.rows_per_s, state.trial.rows_per_s * (state.trial.kind == "opening"))
                 switch = reshape(undone, forecast, replace(recent, rows_per_s=before), itertools.chain(
-                    stage_layouts.locked(forecast), stage_layouts.suspected(forecast, recent), jammed))
+                    stage_layouts.locked(forecast, recent), stage_layouts.suspected(forecast, recent), jammed))
                 if switch is not None:
                     return switch
             if keep is None:
@@ -264,7 +264,7 @@ def _plan(state: PlannerState, latest: PipelineRates, recent: PipelineRates) -> 
                      f"{format_bytes(forecast.memory_limit)} used, {format_bytes(forecast.memory(state.knobs))} may be "
                      f"needed): {moves(state.knobs, knobs)}",
                 bottleneck="memory", predicted_rows_per_s=best, details=details(forecast, recent, knobs, best)))
-    switch = reshape(state, forecast, recent, stage_layouts.locked(forecast)) if input_bound else None
+    switch = reshape(state, forecast, recent, stage_layouts.locked(forecast, recent)) if input_bound else None
     if switch is not None:
         return switch
     if state.tick < state.quiet_until:
