@@ -83,7 +83,7 @@ def _column(f: Field, values: pa.Array, buckets: int) -> dict[str, Any]:
     numbers = values.to_numpy(zero_copy_only=False)
     if f.role == "sparse":
         return _left(numbers) if f.online else _ids(numbers, buckets)
-    return _numbers(numbers if numbers.dtype == np.float32 else numbers.astype(np.float64))
+    return _numbers(numbers.astype(np.float64))
 
 
 def _as_read(values: pa.Array) -> dict[str, Any]:
@@ -107,22 +107,10 @@ def _left(numbers: npt.NDArray[Any]) -> dict[str, Any]:
     return {**found, "rows": len(numbers), "nulls": nulls, "bins": found["bins"] | ({"null": nulls} if nulls else {})}
 
 
-def _numbers(numbers: npt.NDArray[Any]) -> dict[str, Any]:
-    return {"rows": len(numbers), "least": float(numbers.min(initial=math.inf)),
-            "largest": float(numbers.max(initial=-math.inf)), "sum": float(numbers.sum(dtype=np.float64)),
-            "bins": _bins(numbers)}
-
-
-def _bins(numbers: npt.NDArray[Any]) -> dict[str, int]:
-    """Counts numbers in steps of a quarter of their inverse hyperbolic sine. Half of the bits of a float tell it to one
-    per cent, which is near enough and takes a tenth of the time."""
-    first = np.ascontiguousarray(numbers, np.float32).view(np.uint32) >> 16
-    counts = np.bincount(first.astype(np.int64))
-    kinds = np.flatnonzero(counts)
-    middle = (kinds << 16 | 1 << 15).astype(np.uint32).view(np.float32).astype(np.float64)
-    bins, place = np.unique(np.rint(np.arcsinh(middle) * 4).astype(np.int64), return_inverse=True)
-    sums = np.bincount(place, counts[kinds], len(bins)).astype(np.int64)
-    return dict(zip(map(str, bins.tolist()), sums.tolist(), strict=True))
+def _numbers(wide: npt.NDArray[np.float64]) -> dict[str, Any]:
+    return {"rows": len(wide), "least": float(wide.min(initial=math.inf)),
+            "largest": float(wide.max(initial=-math.inf)), "sum": float(wide.sum()),
+            "bins": _counted(np.rint(np.arcsinh(wide) * 4).astype(np.int64))}
 
 
 def _ids(ids: npt.NDArray[Any], buckets: int) -> dict[str, Any]:
