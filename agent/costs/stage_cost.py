@@ -195,16 +195,8 @@ class StageCost:
     @property
     def locked(self) -> bool:
         """Whether the workers wait for each other: more of them made a row dearer, and the added time is waiting."""
-        return self._waits_more(self.settings.locked)
-
-    @property
-    def hindered(self) -> bool:
-        """Whether the workers may wait for each other: a row is dearer than with fewest, but not by much."""
-        return self._waits_more(self.settings.relieved)
-
-    def _waits_more(self, times: float) -> bool:
         least = self.points[min(self.points)]
-        return any(p.busy_s >= times * least.busy_s
+        return any(p.busy_s >= self.settings.locked * least.busy_s
                    and p.wait_s - least.wait_s >= self.settings.mostly * (p.busy_s - least.busy_s)
                    for p in self.points.values())
 

@@ -38,16 +38,6 @@ def locked(forecast: Forecast, recent: PipelineRates) -> Iterator[Restructuring]
                                 cause=f"workers of {name} wait for each other")
 
 
-def hindered(forecast: Forecast, recent: PipelineRates) -> Iterator[Restructuring]:
-    """The stages on threads that may wait for a lock which several of them saturate together, each by a little, while
-    cores are free: worth a try where growing brought nothing."""
-    for name in _movable(forecast):
-        if forecast.each[name].backend == "thread" and forecast.each[name].hindered and _hold(
-                forecast, recent) and not recent.saturated(forecast.settings.saturated):
-            yield Restructuring(kind="switch", stage=name, forecast=forecast.switched(name, lambda s: s.relieved()),
-                                cause=f"workers of {name} wait longer the more there are")
-
-
 def suspected(forecast: Forecast, recent: PipelineRates) -> Iterator[Restructuring]:
     """The stages on threads that may hold the lock for which the others wait, while cores are free."""
     settings = forecast.settings

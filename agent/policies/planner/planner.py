@@ -110,12 +110,10 @@ class Planner(Policy):
             if failing and growing and recent.stall > state.settings.smooth:
                 undone = replace(state, knobs=state.trial.before, trial=None)
                 forecast = forecast_of(undone, latest)  # perhaps a stage was grown whose workers wait for a lock
-                useless = state.trial.gain(recent) < 1 + state.settings.least_gain
-                jammed = stage_layouts.hindered(forecast, recent) if useless else ()
                 # What an opening fell short by is no gain of what follows it.
                 before = max(recent.rows_per_s, state.trial.rows_per_s * (state.trial.kind == "opening"))
                 switch = reshape(undone, forecast, replace(recent, rows_per_s=before), itertools.chain(
-                    stage_layouts.locked(forecast, recent), stage_layouts.suspected(forecast, recent), jammed))
+                    stage_layouts.locked(forecast, recent), stage_layouts.suspected(forecast, recent)))
                 if switch is not None:
                     return switch
             if keep is None:
