@@ -15,6 +15,7 @@ from sluice.etl.ops.lists import flat, relisted
 
 _BETWEEN = "\x1f"  # a character that no keyboard types
 _NO_VALUE = "\x00"
+_ESCAPED = {"\x1b": "\x1b0", _BETWEEN: "\x1b1", _NO_VALUE: "\x1b2"}  # so that no text is taken for one of these
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,8 +89,16 @@ class Concat(Operator):
     gives: ClassVar[str] = "text"
 
     def apply(self, column: pa.Array, _state: Any) -> pa.Array:
-        columns = [pc.fill_null(as_text(field), _NO_VALUE) for field in column.flatten()]
-        return pc.binary_join_element_wise(*columns, _BETWEEN)
+        return pc.binary_join_element_wise(*map(_part, column.flatten()), _BETWEEN)
+
+
+def _part(column: pa.Array) -> pa.Array:
+    """A column as texts to be joined."""
+    texts = as_text(column)
+    if pa.types.is_string(column.type) and pc.any(pc.match_substring_regex(texts, r"[\x00\x1b\x1f]")).as_py():
+        for character, code in _ESCAPED.items():
+            texts = pc.replace_substring(texts, character, code)
+    return pc.fill_null(texts, _NO_VALUE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,7 +134,7 @@ class Ngram(Operator):
 
     def apply(self, column: pa.Array, _state: Any) -> pa.Array:
         values, lengths = flat(column)
-        values = pc.fill_null(as_text(values), _NO_VALUE)
+        values = _part(values)
         many = max(0, len(values) - self.size + 1)
         grams = pc.binary_join_element_wise(*[values.slice(i, many) for i in range(self.size)], _BETWEEN)
         # Among the windows over the elements of all rows, those that are within one row stay.

@@ -16,7 +16,7 @@ from fractions import Fraction
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from sluice.etl.ops import OPERATORS, OperatorError, made, online
@@ -201,8 +201,9 @@ def test_modulus_is_exact_for_64_bits_signed_and_unsigned(texts, size):
     assert Modulus(size=size).apply(pa.array(texts, pa.string()), None).to_pylist() == [slow(t) for t in texts]
 
 
-@given(st.lists(st.tuples(st.none() | st.text(max_size=3), st.none() | st.integers(-9, 9)
-                          | st.sampled_from([2**63 - 1, -(2**63)]))))
+@given(st.lists(st.tuples(st.none() | st.text(max_size=3) | st.text("\0\x1b\x1f012", max_size=3),
+                          st.none() | st.integers(-9, 9) | st.sampled_from([2**63 - 1, -(2**63)]))))
+@example([(None, None), ("\0", None)])
 def test_cross_and_concat_tell_combinations_apart(rows):
     columns = [pa.array([r[0] for r in rows], pa.string()), pa.array([r[1] for r in rows], pa.int64())]
     column = pa.StructArray.from_arrays(columns, ["a", "b"])
@@ -210,6 +211,15 @@ def test_cross_and_concat_tell_combinations_apart(rows):
     assert ids == [2 + int(k) % 1000 for k in hash_rows(columns, 3)]
     texts = Concat().apply(column, None).to_pylist()
     assert len(set(texts)) == len(set(rows))
+
+
+@given(st.lists(st.tuples(*[st.none() | st.text("\0\x1b\x1f012", max_size=3)] * 2)))
+def test_concat_and_ngram_keep_texts_with_their_own_separators_apart(pairs):
+    column = pa.StructArray.from_arrays([pa.array([p[i] for p in pairs], pa.string()) for i in (0, 1)], ["a", "b"])
+    texts = Concat().apply(column, None).to_pylist()
+    assert len(set(texts)) == len(set(pairs))
+    grams = Ngram(size=2).apply(pa.array([list(p) for p in pairs], pa.list_(pa.string())), None).to_pylist()
+    assert [text for row in grams for text in row] == texts
 
 
 @given(LISTS, st.integers(1, 4), st.booleans())
