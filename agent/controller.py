@@ -73,8 +73,7 @@ class Controller:
         self._proposed: deque[Reason] = deque(maxlen=64)  # each is recorded once, and later repeated unchanged
         self._reason: Reason | None = None
         self._last_of_rows: Reason | None = None
-        """That of the last look before which rows came: at the end of a run, when they do not any more, it is the
-        verdict."""
+        """That of the last look before which rows came; at the end of a run it is the verdict."""
         self._ticker = Ticker("sluice-agent", lambda: self.wait_s, self._timed_step)
 
     def step(self) -> None:

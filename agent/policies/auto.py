@@ -179,8 +179,8 @@ def _of_use(chosen: Knobs, forecast: Forecast, rows_per_s: float) -> Knobs:
     now, settings = forecast.knobs, forecast.settings
     computing = {n: rows_per_s * forecast.each[n].cpu_s(now.workers[n]) for n, kind in chosen.backend.items()
                  if kind == "process" != now.backend.get(n, "thread") and n in forecast.each}
-    held = {n for n, cores in computing.items() if cores >= settings.little}
-    moved = held if sum(computing[n] for n in held) >= settings.holds else set()
+    moved = {n for n, cores in computing.items() if cores >= settings.little}
+    moved = moved if sum(computing[n] for n in moved) >= settings.holds else set()
     return replace(chosen, backend={n: now.backend.get(n, "thread") if n in computing and n not in moved else kind
                                     for n, kind in chosen.backend.items()})
 

@@ -93,7 +93,6 @@ class Concat(Operator):
 
 
 def _part(column: pa.Array) -> pa.Array:
-    """A column as texts to be joined."""
     texts = as_text(column)
     if pa.types.is_string(column.type) and pc.any(pc.match_substring_regex(texts, r"[\x00\x1b\x1f]")).as_py():
         for character, code in _ESCAPED.items():
