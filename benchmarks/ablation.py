@@ -138,7 +138,6 @@ RULES = [
          [Edit(TrialChange, "_hurts", "and Contention.of(recent, self.settings).slow < self.settings.contended", "")]),
     Rule("a clear gain is kept early", settings={"clear": 1e9, "clear_share": 1.0, "clear_kept": 1.0}),
     _decide("reshape in place of what failed", "if failing and", "if False and"),
-    _decide("part stages that saturate a lock together", "if useless else ()", "if False else ()"),
     _decide("looks while processes start are left out", "state.window[-1:] if starting", "state.window[-1:] if False"),
     Rule("an opening gives way to the planner's choice",
          [Edit(planner, "_undo", "if trial.own not in (None, trial.before):", "if False:")]),
@@ -165,7 +164,7 @@ RULES = [
     Rule("waits for a core are taken out of costs", [Edit(StageCost, "observe",
                                                           "if saturated and not core_wait_s and self.points:",
                                                           "if False:")]),
-    _plan("stages that rest are not waited for", " - _resting(state, recent)", ""),
+    _plan("stages that rest are not waited for", " - resting(state, recent)", ""),
     Rule("the largest demand of late counts", [Edit(planner, "forecast_of", "max(state.demands, default=math.inf)",
                                                     "(state.demands or (math.inf,))[-1]")]),
     # What a setting would bring.
