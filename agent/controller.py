@@ -205,11 +205,10 @@ class Controller:
             self.opening = {"text": opened["text"], "tried": record["tried"],
                             "rows_per_s": record["opening"]["rows_per_s"]}
             self._record_to({"kind": "opening", **opened})
-        if self._last_of_rows is not None:
+        if (last := self._last_of_rows) is not None:
             explained = self._policy.explain(self._state) if self._limits else None
-            self._record_to({"kind": "verdict", "text": self._last_of_rows.text, "cost_s": self.cost_s,
-                             "bottleneck": self._last_of_rows.bottleneck,
-                             "details": self._last_of_rows.details if explained is None else explained})
+            self._record_to({"kind": "verdict", "text": last.text, "bottleneck": last.bottleneck, "cost_s": self.cost_s,
+                             "details": last.details if explained is None else explained})
 
     def _metric(self, measured: PipelineRates, snapshot: Snapshot) -> dict[str, Any]:
         stages = {name: {"busy": s.busy, "cpu": s.cpu, "rows_per_s": s.rows_per_s, "workers": s.workers,

@@ -69,6 +69,10 @@ class Forecast:
         queued = sum(stage.queue_bytes for stage in rates.stages.values())
         return replace(empty, base_bytes=max(0.0, rates.memory_used - in_hand - queued))
 
+    def computing(self, name: str, rows_per_s: float) -> float:
+        """The cores that a stage computes on at such a rate, as long as it has its present workers."""
+        return rows_per_s * self.each[name].cpu_s(self.knobs.workers[name])
+
     def capacity(self, name: str, workers: int) -> float:
         """The rows a second that `workers` of a stage are expected to do on cores as they are now."""
         service = self.services[name]

@@ -32,8 +32,12 @@ class Restructuring:
 
 def locked(forecast: Forecast, recent: PipelineRates) -> Iterator[Restructuring]:
     """The stages whose workers wait for each other, the narrowest first."""
-    for name in _movable(forecast):
-        if forecast.each[name].locked and (forecast.each[name].backend != "thread" or _hold(forecast, recent)):
+    names = _movable(forecast)
+    # Stages that only wait, as for a service, wait longer too where cores are short: a process would be a longer way.
+    hold = forecast.settings.holds <= sum(forecast.computing(name, recent.rows_per_s) for name in names
+                                          if forecast.each[name].backend == "thread")
+    for name in names:
+        if forecast.each[name].locked and (hold or forecast.each[name].backend != "thread"):
             yield Restructuring(kind="switch", stage=name, forecast=forecast.switched(name, lambda s: s.relieved()),
                                 cause=f"workers of {name} wait for each other")
 
@@ -76,14 +80,6 @@ def _movable(forecast: Forecast) -> list[str]:
         return forecast.capacity(head, forecast.knobs.workers[head])
 
     return sorted((n for n, cost in forecast.each.items() if forecast.limits.movable(n, cost.backend)), key=capacity)
-
-
-def _hold(forecast: Forecast, recent: PipelineRates) -> bool:
-    """Whether the stages that could move to processes compute enough to hold up each other. Stages that only wait, as
-    for a service, wait longer too where cores are short, and a process would be one more way to go."""
-    computing = sum(recent.rows_per_s * forecast.each[n].cpu_s(forecast.knobs.workers[n]) for n in _movable(forecast)
-                    if forecast.each[n].backend == "thread")
-    return computing >= forecast.settings.holds
 
 
 def _waiting(stage: StageRates) -> float:

@@ -176,13 +176,12 @@ def _of_known(chosen: Knobs, now: Knobs, known: Container[str]) -> Knobs:
 def _of_use(chosen: Knobs, forecast: Forecast, rows_per_s: float) -> Knobs:
     """The chosen knobs; but stages that at such a rate would not compute enough to hold up each other stay on threads,
     as the way to a process and back takes time on a core."""
-    now, settings = forecast.knobs, forecast.settings
-    computing = {n: rows_per_s * forecast.each[n].cpu_s(now.workers[n]) for n, kind in chosen.backend.items()
-                 if kind == "process" != now.backend.get(n, "thread") and n in forecast.each}
-    moved = {n for n, cores in computing.items() if cores >= settings.little}
-    moved = moved if sum(computing[n] for n in moved) >= settings.holds else set()
-    return replace(chosen, backend={n: now.backend.get(n, "thread") if n in computing and n not in moved else kind
-                                    for n, kind in chosen.backend.items()})
+    now, settings = forecast.knobs.backend, forecast.settings
+    cores = {n: forecast.computing(n, rows_per_s) for n, kind in chosen.backend.items()
+             if kind == "process" and now.get(n, "thread") == "thread"}
+    enough = {n for n in cores if cores[n] >= settings.little}
+    moved = enough if sum(cores[n] for n in enough) >= settings.holds else set()
+    return replace(chosen, backend={**chosen.backend, **dict.fromkeys(cores.keys() - moved, "thread")})
 
 
 def _fitting(forecast: Forecast, knobs: Knobs) -> Knobs | None:

@@ -154,8 +154,7 @@ class InputParser:
         name = self._spec.table.split_time
         if name is None or name not in parsed.columns:
             return parsed
-        at = as_number(parsed.columns[name])
-        good = pc.fill_null(pc.invert(pc.is_nan(at)), False)
+        good = pc.invert(pc.is_null(as_number(parsed.columns[name]), nan_is_null=True))
         if self._spec.table.unlabelled:
             good = pc.or_(good, pc.is_null(self._spec.labels(parsed.columns)))
         return _but(parsed, good, lambda _: f"{name}: {NO_SPLIT}")

@@ -99,7 +99,7 @@ def _proposal(name: str, facts: ColumnFacts, rows: int) -> Proposal:
     if pa.types.is_integer(inner):
         as_they_are = _fits(facts) and (role == "id_list" or not facts.nulls)
         return Proposal(name=name, facts=facts, role=role, hash=None if as_they_are else _size(facts, rows))
-    if pa.types.is_string(inner) or pa.types.is_large_string(inner):
+    if _is_text(inner):
         if not facts.values:
             return Proposal(name=name, facts=facts, why="text of which nothing was seen; hash= makes ids of it")
         if role == "sparse" and (found := time_formats(facts.examples)):
@@ -113,9 +113,11 @@ def _proposal(name: str, facts: ColumnFacts, rows: int) -> Proposal:
 def _texts(facts: ColumnFacts) -> list[str]:
     """Some of the texts that a column holds; none if it holds something else."""
     kind = facts.type.value_type if pa.types.is_dictionary(facts.type) else facts.type
-    if facts.examples is None or not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
-        return []
-    return sorted(facts.examples.cast(pa.string()).to_pylist())
+    return sorted(facts.examples.cast(pa.string()).to_pylist()) if facts.examples is not None and _is_text(kind) else []
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
 def _is_list(kind: pa.DataType) -> bool:
