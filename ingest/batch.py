@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 
+from sluice.etl.common.extras import install_command
 from sluice.ingest.columns import Columns
 from sluice.ingest.errors import LoadingError
 from sluice.ingest.knobs import nearest
@@ -117,7 +118,7 @@ class Batch:
         try:
             from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
         except ImportError:
-            raise LoadingError("batches for TorchRec need it: pip install 'sluice[trainer]'") from None
+            raise LoadingError(f"batches for TorchRec need torchrec: {install_command('trainer')}") from None
         return KeyedJaggedTensor(list(self._named().sparse), self.values, lengths=self.lengths)
 
     def torchrec(self) -> TorchrecBatch:

@@ -54,7 +54,9 @@ def main() -> None:
     """Hands over to the verb's program, which runs as if it had been called by its own name."""
     words = sys.argv[1:]
     if words[:1] == ["--version"]:
-        _print(f"sluice {metadata.version('sluice')}\n")
+        from sluice.etl.common.extras import DISTRIBUTION
+
+        _print(f"sluice {metadata.version(DISTRIBUTION)}\n")
         return
     if not words or words[0] in ("-h", "--help"):
         _print(usage())

@@ -19,7 +19,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from sluice.etl.common.extras import EXTRAS, OF_VERBS
+from sluice.etl.common.extras import DISTRIBUTION, EXTRAS, OF_VERBS
 
 pytestmark = pytest.mark.slow
 
@@ -57,7 +57,7 @@ def refused(extra, *words):
     '''One sentence, and no traceback.'''
     code, out, err = called(*words)
     lines = [line for line in err.splitlines() if line.strip()]
-    assert code == 2 and len(lines) == 1 and f'pip install "sluice[{extra}]"' in lines[0], (words, code, out, err)
+    assert code == 2 and len(lines) == 1 and f'pip install "sluice-recsys[{extra}]"' in lines[0], (words, code, out, err)
 
 def imports(*names):
     for name in names:
@@ -82,7 +82,7 @@ def unpacked(wheel, tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def ours(unpacked) -> metadata.Distribution:
-    return next(iter(metadata.distributions(name="sluice", path=[str(unpacked)])))
+    return next(iter(metadata.distributions(name=DISTRIBUTION, path=[str(unpacked)])))
 
 
 def closure(ours: metadata.Distribution, extra: str) -> dict[str, metadata.Distribution]:
@@ -101,7 +101,7 @@ def closure(ours: metadata.Distribution, extra: str) -> dict[str, metadata.Distr
             other = canonicalize_name(wanted.name)
             if (name, other) in NOT_TAKEN or (wanted.marker and not wanted.marker.evaluate({"extra": its_extra})):
                 continue
-            if other == "sluice":
+            if other == DISTRIBUTION:
                 ahead += [(ours, e) for e in wanted.extras]
                 continue
             other = STANDS_FOR.get(other, other)
@@ -184,7 +184,7 @@ def test_the_base_is_a_loader_and_says_once_who_reads(site, files):
 try:
     Loader(given[0], batch_size=512, reading=Reading(reader="petastorm"))
 except ValueError as error:
-    assert 'pip install "sluice[petastorm]"' in str(error), error
+    assert 'pip install "sluice-recsys[petastorm]"' in str(error), error
 else:
     raise AssertionError("petastorm was not missed")
 absent("petastorm", "deltalake", "torchrec", "safetensors", "optuna", "pandas", "psutil", "rich")
@@ -195,7 +195,7 @@ refused("serve", "serve", "nowhere", "--port", "0")
 refused("search", "search", "--data", "nowhere", "--out", "found")
 refused("tuning", "teach", "--policy", "intune", "--decisions", "300")
 code, out, err = called("bench", given[0], "--batch-size", "512", "--reader", "arrow", "--workers", "ray://127.0.0.1:1")
-assert code == 2 and err.strip().endswith('pip install "sluice[ray]"'), (out, err)
+assert code == 2 and err.strip().endswith('pip install "sluice-recsys[ray]"'), (out, err)
 code, out, err = called("bench", given[0], "--batch-size", "512", "--seconds", "0.2", "--tuning", "intune")
 assert code == 0 and '"tuning": "intune"' in out, (out, err)
 code, out, err = called("bench", given[0], "--batch-size", "512", "--seconds", "0.2", "--tuning", "auto")

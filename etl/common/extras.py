@@ -1,7 +1,9 @@
-"""Which extra of `sluice` brings an optional package: for the one sentence that a program says where it is missing."""
+"""Which extra brings an optional package: for the one sentence that a program prints when a package is missing."""
 
 from __future__ import annotations
 
+DISTRIBUTION = "sluice-recsys"
+"""The name that pip knows this project by. The name `sluice` belongs to another project there."""
 EXTRAS = {
     "deltalake": "table",
     "petastorm": "petastorm", "fsspec": "petastorm", "six": "petastorm", "future": "petastorm", "dill": "petastorm",
@@ -24,6 +26,11 @@ OPTIONAL_FOLDERS = {"serve": ("dlrm/serving", "dlrm/serve"), "export": ("dlrm/se
 """A verb whose folder may be deleted, that folder, and the verb's own file, which goes with it."""
 
 
+def install_command(extra: str) -> str:
+    """Returns the command that installs an extra."""
+    return f'pip install "{DISTRIBUTION}[{extra}]"'
+
+
 def advice(error: Exception, verb: str = "") -> str:
     """One sentence that names the package and the extra, or the folder that was left out; empty for any other error."""
     places: tuple[str, ...] = OPTIONAL_FOLDERS.get(verb, ())
@@ -34,4 +41,4 @@ def advice(error: Exception, verb: str = "") -> str:
         return ""
     what = f"`sluice {verb}`" if verb in OF_VERBS else "this"
     extra = OF_VERBS.get(verb, EXTRAS[package])
-    return f'{what} needs {package}, which is not installed: pip install "sluice[{extra}]"'
+    return f"{what} needs {package}, which is not installed: {install_command(extra)}"

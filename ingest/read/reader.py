@@ -22,6 +22,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from sluice.etl.common.extras import install_command
 from sluice.etl.schema import DataFile
 from sluice.etl.spec.nested_columns import flattened, parts
 from sluice.ingest.columns import ColumnError
@@ -451,5 +452,5 @@ def source_of(reader: str | None, groups: RowGroupReader, options: PetastormOpti
         return PetastormSource(groups, options)
     except ModuleNotFoundError as error:
         raise SourceError(f"reader {reader!r} needs {error.name}, which is not installed: "
-                          "pip install \"sluice[petastorm]\", or take reader='arrow', which gives the same rows"
+                          f"{install_command('petastorm')}, or take reader='arrow', which gives the same rows"
                           ) from None

@@ -17,6 +17,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 import pyarrow as pa
 from zlib_ng.zlib_ng import crc32
 
+from sluice.etl.common.extras import DISTRIBUTION
 from sluice.etl.schema import digest
 from sluice.ingest.columns import ColumnError
 from sluice.ingest.errors import LoadingError
@@ -38,7 +39,7 @@ KINDS: Mapping[str, type[Exception]] = {"source": SourceError, "column": ColumnE
 
 @cache  # it is part of every call, and read from a file
 def package() -> str:
-    return metadata.version("sluice")
+    return metadata.version(DISTRIBUTION)
 
 
 def check_package(given: Any) -> None:

@@ -164,7 +164,7 @@ def test_a_feature_that_has_the_name_of_the_weights_is_not_replaced_by_them(tmp_
 
 
 @pytest.mark.parametrize(("form", "missing", "says"), [
-    ("kjt", "torchrec", r"sluice\[trainer\]"), ("pandas", "pandas", "pip install pandas")])
+    ("kjt", "torchrec", r"sluice-recsys\[trainer\]"), ("pandas", "pandas", "pip install pandas")])
 def test_a_form_whose_library_is_not_there_names_it(files, monkeypatch, form, missing, says):
     own = builtins.__import__
 

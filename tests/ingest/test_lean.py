@@ -47,4 +47,4 @@ def test_plain_parquet_needs_no_extra(files):
 def test_without_petastorm_its_reader_says_what_to_do(files):
     result = load(files, "petastorm")
     assert result.returncode
-    assert "pip install \"sluice[petastorm]\", or take reader='arrow'" in result.stderr
+    assert "pip install \"sluice-recsys[petastorm]\", or take reader='arrow'" in result.stderr
