@@ -38,7 +38,7 @@ def wheel(tmp_path_factory):
 
 def test_the_wheel_installs_nothing_but_sluice(wheel):
     names = zipfile.ZipFile(wheel).namelist()
-    assert {name.split("/")[0].split("-")[0] for name in names} == {"sluice"}
+    assert {name.split("/")[0].split("-")[0] for name in names} == {"sluice", "sluice_recsys"}
     ours = {str(Path("sluice", p.relative_to(ROOT))) for room in ROOMS for p in (ROOT / room).rglob("*.py")}
     assert ours <= set(names)
     assert {n for n in names if n.endswith((".html", ".safetensors", ".json"))}, "what modules read lies beside them"
