@@ -57,7 +57,8 @@ def refused(extra, *words):
     '''One sentence, and no traceback.'''
     code, out, err = called(*words)
     lines = [line for line in err.splitlines() if line.strip()]
-    assert code == 2 and len(lines) == 1 and f'pip install "sluice-recsys[{extra}]"' in lines[0], (words, code, out, err)
+    assert code == 2 and len(lines) == 1, (words, code, out, err)
+    assert f'pip install "sluice-recsys[{extra}]"' in lines[0], (words, err)
 
 def imports(*names):
     for name in names:
