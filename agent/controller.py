@@ -95,8 +95,8 @@ class Controller:
     def _measure(self) -> Snapshot | None:
         """Measures, and returns what was seen if enough was done since what was returned before it."""
         snapshot, before = self._tunable.snapshot(), self._last
-        if before is not None and snapshot.sequence == before.sequence:
-            return None  # nothing new: ranks may publish more slowly than we look
+        if before is not None and (snapshot.sequence == before.sequence or snapshot.at == before.at):
+            return None  # nothing new: ranks publish more slowly than this loop looks, or the trainer rests
         self.ticks, self._last = self.ticks + 1, snapshot
         measured = rates(before, snapshot) if before is not None else None
         began = before is not None and not before.rows

@@ -64,7 +64,7 @@ def turn(table: FeatureTable, options: argparse.Namespace, readers: int, tuning:
     with BatchLoader(table, batch_size=options.batch_size, epochs=sys.maxsize, before_read=before_read,
                      knobs=Knobs(workers={"read": readers})) as loader, ExitStack() as stack:
         if tuning:
-            stack.enter_context(Controller(loader, policies.make(tuning), record=record))
+            stack.enter_context(Controller(loader.tunable, policies.make(tuning), record=record))
         found = consume(loader, before + options.seconds, lambda: None)
         knobs = loader.knobs
     return Turn(found.rows_per_s(options.seconds / (before + options.seconds)), found.order_hash, knobs,

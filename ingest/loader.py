@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import atexit
+import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import cached_property
 from importlib import import_module
@@ -239,7 +241,8 @@ class BatchLoader(IterableDataset[Batch]):
             raise LoaderError("this loader was closed while a batch was waited for") from None
         finally:
             if iteration == self._iteration:
-                self._progress.enter("away")
+                if not sys.is_finalizing():
+                    self._progress.enter("away")
                 if self._under_way:  # the epoch was broken off: nobody waits for what is in the pipeline
                     self._run = None
                     self._pipeline.close()
@@ -269,6 +272,11 @@ class BatchLoader(IterableDataset[Batch]):
             self._position = Position(batch.epoch + 1, 0)
             self.order_hash, self._order = self._order, ""
             self._under_way = False  # many a framework takes no more than `len(loader)` batches, and never sees the end
+
+    def resting(self) -> AbstractContextManager[None]:
+        """A context for what a trainer does between two batches that is no training, such as a validation or a
+        checkpoint. Its time counts neither as waiting nor as computing, and the agent judges no change by it."""
+        return self._progress.resting()
 
     # ---- position
 
@@ -315,7 +323,13 @@ class BatchLoader(IterableDataset[Batch]):
         self._pipeline.apply(knobs)
 
     def snapshot(self) -> Snapshot:
-        return self._progress.snapshot()
+        """All that happened since the start."""
+        return self._progress.counters()
+
+    @property
+    def tunable(self) -> Progress:
+        """What an agent looks at and turns: it does not see what happens while the trainer rests."""
+        return self._progress
 
     def memory_used(self) -> int:
         """The number of anonymous and shared bytes that the process tree uses now."""

@@ -1,22 +1,108 @@
 """What a rank's consumer did so far, and the pipeline that serves it, as an agent sees them: `Progress`.
 
-It knows nothing of the loader, so that a loader that is forgotten can go while an agent still looks.
+`Rests` are left out of what an agent sees. Nothing here knows the loader, so a loader that is forgotten can be freed while
+an agent still looks.
 """
 
 from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sluice.ingest.knobs import Knobs, Limits
 from sluice.ingest.machine import Machine
-from sluice.ingest.stats import Snapshot
+from sluice.ingest.stats import Snapshot, StageStats
 
 if TYPE_CHECKING:
     from sluice.ingest.pipeline import Pipeline
     from sluice.ingest.read.petastorm.row_groups import RowGroupStage
+
+
+_OF_PIPELINE = ("at", "batches", "rows", "consumer_wait_s", "consumer_compute_s", "cpu_used_s", "cores_idle_s",
+                "held_back", "held_back_pressure")
+_OF_STAGE = ("items", "rows", "bytes", "busy_s", "cpu_s", "core_wait_s", "wait_input_s", "wait_output_s")
+_ELSEWHERE = ("units", "calls", "bytes", "retries", "hedges", "late", "core_s")
+
+Counters = Mapping[tuple[str, str], float]
+"""The counters of a snapshot, by owner and name. The owner is a stage, or one of the two below."""
+_PIPELINE, _REMOTE = "", "remote workers"
+_LONGEST = 4
+"""Times the rows read in a rest that the consumer takes before the rest ends in any case."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rests:
+    """The rests of a consumer so far: a validation, a checkpoint, what lies between two epochs. Each method returns a
+    new state, so that other threads may read one at any moment.
+
+    Nobody asks for rows in a rest, and the pipeline fills its buffers. The rows that follow come faster than they are
+    made. A rest therefore lasts until no more rows are under way than before."""
+
+    left_out: Counters = field(default_factory=dict)
+    """How much each counter rose in the rests that are over."""
+    begun: Snapshot | None = None
+    """The snapshot at which the present rest began; None if there is none."""
+    read: int = 0
+    """The number of rows that were read during the present rest."""
+    until_rows: int | None = None
+    """The number of rows at which the rest may be over; None until the consumer asks for rows again."""
+
+    def begin(self, now: Snapshot) -> Rests:
+        """Begins a rest, or goes on with one that is not over."""
+        return replace(self, begun=self.begun or now, until_rows=None)
+
+    def resume(self, now: Snapshot) -> Rests:
+        """Notes that the consumer asks for rows again."""
+        if self.begun is None:
+            return self
+        read = now.stages[0].rows - self.begun.stages[0].rows
+        return replace(self, read=read, until_rows=self.begun.rows + read)
+
+    def may_end(self, rows: int) -> bool:
+        """Whether it is time to ask `go_on`, now that the consumer has taken so many rows."""
+        return self.until_rows is not None and rows >= self.until_rows
+
+    def go_on(self, now: Snapshot) -> Rests:
+        """Ends the present rest, or lets it last until the rows that are too many have been taken. New knobs may keep
+        more rows under way for good, so a rest ends at the latest after some times what was read in it."""
+        assert self.begun is not None, "a rest has begun"
+        too_many = _under_way(now) - _under_way(self.begun)
+        an_item = now.stages[0].rows / max(1, now.stages[0].items)
+        if too_many > an_item and now.rows - self.begun.rows < _LONGEST * self.read:
+            return replace(self, until_rows=now.rows + too_many)
+        begun = _counters_of(self.begun)
+        rose = {key: value - begun[key] for key, value in _counters_of(now).items()}
+        return Rests(left_out={key: value + self.left_out.get(key, 0) for key, value in rose.items()})
+
+    def without(self, now: Snapshot) -> Snapshot:
+        """Returns the snapshot without what happened in rests. Its clock stands still during one."""
+        counters = _counters_of(self.begun or now)
+        return _with_counters(now, {key: value - self.left_out.get(key, 0) for key, value in counters.items()})
+
+
+def _under_way(snapshot: Snapshot) -> int:
+    """The number of rows that were read and not taken yet."""
+    return snapshot.stages[0].rows - snapshot.rows
+
+
+def _counters_of(snapshot: Snapshot) -> dict[tuple[str, str], float]:
+    counters = {(_PIPELINE, name): getattr(snapshot, name) for name in _OF_PIPELINE}
+    counters |= {(stage.name, name): getattr(stage, name) for stage in snapshot.stages for name in _OF_STAGE}
+    counters |= {(_REMOTE, name): snapshot.elsewhere.get(name) for name in _ELSEWHERE}
+    return {key: value for key, value in counters.items() if value is not None}
+
+
+def _with_counters(snapshot: Snapshot, counters: Counters) -> Snapshot:
+    def of(owner: str, names: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
+        return ((name, counters[owner, name]) for name in names if (owner, name) in counters)
+
+    stages: list[StageStats] = [replace(stage, **dict(of(stage.name, _OF_STAGE))) for stage in snapshot.stages]
+    return replace(snapshot, stages=tuple(stages), elsewhere={**snapshot.elsewhere, **dict(of(_REMOTE, _ELSEWHERE))},
+                   **dict(of(_PIPELINE, _OF_PIPELINE)))
 
 
 class _Consumer(NamedTuple):
@@ -45,16 +131,34 @@ class Progress:
         # What the consumer does, since when, and what it did before: one tuple, so that a snapshot sees one moment.
         self._consumer = _Consumer("away", 0.0, 0.0, 0.0)
         self._first: tuple[int, float, float] | None = None  # rows and totals when the first batch had come
+        self._rests = Rests()  # the consumer's thread alone changes it
 
     def enter(self, phase: str) -> None:
         """Notes that the consumer begins to `wait` or to `compute`, or is `away` between two epochs."""
         now = time.monotonic()
+        was = self._consumer.phase
         self._consumer = _Consumer(phase, now, *self._consumer.totals(now))
+        if phase == "away" != was:
+            self._rests = self._rests.begin(self._look())
+        elif phase != "away" == was:
+            self._rests = self._rests.resume(self._look())
+
+    @contextmanager
+    def resting(self) -> Iterator[None]:
+        """Marks the time of the context as a rest: the consumer neither waits for rows nor computes on them."""
+        phase = self._consumer.phase
+        self.enter("away")
+        try:
+            yield
+        finally:
+            self.enter(phase)
 
     def count(self, rows: int) -> None:
         """Counts a batch, which is the consumer's from now on."""
         self._batches += 1
         self._rows += rows
+        if self._rests.may_end(self._rows):
+            self._rests = self._rests.go_on(self._look())
         if self._first is None:
             self._first = (self._rows, *self._consumer.totals(time.monotonic()))
 
@@ -74,11 +178,20 @@ class Progress:
         return self._machine.memory_limit(self._limit)
 
     def snapshot(self) -> Snapshot:
+        """The snapshot that an agent takes rates from. Its clock and counters stand still while the consumer rests, and
+        until it has taken the rows that this left waiting."""
+        return self._rests.without(self.counters())
+
+    def counters(self) -> Snapshot:
+        """All that happened since the start, rests included."""
+        return self._look(next(self._sequence))
+
+    def _look(self, sequence: int = 0) -> Snapshot:
         now = time.monotonic()
         wait_s, compute_s = self._consumer.totals(now)
         machine, held_back = self._machine, self._pipeline.held_back
         return Snapshot(
-            at=now, sequence=next(self._sequence), stages=self._pipeline.stats(), batches=self._batches,
+            at=now, sequence=sequence, stages=self._pipeline.stats(), batches=self._batches,
             rows=self._rows, consumer_wait_s=wait_s, consumer_compute_s=compute_s,
             memory_used=machine.memory_used(), memory_limit=self.memory_limit(),
             cpu_quota=machine.cores(), cpu_used_s=machine.cpu_used_s(), cores_idle_s=machine.cores_idle_s(),

@@ -166,7 +166,7 @@ class VersionRun:
         session, journal, config = self._session, self._journal, self._config
 
         def save(meta: CheckpointMeta) -> None:
-            with session.activity.apart("saved a checkpoint"):
+            with session.activity.apart("saved a checkpoint"), loader.resting():
                 checkpoints.save(replace(meta, knobs=loader.knobs.to_dict(),
                                          agent=assemble.agent_of(controller, knob_memory)))
             if not meta.loader["step"]:
@@ -174,7 +174,7 @@ class VersionRun:
                                "order_hash": loader.order_hash})
 
         def evaluate_and_check(meta: CheckpointMeta) -> bool:
-            with session.activity.apart("evaluated"):
+            with session.activity.apart("evaluated"), loader.resting():
                 return validator.evaluate_and_check(meta)
 
         def table_changed(meta: CheckpointMeta) -> bool:

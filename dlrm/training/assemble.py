@@ -62,17 +62,17 @@ def tuned(config: Config, loader: BatchLoader, world: Ranks, knob_memory: KnobMe
     comes before what the registry holds, else it is used where the registry holds nothing. Stages that no longer exist
     are left out. The agent runs beside local rank 0, and tunes the loader itself if that is the only rank; other ranks
     get None."""
-    loading: Tunable = loader
+    loading: Tunable = loader.tunable
     member: AbstractContextManager[Any] = nullcontext()
     if world.ranks > 1:
         hosts, host = world.gather_objects(str(world.host)), str(world.host)
-        member = HostMember(world.store.clone(), host, world.local_rank, loader)
+        member = HostMember(world.store.clone(), host, world.local_rank, loader.tunable)
         if world.local_rank:
             with member:
                 yield None
             return
         member.step()  # the agent's first look finds something, and its last comes after the member's last word
-        loading = HostTunable(world.store.clone(), host, loader, ranks={h: hosts.count(h) for h in hosts})
+        loading = HostTunable(world.store.clone(), host, loader.tunable, ranks={h: hosts.count(h) for h in hosts})
     policy = policies.make(config.tuning, foreknowledge(loader), config.agent_weights)
     origin = _origin(knob_memory)
     earlier = agent["learned"] if agent.get("machine") == origin["machine"] else None

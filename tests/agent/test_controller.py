@@ -301,8 +301,12 @@ def test_other_limits_begin_the_policy_anew():
 
 
 def test_the_thread_ticks_and_ends():
-    pipeline, ticked = _pipeline(), threading.Event()
-    pipeline.advance(1.0)  # its first rows have come
+    class Running(FakePipeline):
+        def snapshot(self):
+            self.advance(1.0)
+            return super().snapshot()
+
+    pipeline, ticked = Running(_pipeline().stages), threading.Event()
 
     class Seen(Script):
         def decide(self, snapshot, state):
