@@ -20,10 +20,10 @@ _BUSY = 0.9  # of its workers' time: the bottleneck, where the trainer waits
 
 def hero(run: Run, figures: RunOutcome, story: Sequence[DecisionEffect], incidents: Sequence[Incident]) -> str:
     """The chart that says it all, after what happened when, which all charts show."""
-    looks, end = run.looks() or run.of("loader"), figures.seconds  # where each has an evaluation in it, they are all
+    looks, end = run.looks() or run.of("loader"), _last(run.of("loader"), figures)
     rate, decisions = figures.rows_per_s_first, run.of("decision")
     before = Series(name="before tuning", points=[])
-    if figures.changes_settling and rate is not None:
+    if figures.changes_faster and rate is not None:
         alone = set((decisions[0].get("before") or {}).get("workers", {}).values()) == {1}
         before = Series(name="with one worker a stage" if alone else "before tuning", style="level",
                         points=[(0.0, rate), (end, rate)])
@@ -44,7 +44,7 @@ def hero(run: Run, figures: RunOutcome, story: Sequence[DecisionEffect], inciden
 
 def stages(run: Run, figures: RunOutcome) -> str:
     """A small chart for each stage: its workers, and how much of their time they were at useful work."""
-    loader, end = run.of("loader"), figures.seconds
+    loader, end = run.of("loader"), _last(run.of("loader"), figures)
     turned = _turned(run)
     last = (turned[-1].get("knobs") or {}) if turned else {}
     names = dict.fromkeys(name for line in turned for name in (line.get("knobs") or {}).get("workers", ()))
@@ -78,8 +78,9 @@ def stages(run: Run, figures: RunOutcome) -> str:
             f'<div class="small">{"".join(drawn)}</div></section>') if drawn else ""
 
 
-def training(run: Run, end: float) -> str:
+def training(run: Run, figures: RunOutcome) -> str:
     evaluations = run.of("eval")
+    end = _last([*run.of("train"), *evaluations], figures)
     splits = dict.fromkeys(str(e.get("split", "")) for e in evaluations)
     return _side_by_side("Training", [
         chart("Training loss", Panel(axis=charts.SCORE, series=[
@@ -90,8 +91,9 @@ def training(run: Run, end: float) -> str:
             for split in splits]), end=end)])
 
 
-def machine(run: Run, end: float) -> str:
+def machine(run: Run, figures: RunOutcome) -> str:
     """What the loader takes of the machine."""
+    end = _last(run.of("loader"), figures)
     loader, turned, whose = run.of("loader"), _turned(run), _of_each(run)
     used, limit = _points(loader, "memory_used"), _points(loader, "memory_limit")
     memory, note = [Series(name="in use", points=used, style="area")], ""
@@ -121,6 +123,11 @@ def machine(run: Run, end: float) -> str:
                 f"{there['retries']:,} requests were made again, {there['hedges']:,} to a second worker as the first "
                 "was slow")))
     return _side_by_side("Memory and cores", drawn)
+
+
+def _last(lines: Sequence[Mapping[str, Any]], figures: RunOutcome) -> float:
+    """The moment of the last of these lines, where the axis of their charts ends."""
+    return max((float(line["at"]) for line in lines), default=figures.seconds)
 
 
 def _points(lines: Sequence[Mapping[str, Any]], *path: str) -> Points:

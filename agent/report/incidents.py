@@ -167,7 +167,8 @@ def recovery(at: float, rates: Sequence[tuple[float, float]]) -> tuple[float | N
     last = [rate for _, rate in rates[-settled_of(rates):]]
     settled = sum(last) / len(last)
     smooth = [(rates[n][0], sum(r for _, r in rates[n:n + _SMOOTH]) / _SMOOTH) for n in range(len(rates) - _SMOOTH + 1)]
-    lowest = min(range(len(smooth)), key=lambda n: smooth[n][1])
-    if smooth[lowest][1] >= RECOVERED * settled:
-        return settled, 0.0
-    return settled, next((when - at for when, rate in smooth[lowest:] if rate >= RECOVERED * settled), None)
+    for course in (smooth, rates):  # a dip of a single look is a dip all the same
+        lowest = min(range(len(course)), key=lambda n: course[n][1])
+        if course[lowest][1] < RECOVERED * settled:
+            return settled, next((when - at for when, rate in course[lowest:] if rate >= RECOVERED * settled), None)
+    return settled, 0.0

@@ -14,6 +14,8 @@ from sluice.agent.report.run_folder import Run
 SMOOTH = 0.02  # a stall up to this is reported as none
 HARDLY = 0.1  # up to this stall, more could be gained elsewhere
 _SAME = 0.05  # of the rate: a smaller difference counts as none
+FASTER = "faster"
+_JUST_BEFORE_S = 1.5
 _LEAST = 3  # looks at a run that has started; fewer say nothing
 _AFTER = ("end", "opening")
 """Events that are written when the run is over."""
@@ -58,8 +60,7 @@ class RunOutcome:
     the first fault on purpose, where there is one. Page, `explain` and the programs' last lines have them from here."""
 
     rows_per_s_first: float | None = None
-    """The rate before the first decision, in the later half of that time; without one, in the whole run. The start is
-    left out, here and below."""
+    """The rate just before the first decision; without one, in the whole run. The start is left out, here and below."""
     rows_per_s_settled: float | None = None
     """The rate in the last third of the loader's time; None for a run that is too short for that."""
     stall_first: float | None = None
@@ -69,6 +70,8 @@ class RunOutcome:
     before that."""
     changes_settling: int = 0
     """The decisions in the undisturbed part; `decisions` counts all."""
+    changes_faster: int = 0
+    """Those of them after which more rows came, as far as that could be compared."""
     decisions: int = 0
     peak_memory: int | None = None
     memory_limit: int | None = None
@@ -99,7 +102,7 @@ def outcome(run: Run) -> RunOutcome:
     first_change = settling[0]["at"] if settling else float("inf")
     before = [m for m in calm if m["at"] <= first_change]
     if settling:  # compilers, first files and connections are part of the first looks
-        before = before[(len(before) - 1) // 2:] if before else []
+        before = [m for m in before if m["at"] > first_change - _JUST_BEFORE_S] or before[-1:]
     settled = calm[2 * len(calm) // 3:] if len(calm) >= _LEAST else []
     after = [m for m in loader if m["at"] > max(faults, default=0.0)] or loader
     last = settled and (after[-settled_of(after):] if faults else settled)
@@ -115,6 +118,7 @@ def outcome(run: Run) -> RunOutcome:
         rows_per_s_first=mean(before, "rows_per_s"), rows_per_s_settled=mean(settled, "rows_per_s"),
         stall_first=mean(before, "stall"), stall_settled=mean(settled, "stall"),
         settled_s=(settled_s or None) if settling else None, changes_settling=len(settling),
+        changes_faster=sum(_result(one.effect, one.disturbance) == FASTER for one in measured(run)[:len(settling)]),
         rows_per_s_last=mean(last, "rows_per_s"), stall_last=mean(last, "stall"),
         rows_per_s_whole=counted.get("samples_per_s", counted.get("rows_per_s")),
         stall_whole=counted.get("stall_fraction"), looks=len(looks), decisions=len(decisions),
@@ -163,7 +167,7 @@ def sentences(run: Run) -> list[str]:
         if figures.rows_per_s_whole is not None and figures.stall_whole is not None:
             parts.append(f"The consumer counted {count(figures.rows_per_s_whole)} rows/s, "
                          f"{percent(figures.stall_whole)} of its time spent waiting.")
-    elif figures.changes_settling and figures.rows_per_s_first and figures.stall_first is not None:
+    elif figures.changes_faster and figures.rows_per_s_first and figures.stall_first is not None:
         times = figures.rows_per_s_settled / figures.rows_per_s_first
         quick = f" in {seconds(round(figures.settled_s, 1))}" if figures.settled_s else ""
         parts.append(f"Waiting for input {percent(figures.stall_first)} → {percent(figures.stall_settled)}{quick}, "
@@ -172,7 +176,7 @@ def sentences(run: Run) -> list[str]:
     else:
         parts.append(f"{count(figures.rows_per_s_settled)} rows/s with {percent(figures.stall_settled)} of the "
                      "trainer's time spent waiting for input"
-                     + (f", after {many} from its start on." if figures.changes_settling
+                     + (f"; {many} brought no more that could be measured." if figures.changes_settling
                         else "; the knobs were not changed" + (
                             " before the first fault." if figures.decisions else ".")))
     if figures.stall_last is not None:
@@ -251,4 +255,6 @@ def _result(effect: Mapping[str, Any] | None, disturbance: str | None) -> str:
     if not effect.get("rows_per_s_before"):
         return "at the start"
     times = effect["rows_per_s_after"] / effect["rows_per_s_before"]
-    return "as before" if abs(times - 1) <= _SAME else "faster" if times > 1 else "slower"
+    if abs(times - 1) <= _SAME:
+        return "as before"
+    return FASTER if times > 1 else "slower"

@@ -48,7 +48,7 @@ def page(run: Run) -> str:
         title=name, name=name, headline=first, rest=" ".join(rest), verdicts=_verdicts(found, incidents, faulted),
         tiles=_tiles(found, faulted), faults=_faults(found), charts=figures.hero(run, found, story, incidents),
         occasions=tables.occasions(incidents), stages=figures.stages(run, found), decisions=tables.decisions(story),
-        training=figures.training(run, found.seconds), machine=figures.machine(run, found.seconds),
+        training=figures.training(run, found), machine=figures.machine(run, found),
         plan=tables.plan(run) + tables.ladder(run), config=tables.config(run),
         footer=f"{len(run.events)} events and {len(run.metrics)} measurements over {seconds(found.seconds)}.")
 
@@ -93,11 +93,11 @@ def _tiles(found: RunOutcome, faulted: bool) -> str:
     if found.rows_per_s_settled is not None:
         first = found.rows_per_s_first
         tile(f"Rows a second, {when}", count(found.rows_per_s_settled),
-             f"{count(first)} before tuning" if found.changes_settling and first is not None else "")
+             f"{count(first)} before tuning" if found.changes_faster and first is not None else "")
     if found.stall_settled is not None:
         tile(f"Trainer waits, {when}", percent(found.stall_settled),
              f"{percent(found.stall_first)} before tuning"
-             if found.changes_settling and found.stall_first is not None else "")
+             if found.changes_faster and found.stall_first is not None else "")
     tile("Decisions", str(found.decisions))
     if found.peak_memory is not None:
         tile("Most memory", format_bytes(found.peak_memory),

@@ -65,11 +65,40 @@ def test_what_cost_nothing_or_came_at_the_very_end(tmp_path, rates, recovered_s,
 FAULT = {"kind": "fault", "fault": "cores=1@20s", "did": "1 core instead of 4"}
 
 
+def _effect(at):
+    return {"at": at, "kind": "effect", "sequence": 1, "rows_per_s_before": 100.0, "rows_per_s_after": 200.0,
+            "stall_before": 0.5, "stall_after": 0.1, "prediction_error": None}
+
+
+@pytest.mark.parametrize("effect", [[], [_effect(21.0)], [{**_effect(10.0), "rows_per_s_after": 101.0}]],
+                         ids=["not measured", "measured after a fault", "no more rows"])
+def test_a_change_that_was_not_measured_to_help_is_credited_with_nothing(tmp_path, effect):
+    changed = {**_turned(6.5), "reason": {"text": "so"}}
+    rates = [5.0] * 3 + [190.0] * 3 + [200.0] * 14 + [50.0] * 20
+    run = _run(tmp_path, [changed, {"at": 20.0, **FAULT}, *effect], rates, calm=20)
+    assert "→" not in narrative.sentences(run)[0]
+    assert "one change brought no more that could be measured" in narrative.sentences(run)[0]
+    assert "before tuning" not in page.write(tmp_path).read_text()
+
+
+def test_the_start_is_no_part_of_what_was_before_a_change(tmp_path):
+    changed = {**_turned(6.5), "reason": {"text": "so"}}
+    run = _run(tmp_path, [changed, _effect(10.0)], [5.0] * 5 + [100.0] + [200.0] * 20)
+    assert narrative.outcome(run).rows_per_s_first == 100.0
+
+
+def test_a_dip_of_a_single_look_is_no_way_without_a_dip(tmp_path):
+    event = {"at": 10.0, "kind": "occasion", "what": "worker", "text": "a worker was killed"}
+    (one,) = occasions(_run(tmp_path, [event], [100.0] * 12 + [88.0] + [100.0] * 17, calm=99))
+    assert (one.recovered_s, one.result) == (4.0, "recovered")
+    assert "without a dip" not in one.sentence
+
+
 def test_the_headline_is_of_the_part_before_the_first_fault_and_page_explain_and_last_line_have_the_same(tmp_path):
     changed = {**_turned(6.5), "reason": {"text": "so"}}
     end = {"auc": 0.8, "samples_per_s": 60.0, "stall_fraction": 0.5}
     rates = [100.0] * 6 + [100.0, 180.0] + [200.0] * 12 + [50.0] * 20
-    run = _run(tmp_path, [changed, {"at": 20.0, **FAULT}, {**_turned(30.0), "sequence": 2}], rates,
+    run = _run(tmp_path, [changed, _effect(10.0), {"at": 20.0, **FAULT}, {**_turned(30.0), "sequence": 2}], rates,
                config={"kind": "train", "ranks": 2}, calm=20)
     told = narrative.summary(run, end)
     with open(tmp_path / "events.jsonl", "a") as events:

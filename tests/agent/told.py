@@ -74,7 +74,7 @@ def agree(folder: Path, last: Mapping[str, Any], terminal: str) -> None:
 
 
 def _tiles(page: Page, outcome: Mapping[str, Any], last: Mapping[str, Any]) -> None:
-    before = bool(outcome["changes_settling"]) and outcome["rows_per_s_first"] is not None
+    before = bool(outcome["changes_faster"]) and outcome["rows_per_s_first"] is not None
     for name, key, form in (("Rows a second", "rows_per_s", count), ("Trainer waits", "stall", percent)):
         if outcome[f"{key}_settled"] is not None:
             (tile,) = (value for said, value in page.tiles.items() if said.startswith(f"{name}, "))
@@ -108,7 +108,7 @@ def _charts(page: Page, run: Run, outcome: Mapping[str, Any], last: Mapping[str,
     assert page.series(hero, "taken by the trainer")[-1] == pytest.approx(looks[-1]["rows_per_s"], rel=1e-4)
     assert page.series(hero, "waiting")[-1] == pytest.approx(min(1.0, looks[-1]["stall"]), rel=1e-4, abs=1e-4)
     levels = [one for panel in page.charts[hero]["panels"] for one in panel["series"] if one["style"] == "level"]
-    if outcome["changes_settling"] and outcome["rows_per_s_first"] is not None:
+    if outcome["changes_faster"] and outcome["rows_per_s_first"] is not None:
         assert levels[0]["value"][0] == pytest.approx(outcome["rows_per_s_first"], rel=1e-4)
     for stage, workers in last["knobs"]["workers"].items():
         if stage not in last["knobs"]["fused"]:
