@@ -1,7 +1,7 @@
 """What a rank's consumer did so far, and the pipeline that serves it, as an agent sees them: `Progress`.
 
-`Rests` are left out of what an agent sees. Nothing here knows the loader, so a loader that is forgotten can be freed while
-an agent still looks.
+`Rests` are left out of what an agent sees. Nothing here knows the loader, so a loader that is forgotten can be freed
+while an agent still looks.
 """
 
 from __future__ import annotations

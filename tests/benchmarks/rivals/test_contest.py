@@ -21,9 +21,17 @@ FAIL = TrueCosts(STORE.machine, (SimStage(name="read", cost_s=1e6),), STORE.cons
 LIMITS = Limits(workers={"read": (1, 64)})
 
 
+class Moving(Simulator):
+    """Time passes whenever somebody looks."""
+
+    def snapshot(self):
+        self.advance(0.5)
+        return super().snapshot()
+
+
 class Bench:
     def __init__(self, truth: TrueCosts = STORE, decided: threading.Event | None = None) -> None:
-        self.tunable = Simulator(lambda _: truth, LIMITS, Knobs(workers={"read": 1}))
+        self.tunable = (Simulator if decided is None else Moving)(lambda _: truth, LIMITS, Knobs(workers={"read": 1}))
         self.decided = decided
 
     def setting(self, text: str) -> Knobs:
