@@ -31,7 +31,7 @@ class OpeningEnv(gymnasium.Env[dict[str, Any], dict[str, Any]]):
     """An observation is what a run's snapshots and schema show; an action corrects the plain estimate of each stage's
     workers and of both buffers, as logarithms in units of the farthest correction, and says which stages run in
     processes. The reward is the rows of the next second, in units of the best rate. An episode ends after eight
-    seconds, or when the pipeline is killed for memory. A pipeline's last stage is in the last of nine places."""
+    seconds, or when the pipeline is killed for memory. A pipeline's last stage is in the last of twelve places."""
 
     metadata = {"render_modes": []}  # noqa: RUF012  gymnasium's own form
 

@@ -200,8 +200,10 @@ def pipeline(split: str, number: int) -> Scenario:
     place = SPLITS.index(split)
     draw = Draw(np.random.default_rng((5, place, number)), place)
     family = list(FAMILIES[split])[number % len(FAMILIES[split])]
-    cores, rows = round(draw.between(2, 128)), int(2 ** draw.random.integers(10, 16))
-    shape = FAMILIES[split][family](draw, 2 + draw.one_of(8))
+    cores = draw.between(0.25, 128)
+    cores = round(cores) if cores >= 2 else round(cores, 2)  # a quota may give a rank part of a core
+    rows = int(2 ** draw.random.integers(10, 16))
+    shape = FAMILIES[split][family](draw, 2 + draw.one_of(11))
     width, seconds = draw.between(20, 4000), draw.between(3e-6, 1e-4) / sum(stage["cost"] for stage in shape)
     groups = rows * 2 ** draw.one_of(5)
     parts = _Parts([_stage(draw, stage, i, count=len(shape), rows=rows if i else groups, width=width, seconds=seconds)

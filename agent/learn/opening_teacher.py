@@ -31,7 +31,7 @@ from sluice.agent.policies.opening.policy import (
     setting,
 )
 
-STAGES = 9
+STAGES = 12
 """The most that a pipeline has, to which all are filled up."""
 _TOGETHER = 500  # lives that are simulated at once
 _LOOKS_S = (0.25, 0.25, 0.25, 0.25, 0.5, 1.0, 2.0)

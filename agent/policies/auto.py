@@ -2,9 +2,10 @@
 
 At the first look, some quarter of a second after the first batch and before any knob moved, an `Opener` chooses all
 knobs at once. Its choice is a change on trial against what the planner's own choice promises: the planner goes on from
-it, or tries its own. Nobody opens where the input lies outside what was taught, where memory has no room, or where the
-trainer does not wait. Where an earlier run has settled on this schema, the run starts from there, and what the opener
-says is tried once, when the planner knows nothing better. Without an opener `auto` is the planner.
+it, or tries its own. The opener does not act where an input is outside its training range, where memory has no room,
+where the trainer does not wait, or where it expects fewer rows than the planner promises. Where an earlier run has
+settled on this schema, the run starts from there, and the opener's choice is tried once, when the planner knows nothing
+better. Without an opener `auto` is the planner.
 """
 
 from __future__ import annotations
@@ -129,6 +130,11 @@ class Auto(Policy):
             knobs = before.knobs  # what another shape promises is hardly more than a guess
         # Back ends are not moved to and fro for a promise that does not know of locks.
         instead = (knobs, forecast.rate(knobs.workers)) if _shaped_alike(fitting, knobs) else None
+        assert opening.rows_per_s is not None, "the input lies within what was taught"
+        if instead is not None and opening.rows_per_s < instead[1]:
+            said = (f"no opening: the policy expects {opening.rows_per_s:,.0f} rows/s of its own setting, and the "
+                    f"planner {instead[1]:,.0f} of its choice")
+            return own[0], replace(state, said=said), replace(reason, text=f"{reason.text} ({said})")
         return self._try(state, before, replace(opening, knobs=fitting), recent, instead)
 
     def _challenge(self, state: AutoState, before: PlannerState, recent: PipelineRates, knobs: Knobs,

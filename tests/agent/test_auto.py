@@ -202,7 +202,7 @@ def test_only_what_computes_is_opened_in_processes(cpu, lock, moved):
     stages = (SimStage(name="read", cost_s=0.002),
               SimStage(name="udf", cost_s=0.02, cpu=cpu, lock=lock, backends=("thread", "process")))
     scenario, seen = Scenario(name="udf", seconds=10, stages=stages, machine=SimMachine(cores=16)), []
-    run(scenario, Auto(Says({"read": 2, "udf": 8}, rows_per_s=1e5, backend={"udf": "process"})),
+    run(scenario, Auto(Says({"read": 2, "udf": 8}, rows_per_s=1e6, backend={"udf": "process"})),
         observe=lambda snapshot, knobs, reason: seen.append((knobs.backend["udf"], knobs.workers["udf"], reason.text)))
     backend, workers, text = next(look for look in seen if "the opening" in look[2])
     assert (backend, "udf thread → process" in text) == (("process", True) if moved else ("thread", False))

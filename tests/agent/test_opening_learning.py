@@ -65,10 +65,10 @@ def test_pipelines_that_are_alike_meet_the_same_chance_and_differ_by_their_setti
 
 def test_the_clairvoyant_s_arrays_are_what_the_simulator_s_search_finds():
     scenarios = [pipeline("training", n) for n in range(4)]
-    best = Clairvoyance.of(scenarios, 9)
+    best = Clairvoyance.of(scenarios, opening_teacher.STAGES)
     for b, scenario in enumerate(scenarios):
         knobs = best_knobs(scenario.truth_at(0.0), scenario.limits)
-        own = slice(9 - len(scenario.stages), None)
+        own = slice(opening_teacher.STAGES - len(scenario.stages), None)
         assert best.workers[b, own].tolist() == list(knobs.workers.values())
         assert [bool(p) for p in best.process[b, own]] == [knobs.backend[s.name] == "process" for s in scenario.stages]
         assert best.read_ahead_bytes[b] == knobs.read_ahead_bytes
@@ -85,8 +85,9 @@ def test_imitation_comes_nearer_to_the_clairvoyant():
 def test_policy_gradient_moves_towards_what_brought_more(monkeypatch):
     """One pipeline, again and again: the student learns to give its stages workers."""
     monkeypatch.setattr(opening_teacher, "PIPELINES", 8)
+    monkeypatch.setattr(opening_teacher, "pipeline", lambda split, number: pipeline(split, 3))  # it has 28 cores
     scenarios = range(1)
-    units = Clairvoyance.of([pipeline("training", 0)], 9).rows_per_s
+    units = Clairvoyance.of([pipeline("training", 3)], opening_teacher.STAGES).rows_per_s
     student = Student.fresh(0)
     student.weights["stage.bias"].data[0] = -1.0
     before = opening_teacher.opened(student.arrays(), scenarios, units, 0)[0]
@@ -145,7 +146,8 @@ def test_gymnasium_finds_nothing_wrong_with_the_environment():
     check_env(env, skip_render_check=True)
     _, found = env.reset(seed=1, options={"number": 7})
     assert found["number"] == 7
-    action = {**env.action_space.sample(), "workers": np.zeros(9, np.float32), "buffers": np.zeros(2, np.float32)}
+    plain = {"workers": np.zeros(opening_teacher.STAGES, np.float32), "buffers": np.zeros(2, np.float32)}
+    action = {**env.action_space.sample(), **plain}
     brought, ends = [], []
     for _ in range(8):
         _, reward, terminated, truncated, _ = env.step(action)

@@ -31,9 +31,9 @@ def test_each_split_covers_the_ranges(split):
     assert max(s.process_bytes for s in moved) > 600 * MIB
     assert min(s.process_start_s for s in moved) < 0.3
     assert max(s.process_start_s for s in moved) > 6
-    assert {len(scenario.stages) for scenario in scenarios} == set(range(2, 10))
-    assert min(scenario.machine.cores for scenario in scenarios) <= 3
-    assert max(scenario.machine.cores for scenario in scenarios) >= 110
+    assert {len(scenario.stages) for scenario in scenarios} == set(range(2, 13))
+    assert min(scenario.machine.cores for scenario in scenarios) < 0.5
+    assert max(scenario.machine.cores for scenario in scenarios) >= 100
     cliffs = [s.cliff_factor for scenario in scenarios for s in scenario.stages if s.cliff_workers]
     assert min(cliffs) < 2
     assert max(cliffs) > 5

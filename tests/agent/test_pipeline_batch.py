@@ -19,6 +19,7 @@ pytestmark = pytest.mark.slow
 
 ROWS = 1024
 TOLERANCE = 0.02
+BUSY_TOLERANCE = 0.12  # of a stage that shares a lock, where rows still agree within TOLERANCE
 """The share by which rows and times may differ where neither chance nor the governor has a part in them."""
 
 
@@ -69,7 +70,7 @@ def test_it_agrees_with_the_simulator_of_one_pipeline():
             begun = scenario.first_knobs.workers[stage.name]  # all of them fill an empty buffer at the start
             off = TOLERANCE * busiest + 0.25 * max(stage.busy_s - before, begun)
             assert (stage.name, stage.workers, stage.backend) == (twin.name, twin.workers, twin.backend)
-            assert twin.busy_s == pytest.approx(stage.busy_s, rel=TOLERANCE, abs=off), scenario
+            assert twin.busy_s == pytest.approx(stage.busy_s, rel=BUSY_TOLERANCE, abs=off), scenario
             assert twin.cpu_s == pytest.approx(stage.cpu_s, rel=TOLERANCE, abs=off), scenario
     assert compared >= len(scenarios) // 2
 

@@ -43,6 +43,7 @@ _LOGARITHMS = {"workers", "workers by the plain estimate", "share of all work", 
                "memory of its items", "memory of its processes", "what the trainer would take", "pace",
                "bytes of a row", "rows of a row group"}
 _PARTS = {"place": 8, "stages": 9}  # inputs that are numbers divided by these
+_UNCHECKED = set(_PARTS)  # the stages share their weights, so the network takes any number of them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -293,7 +294,8 @@ class OpeningPolicy:
         for values, names, ranges, of in [(whole, PIPELINE_INPUTS, self._ranges[1], "the pipeline"), *(
                 (row, STAGE_INPUTS, self._ranges[0], repr(stage)) for row, stage in zip(each, stages, strict=True))]:
             room = _MARGIN * (ranges[:, 1] - ranges[:, 0]) + 1e-6
-            for i in np.flatnonzero((values < ranges[:, 0] - room) | (values > ranges[:, 1] + room)):
+            outside = (values < ranges[:, 0] - room) | (values > ranges[:, 1] + room)
+            for i in (i for i in np.flatnonzero(outside) if names[i] not in _UNCHECKED):
                 here, low, high = (_plain(names[i], float(value)) for value in (values[i], *ranges[i]))
                 return (f"an input of {of} lies outside what the opening was taught on ({names[i]}: {here:.3g}, "
                         f"taught from {low:.3g} to {high:.3g})")
