@@ -1,4 +1,4 @@
-"""Every command of the README is run, in order, as it stands there: only sizes and places are made small."""
+"""Every command of the README and of the page on Spark clusters is run, in order, as it stands there: only sizes and places are made small."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 BIN = Path(sys.executable).parent
-BY_CI = ("make demo", "make test")  # the demo is run by test_demo, the tests by whoever reads this line
+BY_CI = ("make setup", "make demo", "make test")  # each has a test of its own, but for the last one
 ROWS = 30_000
 QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"  # what is short-lived is compiled quickly rather than well
 
@@ -34,7 +34,7 @@ def blocks(language: str, page: str = "README.md") -> list[str]:
 
 
 def commands() -> list[str]:
-    lines = "\n".join(blocks("sh")).replace("\\\n", " ").splitlines()
+    lines = "\n".join([*blocks("sh"), *blocks("sh", "docs/spark-cluster.md")]).replace("\\\n", " ").splitlines()
     return [line.split("  #")[0].strip() for line in lines if line.strip() and not line.startswith("#")]
 
 
@@ -67,7 +67,7 @@ def spark_master(place):
 
 def small(command: str, master: str) -> list[str]:
     """The README's command with this machine's places, few rows, few seconds."""
-    words = [w.replace("hdfs:///", "") for w in shlex.split(command)]
+    words = shlex.split(command)
     here = {"spark://HOST:7077": master, "/shared/table": "shared-table", "spark.driver.host=DRIVER":
             "spark.driver.host=127.0.0.1", "spark.driver.bindAddress=0.0.0.0": "spark.driver.bindAddress=127.0.0.1",
             "spark.pyspark.python=python3": f"spark.pyspark.python={sys.executable}"}

@@ -1,0 +1,50 @@
+"""Writes the table of loaders in README.md from the log's table of the race: `python -m benchmarks.race_table`.
+
+No figure stands here. tests/benchmarks/test_race_table.py holds README against the log.
+"""
+
+from __future__ import annotations
+
+from benchmarks.pictures import LOG, ROOT, figures, table_of
+
+README = ROOT / "README.md"
+ENTRY = "2026-11-22 · The race, once torch has one thread in a transform's thread"
+BEGIN, END = "<!-- written by benchmarks.race_table -->\n", "<!-- end of the written part -->\n"
+_HEAD = ("", "ours is as fast, times", "tuned while it runs", "memory limit", "exact order, resumable", "other ranks")
+_LOADERS = (
+    ("torch DataLoader, by hand", "torch DataLoader by hand", ("no", "no", "what you write", "what you write")),
+    ("SPDL", "SPDL", ("no", "queue lengths", "what you write", "what you write")),
+    ("tf.data", "tf.data; its AUTOTUNE", ("workers, buffers", "its buffers", "on one host", "no")),
+    ("Petastorm", "petastorm BatchedDataLoader", ("no", "queue lengths", "order by seed, no resume", "no")),
+    ("mosaicml-streaming", "mosaicml-streaming", ("no", "disk cache", "yes", "yes")),
+    ("Ray Data", "Ray Data", ("workers, hosts", "object store", "no", "no")),
+    ("Hugging Face, mapped Arrow", "Hugging Face, its memory-mapped Arrow", ("no", "the kernel's", "yes", "what you write")),
+)
+"""A loader's name in README, how its row in the log begins, and what it can do."""
+
+
+def written(log: str) -> str:
+    """Returns the table as Markdown. A ratio is bold where ours is faster."""
+    columns, rows = table_of(log, ENTRY, "best setting")
+    ratio_at = next(n for n, name in enumerate(columns) if name.startswith("ours is as fast"))
+    rate_at = columns.index("rows/s")
+    ours = next(row for row in rows if row[0] == "ours")
+    lines = ["| " + " | ".join(_HEAD) + " |", "|---" * len(_HEAD) + "|",
+             f"| **Sluice** | 1 ({ours[rate_at]} rows/s) | workers, processes, buffers | whole process tree | yes | yes |"]
+    for name, begins, properties in _LOADERS:
+        row = next(row for row in rows if row[0].startswith(begins))
+        ratio = figures(row[ratio_at])[0]
+        text = f"**{ratio:.2f}**" if ratio > 1 else f"{ratio:.2f}"
+        lines.append("| " + " | ".join((name, text, *properties)) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    text = README.read_text()
+    before, _, rest = text.partition(BEGIN)
+    after = rest.partition(END)[2]
+    README.write_text(before + BEGIN + written(LOG.read_text()) + END + after)
+
+
+if __name__ == "__main__":
+    main()
