@@ -18,7 +18,8 @@ _LOADERS = (
     ("Petastorm", "petastorm BatchedDataLoader", ("no", "queue lengths", "order by seed, no resume", "no")),
     ("mosaicml-streaming", "mosaicml-streaming", ("no", "disk cache", "yes", "yes")),
     ("Ray Data", "Ray Data", ("workers, hosts", "object store", "no", "no")),
-    ("Hugging Face, mapped Arrow", "Hugging Face, its memory-mapped Arrow", ("no", "the kernel's", "yes", "what you write")),
+    ("Hugging Face, mapped Arrow", "Hugging Face, its memory-mapped Arrow",
+     ("no", "the kernel's", "yes", "what you write")),
 )
 """A loader's name in README, how its row in the log begins, and what it can do."""
 
@@ -29,8 +30,9 @@ def written(log: str) -> str:
     ratio_at = next(n for n, name in enumerate(columns) if name.startswith("ours is as fast"))
     rate_at = columns.index("rows/s")
     ours = next(row for row in rows if row[0] == "ours")
+    able = "workers, processes, buffers | whole process tree | yes | yes"
     lines = ["| " + " | ".join(_HEAD) + " |", "|---" * len(_HEAD) + "|",
-             f"| **Sluice** | 1 ({ours[rate_at]} rows/s) | workers, processes, buffers | whole process tree | yes | yes |"]
+             f"| **Sluice** | 1 ({ours[rate_at]} rows/s) | {able} |"]
     for name, begins, properties in _LOADERS:
         row = next(row for row in rows if row[0].startswith(begins))
         ratio = figures(row[ratio_at])[0]

@@ -1,4 +1,4 @@
-"""Every command of the README and of the page on Spark clusters is run, in order, as it stands there: only sizes and places are made small."""
+"""Every command of the README and of the page on Spark clusters works: only sizes and places are made small."""
 
 from __future__ import annotations
 
