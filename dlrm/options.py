@@ -18,7 +18,7 @@ from sluice.etl.ops.base import MAX_ID
 from sluice.etl.schema import Field
 from sluice.etl.spec.code_options import TransformOptions
 from sluice.ingest.knobs import parse_bytes
-from sluice.ingest.row_order import LAST
+from sluice.ingest.row_order import LAST, default_streams
 from sluice.ingest.tools.options import OrderOptions, RunOptions
 
 if TYPE_CHECKING:
@@ -257,6 +257,8 @@ class Config(DataSettings, LoopSettings, OrderOptions, RankSettings, EvaluationS
         check(self, ConfigError)
         if isinstance(self.ranks, bool) or not isinstance(self.ranks, int) or self.ranks < 1:
             raise ConfigError(f"ranks: {self.ranks!r} is not a whole number of 1 or more")
+        if self.streams is None:  # the run keeps its number, whatever a later program would choose
+            object.__setattr__(self, "streams", default_streams(self.batch_size))
         if self.batch_size % self.ranks:
             raise ConfigError(f"batch size {self.batch_size} cannot be cut into equal parts for {self.ranks} ranks")
         if self.stop_auc is not None and not 0.5 < self.stop_auc < 1:

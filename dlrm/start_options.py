@@ -30,6 +30,8 @@ class StartOptions:
                                choices=("refuse", "accept"))
     check: bool = setting(False, "check settings and input, print the plan, train nothing")
     ranks: int | None = setting(None, "with --check: ranks to check for (default: torchrun's, or 1)", least=1)
+    ranks_per_host: int | None = setting(None, "with --check: how many of them share one host's memory and cores "
+                                         "(default: all)", least=1)
     pause: int | None = setting(None, "save and leave after so many evaluations from here on, as at SIGTERM: --resume "
                                 "goes on", flags=("--pause-after",), metavar="N", least=1)
 

@@ -36,7 +36,7 @@ def main(argv: list[str]) -> dict[str, Any] | None:
         given = start_options.parse(argv, __doc__)
         point = start.start_point(given)
         if "check" in given:
-            return start.check(point, resume="resume" in given, say=say)
+            return start.check(point, resume="resume" in given, ranks_per_host=given.get("ranks_per_host"), say=say)
         from sluice.dlrm.telemetry.silence_warnings import quiet
 
         quiet()

@@ -16,7 +16,6 @@ import json
 import os
 import tempfile
 from collections.abc import Iterator, Mapping
-from math import gcd
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +46,7 @@ class SluiceDataLoader:
                  "sparse": [name for name, kind in kinds.items() if kind != "numeric"]}
         files = next((path for path in (data_path, f"{data_path}.parquet") if os.path.exists(path)), data_path)
         self.loader = Loader(files, batch_size=batch_size, roles=roles, hash=hash, fill=fill, seed=seed, epochs=epochs,
-                             order=Order(shuffle=shuffle, last="pad", streams=gcd(batch_size, 8) if shuffle else 1))
+                             order=Order(shuffle=shuffle, last="pad", streams=None if shuffle else 1))
         self.num_samples = sum(map(sum, self.loader.plan.groups))
         self.num_blocks = len(self.loader.plan.groups)
 

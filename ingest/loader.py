@@ -31,7 +31,7 @@ from sluice.ingest.read.packed_copy import PackedCopy
 from sluice.ingest.read.parquet_files import ParquetFiles, table_of
 from sluice.ingest.read.petastorm.options import PetastormOptions, reshaped, without_spec
 from sluice.ingest.read.reader import RowGroupReader, SourceError, first_schema, source_of
-from sluice.ingest.row_order import STREAMS, WINDOW_ROWS, Position, Read, RowsPlan, chain
+from sluice.ingest.row_order import WINDOW_ROWS, Position, Read, RowsPlan, chain, default_streams
 from sluice.ingest.stage_spec import ONLINE
 from sluice.ingest.stages.batch import Ready
 from sluice.ingest.stages.pool import Closed
@@ -68,7 +68,7 @@ class BatchLoader(IterableDataset[Batch]):
     def __init__(self, source: FeatureTable | ParquetFiles | Paths, *, batch_size: int, split: str = "train",
                  rank: int = 0, ranks: int = 1, seed: int = 0, epochs: int = 1, knobs: Knobs | None = None,
                  shuffle: bool = True,
-                 streams: int = STREAMS, window_rows: int | None = None, last: str = "drop",
+                 streams: int | None = None, window_rows: int | None = None, last: str = "drop",
                  sample: str | None = None, memory_limit: int | None = None, reader: str | None = None,
                  petastorm: PetastormOptions = PetastormOptions(),
                  transforms: Iterable[UserTransform] = (), roles: Roles | None = None,
@@ -137,10 +137,11 @@ class BatchLoader(IterableDataset[Batch]):
         self.reader = rows.name
         """Who decodes: `petastorm` or `arrow`."""
         chances = groups.chances() if sample is not None else ()
-        self.plan = RowsPlan(groups=rows.row_groups, chances=chances, batch_size=batch_size, seed=seed, streams=streams,
+        self.plan = RowsPlan(groups=rows.row_groups, chances=chances, batch_size=batch_size, seed=seed,
+                             streams=default_streams(batch_size) if streams is None else streams,
                              window_rows=WINDOW_ROWS if window_rows is None else window_rows, shuffle=shuffle,
                              last=last)
-        self.plan.streams_of(rank, ranks)
+        share = self.plan.share_of(rank, ranks)
         self._table = {"version": source.version, "split": split}
         self._plain = plain if petastorm.transform_spec is None else None
         self._epochs = epochs
@@ -149,12 +150,12 @@ class BatchLoader(IterableDataset[Batch]):
             groups=groups, local_only={"a packed copy": packed, "before_read (--store-latency-ms)": before_read,
                                        "what Petastorm's Reader is asked for": petastorm.asked_for},
             rank=f"{rank}/{ranks}", functions=[t.function for t in [*left, *given] if t.sendable])
-        aside = RowQuarantine(self._books, Origins(self.plan, rank, ranks), lambda file: groups.files[file].path)
+        aside = RowQuarantine(self._books, Origins(self.plan, share), lambda file: groups.files[file].path)
         groups.rescue = aside if aside.allowed else None
         self._pipeline = Pipeline(
             PipelineParts(plan=self.plan, source=rows, describe=groups.describe,
                           columns=self._columns,
-                          rank=rank, ranks=ranks, transforms=fused([*left, *given]), aside=aside,
+                          share=share, transforms=fused([*left, *given]), aside=aside,
                           memory_limit=machine.memory_limit(memory_limit), machine=machine, decoding=groups.decoding,
                           converted=converted(groups.schema, self._columns), epochs=epochs, remote=self._remote), knobs)
         self._machine = machine

@@ -25,7 +25,7 @@ from sluice.ingest.memory.governor import Charge, Governor, MemoryReadings
 from sluice.ingest.process.worker import RestartBudget
 from sluice.ingest.read.decoding import Decoding
 from sluice.ingest.read.reader import RowGroupSource, Work
-from sluice.ingest.row_order import Position, Read, RowsPlan
+from sluice.ingest.row_order import Position, RankShare, Read, RowsPlan
 from sluice.ingest.stage_spec import BATCH, COLLATE, READ, SHUFFLE, StageSpec, limits_of
 from sluice.ingest.stages.batch import Collator, Cut, Cutter, Ready, Stretch, at_once, cuts, most_steps
 from sluice.ingest.stages.completed_windows import CompletedWindows, ReadDone, ReadWorker, RemoteWork, placed, switched
@@ -55,8 +55,7 @@ class PipelineParts:
     source: RowGroupSource
     describe: Callable[[Read], str]
     columns: Columns
-    rank: int = 0
-    ranks: int = 1
+    share: RankShare
     transforms: Sequence[Fused] = ()
     aside: RowQuarantine
     memory_limit: int
@@ -99,7 +98,7 @@ class Pipeline:
         self.knobs = self._complete(start, start if knobs is None else knobs)
         self._tallies = {name: StageCounters(name) for name in self.stages}
         self._buffers = Buffers()
-        self.footprint = footprint_of(parts.plan, parts.columns, parts.decoding, rank=parts.rank, ranks=parts.ranks,
+        self.footprint = footprint_of(parts.plan, parts.columns, parts.decoding, share=parts.share,
                                       stages=parts.stages, converted=parts.converted, epochs=parts.epochs)
         self.minimum = self.footprint.total
         load_compiled(bags=bool(parts.columns.stored_bags))  # its memory is taken before anything is counted
@@ -193,7 +192,7 @@ class Pipeline:
         """How many bytes may wait after a stage."""
         room = self._specs[stage].room
         if room == "window":  # all streams may come to the end of their window at the same time
-            return len(self._parts.plan.streams_of(self._parts.rank, self._parts.ranks)) * self._block_bytes
+            return len(self._streams) * self._block_bytes
         return self._stretch_bytes if room == "stretch" else int(getattr(self.knobs, room))
 
     # ---- starting and stopping
@@ -207,7 +206,7 @@ class Pipeline:
             governor = self._governor = self._new_governor()
             steps = [self._step(transform) for transform in parts.transforms]  # all: a fused stage does others' work
 
-            windows, chunks = CompletedWindows(), Chunks(plan, columns, parts.ranks, self._buffers)
+            windows, chunks = CompletedWindows(), Chunks(plan, columns, parts.share.readers, self._buffers)
 
             def gatherer() -> Gatherer:
                 return Gatherer(plan, columns, chunks, parts.describe)
@@ -223,15 +222,15 @@ class Pipeline:
                 SHUFFLE.name, windows.in_order(parts.source.open(self._tasks(position, epochs), read)),
                 lambda _: gatherer(), size=lambda g: g.window.rows * columns.row_bytes,
                 measure=lambda b: (b.rows, b.nbytes), passes=placed)
-            cutter = Cutter(plan, columns, parts.ranks, self._buffers)
+            cutter = Cutter(plan, columns, parts.share, self._buffers)
             stretches: Iterator[Stretch] = self._pool(
-                BATCH.name, cuts(blocks, plan, parts.ranks, chunks, self._at_once), self._marked(cutter),
+                BATCH.name, cuts(blocks, plan, parts.share.readers, chunks, self._at_once), self._marked(cutter),
                 size=cutter.size, measure=_measured)
             for number, transform in enumerate(parts.transforms):
                 stretches = self._pool(transform.name, stretches, self._transformer(number, steps),
                                        size=lambda s: s.nbytes, measure=_measured,
                                        passes=functools.partial(_done, number))
-            collator = Collator(columns, plan.batch_size // parts.ranks)
+            collator = Collator(columns, parts.share.rows)
             self._use_remote()
             return self._pool(COLLATE.name, stretches,
                               lambda _: lambda s, charge: collator(parts.aside.finite(s, columns), charge),
@@ -269,9 +268,10 @@ class Pipeline:
         self._buffers.trim()
 
     def _tasks(self, position: Position, epochs: int) -> Iterator[ReadTask]:
-        plan, rank, ranks = self._parts.plan, self._parts.rank, self._parts.ranks
+        plan, share = self._parts.plan, self._parts.share
         for epoch in range(position.epoch, max(epochs, position.epoch + 1)):
-            schedule = plan.schedule(epoch, rank, ranks, position.step if epoch == position.epoch else 0)
+            step = position.step if epoch == position.epoch else 0
+            schedule = plan.schedule(epoch, share.reader, share.readers, step)
             for one in schedule.reads:
                 yield ReadTask(schedule, one)
 
@@ -286,9 +286,8 @@ class Pipeline:
     def _room_for(self, gathering: Gathering, windows: CompletedWindows, governor: Governor) -> Charge | None:
         """Returns a charge for a window if readers are to place it now: the shuffle stage is fused with theirs, the
         window is due soon, and there is memory for it."""
-        plan, knobs = self._parts.plan, self.knobs
-        streams = len(plan.streams_of(self._parts.rank, self._parts.ranks))
-        soon = (2 + knobs.workers[READ.name] // streams) * self._placed_rows
+        knobs = self.knobs
+        soon = (2 + knobs.workers[READ.name] // len(self._streams)) * self._placed_rows
         if SHUFFLE.name not in knobs.fused or windows.ahead(gathering) > soon:
             return None
         with governor.lock:
@@ -395,19 +394,23 @@ class Pipeline:
         return self._governor.overhead
 
     @property
+    def _streams(self) -> tuple[int, ...]:
+        return self._parts.plan.streams_of(self._parts.share.reader, self._parts.share.readers)
+
+    @property
     def _block_bytes(self) -> int:
         return self._parts.plan.widest * self._parts.columns.row_bytes
 
     def _at_once(self) -> int:
         """How many batches may pass the stages of transforms together now."""
-        plan, ranks, tallies = self._parts.plan, self._parts.ranks, self._tallies
+        plan, share, tallies = self._parts.plan, self._parts.share, self._tallies
         code = [(tallies[stage.name], self.knobs.workers[stage.name]) for stage in self._parts.transforms]
-        return at_once(most_steps(plan, ranks), plan.batch_size // ranks, [(t.busy_s, t.rows, n) for t, n in code])
+        return at_once(most_steps(plan, share.readers), share.rows, [(t.busy_s, t.rows, n) for t, n in code])
 
     @property
     def _stretch_bytes(self) -> int:
         parts = self._parts
-        rows = most_steps(parts.plan, parts.ranks) * parts.plan.batch_size // parts.ranks
+        rows = most_steps(parts.plan, parts.share.readers) * parts.plan.batch_size // parts.share.readers
         return rows * (parts.columns.row_bytes + 4)
 
 

@@ -11,9 +11,10 @@ number of streams and the window, and on nothing else: not on knobs, workers, ra
    eighth, a quarter and half as long.
    Of a plan that samples by weight, the row groups of 1 are drawn, and a row group's rows anew each time that it comes
    (`RowsPlan.chances`).
-3. Global batch k holds the k-th B/S rows of every stream, in the order of the streams. Rank r of R takes the
-   streams from rS/R to (r+1)S/R: hence the same number of steps on every rank, and the same global batches on any
-   number of ranks that divides S.
+3. Global batch k holds the k-th B/S rows of every stream, in the order of the streams. Rank r of R takes the rows from
+   rB/R to (r+1)B/R of it: whole streams where R divides S, and a part of one stream's rows where R is a multiple of S
+   that divides B. So every rank takes the same number of steps, and the global batches are the same on any such number
+   of ranks. Ranks that share a stream each read all of it.
 """
 
 from __future__ import annotations
@@ -33,6 +34,9 @@ import numpy.typing as npt
 from sluice.etl.common.errors import UsageError
 
 STREAMS = 8
+"""The most streams that a plan has by itself. More mix rows better, and take more memory and processor time a row."""
+_LISTED_RANKS = 64
+"""Messages list the numbers of ranks up to this one."""
 WINDOW_ROWS = 32768
 _EARLY = 3  # windows of an eighth, a quarter and half the size begin a stream
 LAST = ("drop", "pad")
@@ -120,6 +124,29 @@ class Position:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RankShare:
+    """A rank's share of each batch: it reads as the rank `reader` of `readers` does, and takes of their rows the part
+    `part` of `parts`."""
+
+    reader: int
+    readers: int
+    part: int
+    parts: int
+    rows: int
+    """The number of rows of a batch that the rank takes."""
+
+    @property
+    def bounds(self) -> slice:
+        """Which rows it takes of those that it reads for a batch."""
+        return slice(self.part * self.rows, (self.part + 1) * self.rows)
+
+
+def default_streams(batch_size: int) -> int:
+    """The number of streams where nobody gives one, so that any batch size will do."""
+    return math.gcd(batch_size, STREAMS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RowsPlan:
     """The contract of this module's docstring, for one table version."""
 
@@ -155,9 +182,8 @@ class RowsPlan:
                 raise PlanError("sampling: the weights of rows must be finite, 0 or more, and not all 0")
         object.__setattr__(self, "rows", sum(sum(counts) for counts in self.groups))
         if self.batch_size % self.streams:
-            above = (self.batch_size // self.streams + 1) * self.streams
-            raise PlanError(f"batch_size {self.batch_size} is not a multiple of the {self.streams} streams: "
-                            f"take {above}, or another number of streams")
+            raise PlanError(f"batch_size {self.batch_size} is not a multiple of the {self.streams} streams: leave "
+                            f"streams out, or take {default_streams(self.batch_size)}")
         if not self.rows:
             raise PlanError("there are no rows to read")
         if not self.steps:
@@ -196,15 +222,27 @@ class RowsPlan:
         """The number of rows of weight 0 in the last batch of an epoch."""
         return self.steps * self.batch_size - self.used
 
-    def streams_of(self, rank: int, ranks: int) -> tuple[int, ...]:
-        if ranks < 1 or self.streams % ranks:
-            fits = [str(n) for n in range(1, self.streams + 1) if self.streams % n == 0]
-            raise PlanError(f"{ranks} ranks do not divide the {self.streams} streams: take {', '.join(fits)} ranks, "
-                            f"or streams={max(ranks, 1) * -(-self.streams // max(ranks, 1))}")
+    def can_share(self, ranks: int) -> bool:
+        """Whether so many ranks can share the batches."""
+        return ranks > 0 and (self.streams % ranks == 0 or (ranks % self.streams == 0 and self.batch_size % ranks == 0))
+
+    def share_of(self, rank: int, ranks: int) -> RankShare:
+        """What one of so many ranks reads and takes. Raises PlanError if they cannot share the batches."""
+        if not self.can_share(ranks):
+            fits = [str(n) for n in range(1, _LISTED_RANKS + 1) if self.can_share(n)]
+            raise PlanError(f"{ranks} ranks cannot share batches of {self.batch_size} rows out of {self.streams} "
+                            f"streams: take {', '.join(fits)} ranks")
         if not 0 <= rank < ranks:
             raise PlanError(f"rank {rank} is outside 0 to {ranks - 1}")
-        each = self.streams // ranks
-        return tuple(range(rank * each, (rank + 1) * each))
+        parts = max(1, ranks // self.streams)
+        return RankShare(reader=rank // parts, readers=ranks // parts, part=rank % parts,
+                         rows=self.batch_size // ranks, parts=parts)
+
+    def streams_of(self, rank: int, ranks: int) -> tuple[int, ...]:
+        """The streams that a rank reads."""
+        share = self.share_of(rank, ranks)
+        each = self.streams // share.readers
+        return tuple(range(share.reader * each, (share.reader + 1) * each))
 
     def bounds(self, stream: int) -> tuple[int, int]:
         """Where a stream begins and ends among the permuted rows of an epoch."""

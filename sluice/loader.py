@@ -28,7 +28,6 @@ from sluice.ingest.read.files import FileOpener
 from sluice.ingest.read.packed_copy import PackedCopy
 from sluice.ingest.read.parquet_files import ParquetFiles, table_of
 from sluice.ingest.read.petastorm.options import PetastormOptions, without_spec
-from sluice.ingest.row_order import STREAMS
 from sluice.ingest.stages.batch import Ready
 from sluice.ingest.stages.quarantine import Errors
 from sluice.ingest.stages.table_operators import Operators
@@ -54,8 +53,10 @@ class Order:
     the batch with rows of weight 0."""
     window_rows: int | None = None
     """The rows of a stream that are mixed with each other; None: 32,768. More: better mixed, more memory."""
-    streams: int = STREAMS
-    """The canonical streams that ranks share: any number of ranks that divides it gets the same global batches."""
+    streams: int | None = None
+    """The parts of an epoch of which every batch has rows; None: the largest power of two up to 8 that divides the
+    batch size. Ranks share the same global batches if their number divides this, or is a multiple of it that divides
+    the batch."""
     sample: str | None = None
     """A column of weights by which rows are drawn, with replacement; an epoch has as many rows as ever."""
 

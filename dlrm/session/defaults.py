@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,13 +12,16 @@ LEAST_STEPS = 200
 """The steps that an epoch has at least, where there are rows enough."""
 MOST_ROWS = 8192
 """The rows of the largest batch that is chosen."""
+RANKS = 64
+"""A batch that has as many rows or more is a multiple of this, so that any power of two up to it may be the number of
+ranks."""
 MANY_ROWS = 40_000
 """From so many rows on, longer steps of the dense layers lead further, whatever the batch; below, they lead astray."""
 
 
 def defaults(rows: int, streams: int = STREAMS) -> dict[str, Any]:
     """The settings for so many training rows, of which a batch has as many of each stream.
-    docs/training.md tells what they were found from.
+    docs/training.md tells what they were found from. A batch of 64 rows or more is a multiple of 64.
 
     | training rows | batch_size            | dense_lr |
     |---------------|-----------------------|----------|
@@ -26,7 +30,9 @@ def defaults(rows: int, streams: int = STREAMS) -> dict[str, Any]:
     | to 1,640,000  | a 200th of the rows   | .003     |
     | above         | 8,192                 | .003     |
     """
-    return {"batch_size": max(streams, min(MOST_ROWS, rows // LEAST_STEPS) // streams * streams),
+    most = min(MOST_ROWS, rows // LEAST_STEPS)
+    multiple = math.lcm(streams, RANKS) if most >= math.lcm(streams, RANKS) else streams
+    return {"batch_size": max(streams, most // multiple * multiple),
             "dense_lr": 0.001 if rows < MANY_ROWS else 0.003}
 
 

@@ -67,18 +67,23 @@ def start_point(given: Given) -> StartPoint:
                       split_moved=options.split_moved, chosen=described(rows, given))
 
 
-def check(start: StartPoint, *, resume: bool, say: Callable[[str], None]) -> dict[str, Any]:
-    """Checks everything that can be known before training; raises what is wrong."""
+def check(start: StartPoint, *, resume: bool, say: Callable[[str], None], ranks_per_host: int | None = None
+          ) -> dict[str, Any]:
+    """Checks everything that can be known before training, as one host of `ranks_per_host` ranks would see it; raises
+    what is wrong."""
     from sluice.dlrm import run_plan
     from sluice.dlrm.ranks import machine
     from sluice.dlrm.training import loaders
 
     config, table = start.config, start.table
-    planned = run_plan.plan_run(config, table, machine(config.ranks, config.ranks))
+    local_ranks = ranks_per_host or config.ranks
+    if config.ranks % local_ranks:
+        raise ConfigError(f"--ranks-per-host {local_ranks} does not divide {config.ranks} ranks: each host has as many")
+    planned = run_plan.plan_run(config, table, machine(config.ranks, local_ranks))
     check_files(table)
     conditions = loaders.conditions(config, start.run, 0)
-    with loaders.training(config, table, rank=0, local_ranks=config.ranks, conditions=conditions) as loader:
-        loaders.knob_memory(config, loader, config.ranks, say).start()
+    with loaders.training(config, table, rank=0, local_ranks=local_ranks, conditions=conditions) as loader:
+        loaders.knob_memory(config, loader, local_ranks, say).start()
         plan = loader.plan
         if start.meta.loader:
             loader.load_state_dict(start.meta.loader)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import sys
 import threading
@@ -21,6 +22,7 @@ from sluice.etl.common.settings import check, parse, setting
 from sluice.etl.spec.code_options import CodeOptions
 from sluice.etl.spec.permission import NOTHING, Permission
 from sluice.ingest.knobs import parse_bytes
+from sluice.ingest.machine import Machine
 from sluice.ingest.process.child_main import end_with_parent
 from sluice.ingest.read.parquet_files import ParquetFiles, is_table
 from sluice.ingest.remote.maker import UnitMaker
@@ -41,7 +43,8 @@ class WorkerOptions:
     token_file: str = setting(help="a file whose text whoever asks must know", metavar="FILE")
     share: int = setting(2**28, "how much of what one loader was given is kept for others of the same table and plan",
                          metavar="BYTES", parse=parse_bytes, least=0)
-    threads: int = setting(0, "how many row groups it reads at once (default: one for each core)", least=0)
+    threads: int = setting(0, "how many row groups it reads at once (default: one for each core that its control group "
+                           "allows)", least=0)
     tls_certificate: str = setting("", "speak TLS, with this certificate (PEM)", metavar="FILE")
     tls_key: str = setting("", "and its key", metavar="FILE")
     code: CodeOptions = field(default_factory=CodeOptions)
@@ -63,7 +66,7 @@ def main(argv: list[str]) -> dict[str, Any]:
     certificate = (_file(options.tls_certificate), _file(options.tls_key)) if options.tls_certificate else None
     permission = options.code.permission
     server = WorkerServer(options.listen, token, partial(opened, options.table, permission),
-                          threads=options.threads or len(os.sched_getaffinity(0)), certificate=certificate,
+                          threads=options.threads or math.ceil(Machine().cores()), certificate=certificate,
                           permission=permission, share_bytes=options.share)
     print(json.dumps({"listening": server.address}), flush=True)
     say(f"reads {options.table} for who has the token; listens at {server.address}")

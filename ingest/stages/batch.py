@@ -21,7 +21,7 @@ from sluice.ingest.batch import Batch
 from sluice.ingest.columns import Columns
 from sluice.ingest.memory.buffers import Buffers
 from sluice.ingest.memory.governor import Charge
-from sluice.ingest.row_order import EpochSchedule, RowsPlan
+from sluice.ingest.row_order import EpochSchedule, RankShare, RowsPlan
 from sluice.ingest.stages.shuffle import Block, Chunk, Chunks, chunk_steps
 
 STRETCH_ROWS = 65536
@@ -54,6 +54,20 @@ class Ids:
 
     def of(self, column: int) -> npt.NDArray[Any]:
         return self.values[self.starts[column]:self.starts[column + 1]]
+
+    def part(self, own: slice, columns: int, rows: int) -> Ids:
+        """The ids of some of the batch's `rows` rows."""
+        lengths = None if self.lengths is None else self.lengths.reshape(columns, rows)
+        parts = []
+        for column in range(columns):
+            begin, end = own.start, own.stop
+            if lengths is not None:
+                begin = int(lengths[column, :own.start].sum())
+                end = begin + int(lengths[column, own].sum())
+            parts.append(self.of(column)[begin:end])
+        starts = tuple(itertools.accumulate(map(len, parts), initial=0))
+        values = np.concatenate(parts) if parts else self.values[:0]
+        return Ids(values, None if lengths is None else np.ascontiguousarray(lengths[:, own]).reshape(-1), starts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,10 +172,10 @@ def _slices(queue: deque[tuple[Block, int]], count: int) -> Iterator[tuple[Block
 class Cutter:
     """One worker of the batch stage: it finishes batches whose rows are there, and puts bags into them."""
 
-    def __init__(self, plan: RowsPlan, columns: Columns, ranks: int, buffers: Buffers):
-        self._plan, self._columns, self._buffers = plan, columns, buffers
-        self._rows = plan.batch_size // ranks
-        self._most = most_steps(plan, ranks)
+    def __init__(self, plan: RowsPlan, columns: Columns, share: RankShare, buffers: Buffers):
+        self._plan, self._columns, self._buffers, self._share = plan, columns, buffers, share
+        self._rows = plan.batch_size // share.readers
+        self._most = most_steps(plan, share.readers)
         self._checked = None if columns.in_order_hash is None else columns.sparse.index(columns.in_order_hash)
         self._added = [[n for n, name in enumerate(names) if name in columns.added]
                        for names in (columns.floats, columns.scalars)]
@@ -195,9 +209,21 @@ class Cutter:
         for pieces in cut.pieces:
             for block, start, stop in pieces:
                 block.taken(stop - start)
+        if self._share.parts > 1:
+            floats, ids, weights, real = self._part_of(floats, ids, weights, real)
         checked = [floats[n, 0] if self._checked is None else ids[n].of(self._checked) for n in range(steps)]
         return Stretch(cut.schedule, cut.step, real, floats, ids, weights,
                        tuple(zlib.crc32(array.data) for array in checked), charge)
+
+    def _part_of(self, floats: npt.NDArray[Any], ids: tuple[Ids, ...], weights: npt.NDArray[Any] | None,
+                 real: tuple[int, ...]
+                 ) -> tuple[npt.NDArray[Any], tuple[Ids, ...], npt.NDArray[Any] | None, tuple[int, ...]]:
+        """The rows that this rank takes of a stream that it shares with others. Rows that only fill a batch are the
+        last of the stream."""
+        own, columns = self._share.bounds, len(self._columns.sparse)
+        return (np.ascontiguousarray(floats[:, :, own]), tuple(one.part(own, columns, self._rows) for one in ids),
+                None if weights is None else np.ascontiguousarray(weights[:, own]),
+                tuple(min(max(0, rows - own.start), self._share.rows) for rows in real))
 
     def _fill(self, cut: Cut, floats: npt.NDArray[Any], scalars: npt.NDArray[Any], weights: npt.NDArray[Any] | None
               ) -> tuple[int, ...]:

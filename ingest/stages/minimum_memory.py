@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from sluice.ingest.columns import Columns
 from sluice.ingest.knobs import format_bytes
-from sluice.ingest.row_order import RowsPlan
+from sluice.ingest.row_order import RankShare, RowsPlan
 from sluice.ingest.stage_spec import StageSpec
 from sluice.ingest.stages.batch import most_steps
 from sluice.ingest.stages.shuffle import chunk_steps
@@ -47,10 +47,11 @@ class MinimumMemory:
                 f"{format_bytes(self.kept)} that allocators keep")
 
 
-def footprint_of(plan: RowsPlan, columns: Columns, decoding: Decoding, *, rank: int, ranks: int,
+def footprint_of(plan: RowsPlan, columns: Columns, decoding: Decoding, *, share: RankShare,
                  stages: Sequence[StageSpec], converted: int, epochs: int) -> MinimumMemory:
     """Computes the footprint. `converted` is the number of columns whose values cannot be moved as they are stored in a
     file; with several `epochs`, one follows the other at once."""
+    rank, ranks = share.reader, share.readers
     windows, reads = _way(plan, decoding, rank, ranks, epochs)
     together = most_steps(plan, ranks) * plan.stream_rows  # rows of a stream that are cut at a time
     row_groups, rows = _held(windows, reads, columns.row_bytes * len(plan.streams_of(rank, ranks)),

@@ -23,7 +23,7 @@ import pyarrow as pa
 from sluice.etl.common.errors import UsageError
 from sluice.ingest.columns import ColumnError, Columns
 from sluice.ingest.knobs import nearest
-from sluice.ingest.row_order import Read, RowsPlan, Window
+from sluice.ingest.row_order import RankShare, Read, RowsPlan, Window
 
 if TYPE_CHECKING:
     from sluice.ingest.stages.batch import Stretch
@@ -161,8 +161,9 @@ class Origin(NamedTuple):
 class Origins:
     """The origins of the rows in one rank's batches, computed from the plan."""
 
-    def __init__(self, plan: RowsPlan, rank: int, ranks: int):
-        self._plan, self._streams = plan, plan.streams_of(rank, ranks)
+    def __init__(self, plan: RowsPlan, share: RankShare):
+        self._plan, self._share = plan, share
+        self._streams = plan.streams_of(share.reader, share.readers)
         self._windows = functools.lru_cache(maxsize=2)(self._of_epoch)
         self.batch = functools.lru_cache(maxsize=8)(self._of_batch)
         """For (epoch, step): one origin for each row; None for a row that only fills the batch."""
@@ -175,7 +176,7 @@ class Origins:
             rows = [row for window in windows if window.first < high and window.first + window.rows > low
                     for row in self._rows(epoch, window, low, high)]
             found += rows + [None] * (each - len(rows))
-        return found
+        return found[self._share.bounds]
 
     def _of_epoch(self, epoch: int) -> list[list[Window]]:
         return [list(self._plan.windows(epoch, (stream,))) for stream in self._streams]

@@ -15,7 +15,7 @@ from sluice.ingest.faults.faults import KINDS, Fault, parse
 from sluice.ingest.knobs import format_bytes, parse_bytes
 from sluice.ingest.process.child_main import load
 from sluice.ingest.read.parquet_files import ParquetFiles, is_table, table_of
-from sluice.ingest.row_order import STREAMS, WINDOW_ROWS
+from sluice.ingest.row_order import WINDOW_ROWS
 from sluice.ingest.stages.quarantine import ON_ERROR, Errors
 
 if TYPE_CHECKING:
@@ -56,8 +56,9 @@ class OrderOptions:
     """How rows are mixed. Another value is another order of rows (docs/shuffle.md tells what each costs)."""
 
     title = "order of rows"
-    streams: int = setting(STREAMS, "parts of an epoch of which every batch has rows; ranks must divide it, and it the "
-                           "batch. More: better mixed, more memory, a later first batch", least=1)
+    streams: int | None = setting(None, "parts of an epoch of which every batch has rows; they must divide the batch "
+                                  "(default: the largest power of two up to 8 that does). More: better mixed, more "
+                                  "memory, a later first batch", least=1)
     window_rows: int = setting(WINDOW_ROWS, "rows of a part that are mixed with each other. More: better mixed where "
                                "row groups are smaller, more memory, slower beyond a core's cache", metavar="ROWS",
                                least=1)

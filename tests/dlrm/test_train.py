@@ -286,8 +286,9 @@ def test_an_interrupt_ends_all_ranks(folder):
 @pytest.mark.parametrize(("words", "message"), [
     (["--data", "{}/nothing"], "there is no feature table here"),
     (["--batch-size", 100000, "--last", "drop"], "larger than an epoch of 5120 rows"),
-    (["--batch-size", 100], "not a multiple of the 8 streams"),
-    (["--ranks", 3, "--batch-size", 240], "3 ranks do not divide the 8 streams"),
+    (["--batch-size", 100, "--streams", 8], "not a multiple of the 8 streams: leave streams out, or take 4"),
+    (["--ranks", 3, "--batch-size", 240], "3 ranks cannot share batches of 240 rows out of 8 streams: take 1, 2, 4, 8"),
+    (["--ranks", 8, "--ranks-per-host", 3], "--ranks-per-host 3 does not divide 8 ranks"),
     (["--knobs", "reed=2"], "no stage 'reed' .did you mean 'read'"),
     (["--width", 6], "6 is not a multiple of 4"),
     (["--width", 2**30], "do not fit 1 ranks of .* missing in all"),

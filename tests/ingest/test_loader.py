@@ -453,9 +453,9 @@ class TestEnds:
 
 
 @pytest.mark.parametrize(("options", "error", "message"), [
-    ({"batch_size": 80, "ranks": 3}, PlanError, "3 ranks do not divide the 8 streams"),
+    ({"batch_size": 80, "ranks": 3}, PlanError, "3 ranks cannot share batches of 80 rows .*: take 1, 2, 4, 8, 16, 40"),
     ({"batch_size": 8000}, PlanError, "batch_size 8000 is larger than an epoch of 4000 rows"),
-    ({"batch_size": 81}, PlanError, "not a multiple of the 8 streams"),
+    ({"batch_size": 81, "streams": 8}, PlanError, "not a multiple of the 8 streams: leave streams out, or take 1"),
     ({"batch_size": 80, "reader": "csv"}, SourceError, "reader 'csv' is none of petastorm, arrow"),
     ({"batch_size": 80, "epochs": 0}, LoaderError, "epochs: 0"),
     ({"batch_size": 80, "split": "tarin"}, ValueError, "no split 'tarin'")])
@@ -464,7 +464,7 @@ def test_what_cannot_be_is_refused_at_the_start(table, options, error, message):
         BatchLoader(table, **options)
 
 
-@pytest.mark.parametrize(("rows", "ranks"), [(17, 2), (17, 8), (3, 8)])
+@pytest.mark.parametrize(("rows", "ranks"), [(17, 2), (17, 8), (3, 8), (17, 16), (5, 16)])
 def test_a_rank_without_rows_in_the_last_batch_has_its_batch_of_padding(tmp_path, rows, ranks):
     """Also where a run is resumed at that batch, and where there are fewer rows than ranks."""
     path = str(tmp_path / "part.parquet")
@@ -473,7 +473,8 @@ def test_a_rank_without_rows_in_the_last_batch_has_its_batch_of_padding(tmp_path
     source = ParquetFiles.open([path], {"label": "label", "dense": "x", "sparse": "a"})
     files, empty = twin.Table(source.files), 0
     for rank in range(ranks):
-        with BatchLoader(source, batch_size=8, rank=rank, ranks=ranks, last="pad", reader="arrow") as loader:
+        with BatchLoader(source, batch_size=max(8, ranks), rank=rank, ranks=ranks, last="pad",
+                         reader="arrow") as loader:
             expected, states = twin.batches(loader.plan, 0, rank, ranks), [loader.state_dict()]
             for batch, wanted in zip(loader, expected, strict=True):
                 twin.expect(loader, files, batch, wanted)

@@ -39,8 +39,9 @@ def written(path: Path, rows: int, group: int) -> pq.FileMetaData:
 def footprint(metadata: pq.FileMetaData, *, epochs: int = 2, **plan) -> MinimumMemory:
     counts = tuple(metadata.row_group(n).num_rows for n in range(metadata.num_row_groups))
     decoding = decoding_of(metadata, 0, metadata.schema.to_arrow_schema(), {})
-    return footprint_of(RowsPlan(groups=(counts,), batch_size=64, window_rows=512, **plan), COLUMNS, decoding, rank=0,
-                        ranks=1, stages=stage_spec.pipeline(()), converted=2, epochs=epochs)
+    made = RowsPlan(groups=(counts,), batch_size=64, window_rows=512, **plan)
+    return footprint_of(made, COLUMNS, decoding, share=made.share_of(0, 1), stages=stage_spec.pipeline(()), converted=2,
+                        epochs=epochs)
 
 
 def test_a_row_group_counts_as_it_is_decoded_and_the_one_read_ahead_with_it(tmp_path):

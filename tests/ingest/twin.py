@@ -25,9 +25,10 @@ def rows_of_stream(plan: RowsPlan, epoch: int, stream: int) -> list[tuple[int, i
 def batches(plan: RowsPlan, epoch: int, rank: int = 0, ranks: int = 1) -> list[list[tuple[int, int, int] | None]]:
     """The rows of each batch of a rank, None for a row that only fills it."""
     each = plan.batch_size // plan.streams
-    streams = [rows_of_stream(plan, epoch, s) for s in plan.streams_of(rank, ranks)]
-    return [[row for rows in streams for row in (rows[k * each:(k + 1) * each] + [None] * each)[:each]]
-            for k in range(plan.steps)]
+    streams = [rows_of_stream(plan, epoch, s) for s in range(plan.streams)]
+    own = plan.batch_size // ranks
+    return [[row for rows in streams for row in (rows[k * each:(k + 1) * each] + [None] * each)[:each]
+             ][rank * own:(rank + 1) * own] for k in range(plan.steps)]
 
 
 class Table:

@@ -1,0 +1,112 @@
+"""Which numbers of ranks share the batches, and that they get the same global batches: also more ranks than streams."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from sluice.dlrm.session.defaults import defaults
+from sluice.ingest.loader import BatchLoader
+from sluice.ingest.row_order import PlanError, RowsPlan
+from tests.ingest import twin
+
+ROLES = "label=label;dense=x;sparse=a;id_list=b"
+
+
+@pytest.fixture(scope="module")
+def clicks(tmp_path_factory):
+    """1,000 rows with a number, an id and a bag of none to four ids."""
+    path, random = tmp_path_factory.mktemp("clicks") / "part.parquet", np.random.default_rng(3)
+    rows = 1000
+    bags = [random.integers(0, 9, n).tolist() for n in random.integers(0, 5, rows)]
+    pq.write_table(pa.table({"label": np.zeros(rows, np.float32), "x": np.arange(rows, dtype=np.float32),
+                             "a": np.arange(rows, dtype=np.int32), "b": pa.array(bags, pa.list_(pa.int32()))}),
+                   path, row_group_size=150)
+    return path
+
+
+def _rows(batch):
+    """Each row of a batch: number, id, bag and weight."""
+    ids, bags = batch.as_dict()["a"], batch.as_dict()["b"]
+    parts = np.split(bags.values.numpy(), np.cumsum(bags.lengths.numpy())[:-1])
+    return [(float(x), int(a), tuple(map(int, bag)), float(weight)) for x, a, bag, weight in zip(
+        batch.dense[:, 0], ids, parts, batch.weight, strict=True)]
+
+
+def _epoch(clicks, batch_size, ranks, state=None, **options):
+    """The global batches that so many ranks make together, and the state of each rank's loader after three."""
+    found, states = [], []
+    for rank in range(ranks):
+        with BatchLoader(str(clicks), batch_size=batch_size, roles=ROLES, rank=rank, ranks=ranks, reader="arrow",
+                         window_rows=100, **options) as loader:
+            if state is not None:
+                loader.load_state_dict(state)
+            batches = []
+            for batch in loader:
+                batches.append(_rows(batch))
+                assert batch.rows == sum(weight > 0 for *_, weight in batches[-1])
+                if len(batches) == 3:
+                    states.append(loader.state_dict())
+            found.append(batches)
+    return [list(itertools.chain(*step)) for step in zip(*found, strict=True)], states
+
+
+@pytest.mark.parametrize("last", ["drop", "pad"])
+@pytest.mark.parametrize(("batch_size", "ranks"), [(64, 16), (64, 64), (72, 24), (10, 10), (12, 12)])
+def test_more_ranks_than_streams_make_the_same_global_batches(clicks, batch_size, ranks, last):
+    whole, _ = _epoch(clicks, batch_size, 1, last=last)
+    parts, states = _epoch(clicks, batch_size, ranks, last=last)
+    assert parts == whole
+    assert all(one == {**states[0], "order": one["order"]} for one in states), "positions are of the global order"
+
+
+def test_a_run_goes_on_at_the_same_row_on_more_ranks_than_streams_and_back(clicks):
+    whole, (state,) = _epoch(clicks, 64, 1)
+    assert _epoch(clicks, 64, 32, state=state)[0] == whole[3:]
+    (state, *_), (_, *others) = _epoch(clicks, 64, 32)[1], whole
+    assert _epoch(clicks, 64, 1, state=state)[0] == others[2:]
+
+
+@pytest.mark.parametrize("batch_size", [1, 10, 100, 1000])
+def test_one_rank_takes_any_batch_size(clicks, batch_size):
+    with BatchLoader(str(clicks), batch_size=batch_size, roles=ROLES, reader="arrow") as loader:
+        assert sum(batch.rows for batch in loader) == 1000 // batch_size * batch_size
+
+
+@pytest.mark.parametrize(("batch_size", "streams"), [(1, 1), (10, 2), (100, 4), (1000, 8), (8192, 8)])
+def test_streams_follow_the_batch_size_and_every_power_of_two_of_a_usual_batch_fits(clicks, batch_size, streams):
+    groups = ((8192,) * 4,)
+    with BatchLoader(str(clicks), batch_size=batch_size, roles=ROLES, reader="arrow", last="pad") as loader:
+        assert loader.plan.streams == streams
+    plan = RowsPlan(groups=groups, batch_size=batch_size, streams=streams)
+    fits = {ranks for ranks in range(1, 65) if plan.can_share(ranks)}
+    assert {ranks for ranks in range(1, streams + 1) if streams % ranks == 0} <= fits
+    if batch_size == 8192:
+        assert fits == {1, 2, 4, 8, 16, 32, 64}
+    for ranks in fits:
+        shares = [plan.share_of(rank, ranks) for rank in range(ranks)]
+        assert sum(share.rows for share in shares) == batch_size
+
+
+@pytest.mark.parametrize("rows", [12_800, 100_000, 247_000, 1_640_000, 10**8])
+def test_the_batch_that_is_chosen_fits_every_power_of_two_of_ranks(rows):
+    batch = defaults(rows)["batch_size"]
+    plan = RowsPlan(groups=((rows,),), batch_size=batch)
+    assert all(plan.can_share(2**power) for power in range(7))
+
+
+def test_other_numbers_are_refused_with_those_that_work():
+    plan = RowsPlan(groups=((8192,) * 4,), batch_size=8192)
+    with pytest.raises(PlanError, match=r"6 ranks cannot share .*: take 1, 2, 4, 8, 16, 32, 64 ranks"):
+        plan.share_of(0, 6)
+
+
+def test_the_twin_agrees_on_more_ranks_than_streams():
+    plan = RowsPlan(groups=((100, 120), (80,)), batch_size=32, window_rows=30, seed=2)
+    whole = twin.batches(plan, 1)
+    parts = [twin.batches(plan, 1, rank, 16) for rank in range(16)]
+    assert [list(itertools.chain(*step)) for step in zip(*parts, strict=True)] == whole
