@@ -53,6 +53,15 @@ def row_keys(columns: Mapping[str, pa.Array], spec: Spec) -> Keys:
     return hash_of(columns, spec.rule.columns, spec.rule.seed)
 
 
+def fold_keys(columns: Mapping[str, pa.Array], keys: Keys, spec: Spec) -> Keys:
+    """What decides each row's fold: its key, but without the label, which older tables have in their keys. Rows that
+    agree in all else lie in one fold, so no fold says anything of a label."""
+    columns_of_fold = spec.rule.without(spec.label)
+    if columns_of_fold == spec.rule.columns:
+        return keys
+    return hash_of(columns, columns_of_fold, spec.rule.seed) if columns_of_fold else np.zeros_like(keys)
+
+
 def hash_of(columns: Mapping[str, pa.Array], by: Iterable[KeyColumn], seed: int) -> Keys:
     """One hash for each row, from some columns, each as the type that it had in the table's first version."""
     return hash_rows([_joined(as_first(columns[column.name], column)) for column in by], seed)
