@@ -29,12 +29,12 @@ class _Tail:
     table: pa.Table
 
     @classmethod
-    def read(cls, store: TableStore, folder: str) -> _Tail:
+    def read(cls, store: TableStore, folder: str, columns: list[str]) -> _Tail:
         tables = []
         for path in store.files(folder):
             if path.endswith(".parquet"):
                 with store.fs.open_input_file(store.path(path)) as file:
-                    tables.append(pq.ParquetFile(file, page_checksum_verification=True).read())
+                    tables.append(pq.ParquetFile(file, page_checksum_verification=True).read(columns))
         if not tables:
             raise TableError(f"{store.url(folder)}: what serving must know of other rows is not there; was this "
                              "version removed by vacuum?")
@@ -59,8 +59,10 @@ class Serving:
     @classmethod
     def open(cls, table: FeatureTable) -> Serving:
         spec, store = table.spec(), TableStore(table.uri)
-        names = [*map(tail_of_join, range(len(spec.rows.joins))), *(h.name for h in spec.rows.histories)]
-        return cls(spec, {name: _Tail.read(store, folder_of_tails(table.record.job, name)) for name in names})
+        wanted = {tail_of_join(number): [*join.columns] for number, join in enumerate(spec.rows.joins)}
+        wanted |= {history.name: ["value"] for history in spec.rows.histories}
+        return cls(spec, {name: _Tail.read(store, folder_of_tails(table.record.job, name), ["key", *columns])
+                          for name, columns in wanted.items()})
 
     def complete(self, columns: Mapping[str, pa.Array]) -> dict[str, pa.Array]:
         """Adds the columns that joins and histories make to the rows' input columns, as

@@ -138,7 +138,11 @@ class Job:
         self.store.probe()
 
     def _keep_labels_apart(self, spec: Spec, parent: JobRecord, before: FittedState | None) -> None:
-        """Refuses to go on from a version in a way in which a row could meet its own label."""
+        """Refuses to go on from a version in a way in which a row could meet its own label, or one of its moment."""
+        if self.mode == "append" and spec.rows.histories and parent.rules < RULES:
+            raise StateError(f"{self.store.uri}: an older program made version {parent.version}, whose histories and "
+                             "lags let rows of one moment see each other in the order of the input's columns, the "
+                             f"label among them; they cannot be continued; {self._anew(spec)}")
         if before is not None and (why := why_labels_leak(before, parent, spec)):
             raise StateError(f"{self.store.uri}: what version {parent.version} learned from labels cannot be applied "
                              f"to these rows, as they could meet their own: {why}; {self._anew(spec)}")

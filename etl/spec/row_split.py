@@ -19,6 +19,8 @@ from sluice.etl.spec.row_identity import KeyColumn
 from sluice.etl.spec.spec import Spec
 
 Keys = npt.NDArray[np.uint64]
+TIES = ("_tie_of_key", "_tie_of_row", "_tie_of_label")
+"""The columns of `ties`."""
 _SPLIT = np.uint64(0x5EED5EED00000001)
 
 
@@ -71,6 +73,14 @@ def whole_rows(columns: Mapping[str, pa.Array]) -> Keys:
     """One hash for each row, from all its columns, whatever their order: it decides between rows that have the same
     key."""
     return hash_rows([_joined(columns[name]) for name in sorted(columns)], 0)
+
+
+def ties(columns: Mapping[str, pa.Array], spec: Spec) -> list[Keys]:
+    """What orders rows of one moment, one number after the other, so that no label comes first: hashes of their keys
+    and of their columns, each without the label. Only between rows that differ in nothing else the label counts, and
+    there its hash does."""
+    others = {name: values for name, values in columns.items() if name != spec.label}
+    return [fold_keys(columns, row_keys(columns, spec), spec), whole_rows(others), whole_rows(columns)]
 
 
 def as_first(values: pa.Array, column: KeyColumn) -> pa.Array:

@@ -267,7 +267,8 @@ class Spec:
     @property
     def learned_from_labels(self) -> dict[str, Fitted]:
         """The operators that learn from labels, by the keys of their states."""
-        return {learned.key: learned.op for learned in self.fitted if "label" in learned.op.needs}
+        return {learned.key: learned.op for learned in self.fitted
+                if "label" in learned.op.needs or any(self.label in column.sources for column, _ in learned.users)}
 
     @property
     def levels(self) -> int:
@@ -355,7 +356,9 @@ def _uses_of_label(spec: Spec) -> Iterator[str]:
     """Says where a spec would let a row's own label decide its features, its split, or its place among others."""
     label, table, rows = spec.label, spec.table, spec.rows
     for made in spec.columns:
-        if made.role in ("dense", "sparse", "id_list") and label in made.sources:
+        # What is learned of the past is of other rows alone, as long as the label is not what groups.
+        of_past = made.sources[0] != label and any(getattr(op, "past", False) for op in made.ops[:1])
+        if made.role in ("dense", "sparse", "id_list") and label in made.sources and not of_past:
             yield f"column {made.name!r} is made from {label!r}"
     named = [(f"table.{key}", getattr(table, key)) for key in ("key", "split_by", "split_time", "order", "together")]
     named += [("dedup.order", rows.dedup.order)] if rows.dedup else []

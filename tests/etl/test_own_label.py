@@ -269,7 +269,7 @@ def test_an_older_programs_table_is_read_and_its_sums_of_labels_are_learned_anew
     before = FeatureTable.open(tmp_path / "t")
     assert len(rows_of(before)) == 400
     for mode, options in (("append", {}), ("overwrite", {"reuse_state": True})):
-        with pytest.raises(StateError, match="an older program learned it.*sluice etl .* --update-state"):
+        with pytest.raises(StateError, match=r"an older program learned it.*sluice etl .* --update-state"):
             run(None, tmp_path / "t", path, text=text, mode=mode, **options)
     run(None, tmp_path / "t", path, text=text, mode="overwrite", update_state=True)
     after = FeatureTable.open(tmp_path / "t")
@@ -328,7 +328,7 @@ name = "spent"
 from = ["item", "price"]
 role = "dense"
 ops = [{op = "group"%(past)s}, {op = "fill"}]
-[[column]]
+%(mean)s[[column]]
 name = "user"
 role = "sparse"
 ops = [{op = "categorify"}]
@@ -336,6 +336,12 @@ ops = [{op = "categorify"}]
 name = "price"
 role = "dense"
 ops = [{op = "fill_median"}, {op = "min_max"}]
+"""
+MEAN = """[[column]]
+name = "mean_before"
+from = ["user", "click"]
+role = "dense"
+ops = [{op = "group", past = true}, {op = "fill"}]
 """
 WAYS = {
     "made": [("create", {}, HASH)],
@@ -359,10 +365,9 @@ def test_a_row_whose_label_is_flipped_has_the_features_that_it_had(tmp_path, way
     def made(name: str, rows: list[dict]) -> dict[str, dict[int, set]]:
         path = write(tmp_path / f"{name}.parquet", rows, {"price": pa.float64()})
         said = ", past = true" if past else ""
-        for mode, options, table in WAYS[way]:
-            table = TIME.join(table.rsplit(HASH, 1)) if past else table
-            text = spec(*COLUMNS, "item:text", "price:float", table=table, rate=RATE % said,
-                        more=MANY % {"past": said})
+        for mode, options, by in WAYS[way]:
+            text = spec(*COLUMNS, "item:text", "price:float", table=by.replace(HASH, TIME) if past else by,
+                        rate=RATE % said, more=MANY % {"past": said, "mean": MEAN if past else ""})
             run(None, tmp_path / name, path, text=text, mode=mode, **options)
         table = FeatureTable.open(tmp_path / name)
         return {split: {number: {tuple(found.items()) for found in group} for number, group in by_row(
@@ -414,5 +419,8 @@ def test_a_spec_that_shows_a_row_its_own_label_is_refused_but_read_out_of_a_tabl
     with pytest.raises(SpecError, match=rf"spec: {where} 'click', which is the label.*earlier rows"):
         Spec.own(text)
     assert Spec.parse(text).columns
-    ok = '[[history]]\nname = "h"\nof = "click"\nby = "user"\norder = "day"\nlength = 2\n'
-    assert Spec.own(spec(*COLUMNS, more=ok)).columns
+    earlier = '[[history]]\nname = "h"\nof = "click"\nby = "user"\norder = "day"\nlength = 2\n'
+    earlier += ('[[column]]\nname = "before"\nfrom = ["user", "click"]\nrole = "dense"\n'
+                'ops = [{op = "group", past = true}, {op = "fill"}]\n')
+    own = Spec.own(spec(*COLUMNS, table=TIME, more=earlier))
+    assert set(own.learned_from_labels) == {"rate/0", "before/0"}
