@@ -13,12 +13,10 @@ import pyarrow.parquet as pq
 from sluice.etl.ops.base import as_number, as_text
 from sluice.etl.ops.hash_table import Lookup
 from sluice.etl.ops.hashing import hash_texts
-from sluice.etl.spec.row_rules import History
+from sluice.etl.spec.row_rules import BETWEEN, ESCAPED, History
 from sluice.etl.spec.spec import Spec
 from sluice.etl.table.store import TableStore, folder_of_tails, tail_of_join
 from sluice.etl.table.table import FeatureTable, TableError
-
-_BETWEEN = "\x1f"
 
 
 @dataclass(frozen=True)
@@ -69,12 +67,21 @@ class Serving:
         `sluice.etl.apply.features.Features` takes them."""
         whole = dict(columns)
         for number, join in enumerate(self.spec.rows.joins):
-            keys = pc.binary_join_element_wise(*[as_text(whole[name]) for name in join.on], _BETWEEN)
+            keys = joined([as_text(whole[name]) for name in join.on])
             whole |= {name: self.tails[tail_of_join(number)].of(keys, name) for name in join.columns}
         for history in self.spec.rows.histories:
             lists = self.tails[history.name].of(as_text(whole[history.by]), "value")
             whole[history.name] = _lagged(lists, history, whole) if history.lag else _filled(lists)
         return whole
+
+
+def joined(columns: list[pa.Array]) -> pa.Array:
+    """The key of each row, as `sluice.etl.spark.joins.newest_of` writes it."""
+    if len(columns) == 1:
+        return columns[0]
+    for character, code in ESCAPED.items():
+        columns = [pc.replace_substring(texts, character, code) for texts in columns]
+    return pc.binary_join_element_wise(*columns, BETWEEN)
 
 
 def _filled(lists: pa.Array) -> pa.Array:

@@ -11,7 +11,7 @@ from collections.abc import Container, Mapping
 from typing import TYPE_CHECKING, Any
 
 from sluice.etl.common.errors import InputError
-from sluice.etl.spec.row_rules import Dedup, History, Join
+from sluice.etl.spec.row_rules import BETWEEN, ESCAPED, Dedup, History, Join
 from sluice.etl.spec.row_split import TIES
 from sluice.etl.spec.spec import Spec
 from sluice.etl.spec.toml_keys import SpecError
@@ -164,7 +164,10 @@ def newest_of(side: DataFrame, join: Join) -> DataFrame:
     if join.time is not None:
         side = side.where("_since is not null")
         values = sql.struct("_since", values.alias("_values"))
-    key = sql.concat_ws("\x1f", *[f"_on{i}" for i in range(len(join.on))])
+    parts = [sql.col(f"_on{i}") for i in range(len(join.on))]
+    for character, code in ESCAPED.items() if len(parts) > 1 else ():
+        parts = [sql.replace(part, sql.lit(character), sql.lit(code)) for part in parts]
+    key = sql.concat_ws(BETWEEN, *parts)
     one = side.groupBy(key.alias("key")).agg(sql.max(values).alias("_side"))
     path = "_side._values" if join.time is not None else "_side"
     return one.select("key", *[sql.col(f"{path}.`{name}`").alias(name) for name in join.columns])
