@@ -167,6 +167,9 @@ class Spec:
         if where := next(_uses_of_label(spec), None):
             raise SpecError(f"{name}: {where}, which is the label: a row's features must not depend on its own label. "
                             "Name another column; a [[history]] or [[lag]] of the label holds labels of earlier rows")
+        if told := next(_signs_of_drawn(spec), None):
+            raise SpecError(f"{name}: {told}, of which [negatives] draws other values: what never occurred would show "
+                            "a drawn row, and so its label. Use target, hash or cross, or past = true")
         spec = replace(spec, permission=Permission(functions=spec.functions))
         try:
             spec.imported()
@@ -370,6 +373,15 @@ def _uses_of_label(spec: Spec) -> Iterator[str]:
     for path, names in named:
         if label in (names if isinstance(names, tuple) else (names,)):
             yield f"{path} names {label!r}"
+
+
+def _signs_of_drawn(spec: Spec) -> Iterator[str]:
+    """Says which columns would know rows of `[negatives]` by a combination that no row of the input has."""
+    drawn = spec.rows.negatives.column if spec.rows.negatives else None
+    for made in spec.columns:
+        learns = any(isinstance(op, Fitted) and not op.needs for op in made.ops)
+        if learns and len(made.sources) > 1 and drawn in made.sources:
+            yield f"column {made.name!r} learns what occurs together with {drawn!r}"
 
 
 def input_columns(text: str) -> dict[str, str]:

@@ -294,6 +294,20 @@ def test_on_noise_no_encoding_says_anything_of_a_label_where_rows_agree_in_all_b
         assert found == pytest.approx(0.5, abs=5 * math.sqrt(1 / 3 / len(made)))
 
 
+@pytest.mark.parametrize(("ops", "refused"), [
+    ('{op = "concat"}, {op = "count"}, {op = "fill"}', True), ('{op = "concat"}, {op = "target"}', False),
+    ('{op = "concat"}, {op = "count", past = true}, {op = "fill"}', False)])
+def test_what_is_drawn_is_not_known_by_what_never_occurred(ops, refused):
+    text = spec(*COLUMNS, "item:text", table=TIME, more='[negatives]\ncolumn = "item"\n[[column]]\nname = "pair"\n'
+                f'from = ["user", "item"]\nrole = "dense"\nops = [{ops}]\n')
+    assert Spec.parse(text).columns
+    if not refused:
+        assert Spec.own(text).columns
+        return
+    with pytest.raises(SpecError, match=r"'pair' learns what occurs together with 'item', of which \[negatives\]"):
+        Spec.own(text)
+
+
 def test_what_is_drawn_for_a_click_does_not_meet_that_click(tmp_path):
     """A user's only click lay in another fold than what was drawn for it, so that one alone had it in its rate."""
     rows = [{"click": int(number % 3 == 0), "user": f"u{number}", "day": number % 10, "row": number,
