@@ -22,7 +22,7 @@ from sluice.etl.ops.hashing import hash_rows
 from sluice.etl.ops.lists import packed
 from sluice.etl.ops.user_function import Python
 from sluice.etl.spec.columns import ColumnSpec
-from sluice.etl.spec.row_split import Keys, split_of
+from sluice.etl.spec.row_split import Keys, fold_keys, split_of
 from sluice.etl.spec.spec import Spec
 from sluice.etl.table.fitted_state import FittedState
 from sluice.etl.table.job_record import NO_PARTITION
@@ -58,12 +58,13 @@ class Features:
         self._needs = {name for column in spec.columns for op in column.ops for name in op.needs}
 
     def apply(self, columns: Mapping[str, pa.Array], keys: Keys | None = None, but: Container[str] = (),
-              split: npt.NDArray[np.int32] | None = None) -> list[pa.Array]:
+              split: npt.NDArray[np.int32] | None = None, folds: Keys | None = None) -> list[pa.Array]:
         """Returns the table's columns, in the spec's order, as Spark stores them; without those that `but` names.
+        `split` and `folds` are what rows have if their keys do not decide it, as of rows that are drawn for others.
 
         Without `keys`, as in serving, rows belong to no fold, and labels need not be there. Rows outside the training
         split belong to no fold either, as nothing was learned from them: they are treated as a server treats them."""
-        extras = self.extras(columns, keys, split)
+        extras = self.extras(columns, keys, split, folds)
         return [stored(self.run(column, column.left_to_spark, columns, extras), self.spec, column)
                 for column in self.spec.columns if column.name not in but
                 and (column.sources[0] in columns or column.role != "label")]
@@ -75,8 +76,8 @@ class Features:
         return {column.name: _values(self.run(column, column.left_to_spark, columns, extras), column)
                 for column in self.spec.columns if column.role in MODEL_ROLES}
 
-    def extras(self, columns: Mapping[str, pa.Array], keys: Keys | None, split: npt.NDArray[np.int32] | None = None
-               ) -> dict[str, pa.Array]:
+    def extras(self, columns: Mapping[str, pa.Array], keys: Keys | None, split: npt.NDArray[np.int32] | None = None,
+               folds: Keys | None = None) -> dict[str, pa.Array]:
         """What operators may need to know about a row besides their column."""
         if not self._needs:
             return {}
@@ -86,7 +87,9 @@ class Features:
                  "key": pa.nulls(count, pa.int64()), "time": pa.nulls(count, pa.float64())}
         if keys is not None:
             others = ~in_training(columns, keys, self.spec, split)
-            found["key"] = pa.array(keys.view(np.int64), mask=others)
+            if "key" in self._needs:
+                folds = fold_keys(columns, keys, self.spec) if folds is None else folds
+                found["key"] = pa.array(folds.view(np.int64), mask=others)
             if "time" in self._needs:
                 at = as_number(columns[self.spec.table.split_time or ""]).to_numpy(zero_copy_only=False)
                 found["time"] = pa.array(at, mask=others)
@@ -212,8 +215,10 @@ class FileAssignment:
 
     @property
     def has_ties(self) -> bool:
-        """Whether rows with the same key may differ, so that their order needs more than the key."""
-        return self.spec.rows.looks_back or not self.spec.rule.covers(self.spec.input.with_place)
+        """Whether rows with the same key may differ in more than the label, so that their order needs more than the
+        key."""
+        others = self.spec.input.with_place.keys() - {self.spec.label}
+        return self.spec.rows.looks_back or not self.spec.rule.covers(others)
 
     def split(self, keys: Keys, columns: Mapping[str, pa.Array]) -> npt.NDArray[np.int32]:
         """The number of each row's split; -1 where it lies in none."""

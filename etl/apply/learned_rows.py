@@ -10,6 +10,8 @@ from typing import Any
 
 from sluice.etl.spec.spec import DEFAULT_SPLIT, Spec
 from sluice.etl.table.fitted_state import FittedState
+from sluice.etl.table.job_record import RULES, JobRecord
+from sluice.etl.table.split_rows import rule_of
 
 ALL_SPLITS = "the rows of all splits, validation and test included"
 
@@ -40,6 +42,25 @@ def why_not(before: FittedState, text: str, spec: Spec, *, mode: str, update: bo
     else:
         return None
     return f"{why}; learn it anew on split {spec.table.training!r}: give all of the input with --mode overwrite --refit"
+
+
+def why_labels_leak(state: FittedState, parent: JobRecord, spec: Spec) -> str | None:
+    """Why rows of `spec` could meet their own labels in the `state` that the version of `parent` learned; None if they
+    cannot. A row is kept apart from its own label by its fold, or by its time: both must be as they were."""
+    if state.tables.keys().isdisjoint(spec.learned_from_labels):
+        return None
+    before, rule, was = Spec.parse(parent.spec), rule_of(parent), spec.input.was
+    needed = {name for op in spec.learned_from_labels.values() for name in op.needs}
+    if parent.rules < RULES and ("key" in needed or saw_others(state, spec)):
+        return "an older program learned it, by a rule of folds that does not keep each row apart from its own label"
+    if "key" in needed and (rule is None or not spec.rule.same(rule)):
+        return "its rows are known by other columns now, and so lie in other folds"
+    names = [(spec.label, before.label)]
+    names += [(spec.table.split_time or "", before.table.split_time or "")] if "time" in needed else []
+    for name, old in names:
+        if old not in (name, was.get(name)):
+            return f"it was learned by column {old!r}, and the spec goes by {name!r}"
+    return None
 
 
 def _left_out(text: str, spec: Spec, *, moved: bool) -> str:

@@ -13,12 +13,10 @@ import pyarrow.parquet as pq
 from sluice.etl.ops.base import as_number, as_text
 from sluice.etl.ops.hash_table import Lookup
 from sluice.etl.ops.hashing import hash_texts
-from sluice.etl.spec.row_rules import History
+from sluice.etl.spec.row_rules import BETWEEN, ESCAPED, History
 from sluice.etl.spec.spec import Spec
 from sluice.etl.table.store import TableStore, folder_of_tails, tail_of_join
 from sluice.etl.table.table import FeatureTable, TableError
-
-_BETWEEN = "\x1f"
 
 
 @dataclass(frozen=True)
@@ -29,12 +27,12 @@ class _Tail:
     table: pa.Table
 
     @classmethod
-    def read(cls, store: TableStore, folder: str) -> _Tail:
+    def read(cls, store: TableStore, folder: str, columns: list[str]) -> _Tail:
         tables = []
         for path in store.files(folder):
             if path.endswith(".parquet"):
                 with store.fs.open_input_file(store.path(path)) as file:
-                    tables.append(pq.ParquetFile(file, page_checksum_verification=True).read())
+                    tables.append(pq.ParquetFile(file, page_checksum_verification=True).read(columns))
         if not tables:
             raise TableError(f"{store.url(folder)}: what serving must know of other rows is not there; was this "
                              "version removed by vacuum?")
@@ -59,20 +57,31 @@ class Serving:
     @classmethod
     def open(cls, table: FeatureTable) -> Serving:
         spec, store = table.spec(), TableStore(table.uri)
-        names = [*map(tail_of_join, range(len(spec.rows.joins))), *(h.name for h in spec.rows.histories)]
-        return cls(spec, {name: _Tail.read(store, folder_of_tails(table.record.job, name)) for name in names})
+        wanted = {tail_of_join(number): [*join.columns] for number, join in enumerate(spec.rows.joins)}
+        wanted |= {history.name: ["value"] for history in spec.rows.histories}
+        return cls(spec, {name: _Tail.read(store, folder_of_tails(table.record.job, name), ["key", *columns])
+                          for name, columns in wanted.items()})
 
     def complete(self, columns: Mapping[str, pa.Array]) -> dict[str, pa.Array]:
         """Adds the columns that joins and histories make to the rows' input columns, as
         `sluice.etl.apply.features.Features` takes them."""
         whole = dict(columns)
         for number, join in enumerate(self.spec.rows.joins):
-            keys = pc.binary_join_element_wise(*[as_text(whole[name]) for name in join.on], _BETWEEN)
+            keys = joined([as_text(whole[name]) for name in join.on])
             whole |= {name: self.tails[tail_of_join(number)].of(keys, name) for name in join.columns}
         for history in self.spec.rows.histories:
             lists = self.tails[history.name].of(as_text(whole[history.by]), "value")
             whole[history.name] = _lagged(lists, history, whole) if history.lag else _filled(lists)
         return whole
+
+
+def joined(columns: list[pa.Array]) -> pa.Array:
+    """The key of each row, as `sluice.etl.spark.joins.newest_of` writes it."""
+    if len(columns) == 1:
+        return columns[0]
+    for character, code in ESCAPED.items():
+        columns = [pc.replace_substring(texts, character, code) for texts in columns]
+    return pc.binary_join_element_wise(*columns, BETWEEN)
 
 
 def _filled(lists: pa.Array) -> pa.Array:

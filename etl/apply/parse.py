@@ -16,6 +16,7 @@ from sluice.etl.apply.json_lines import Objects, fits
 from sluice.etl.apply.lines import FIELDS, Delimited, in_order
 from sluice.etl.ops.base import as_number
 from sluice.etl.spec.input_values import ARROW_TYPES
+from sluice.etl.spec.row_split import TIES
 from sluice.etl.spec.spec import Spec
 
 __all__ = ["WRONG", "Batches", "InputParser", "Parsed", "fits"]
@@ -25,7 +26,7 @@ WRONG = {"int": "not a whole number of 64 bits", "float": "not a number", "text"
          "texts": "not a list of texts", "floats": "not a list of numbers"}
 NO_TIME = "not a time as its format says"
 NO_SPLIT = "missing, or not a number, and rows are split by it (table.split_time)"
-_ABOUT_ROWS = ("_bad", "_file", "_from", "_at")
+_ABOUT_ROWS = ("_bad", "_file", "_from", "_at", *TIES)
 _SPACE = " \t"  # spaces around a number are not part of it
 _PLAIN = {"int": r"^[ \t]*-?[0-9]{1,18}[ \t]*$", "float": r"^[ \t]*-?[0-9]{1,18}(\.[0-9]{1,18})?[ \t]*$",
           "text": r"^[\x00-\x7f]*$"}

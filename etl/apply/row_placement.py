@@ -10,8 +10,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from sluice.etl.apply.features import Features, FileAssignment
+from sluice.etl.ops.hashing import hash_rows, mix
 from sluice.etl.spec.row_identity import Identity
-from sluice.etl.spec.row_split import Keys, hash_of, row_keys, whole_rows
+from sluice.etl.spec.row_split import Keys, fold_keys, hash_of, row_keys, whole_rows
 from sluice.etl.table.fitted_state import FittedState
 from sluice.etl.table.sketch import Gathered, HashBounds, gather
 
@@ -22,6 +23,8 @@ class Rows:
 
     columns: Mapping[str, pa.Array]
     keys: Keys
+    folds: Keys
+    """What decides their folds: see `sluice.etl.spec.row_split.fold_keys`."""
     split: npt.NDArray[np.int32]
     files: npt.NDArray[np.int32]
     order: list[pa.Array]
@@ -68,17 +71,24 @@ class RowPlacement:
     def of(self, columns: dict[str, pa.Array], keys: Keys | None) -> Rows:
         spec, placement = self._spec, self._placement
         keys = row_keys(columns, spec) if keys is None else keys
-        split = placement.split(keys, columns)
+        split, folds = placement.split(keys, columns), fold_keys(columns, keys, spec)
         if spec.rows.negatives:
             columns, origin = spec.rows.negatives.drawn(columns, spec.label, keys, self._drawn_from)
-            # What is drawn for a test row is a test row: in another split it would reveal that row's label.
-            keys, split = row_keys(columns, spec), split[origin]
+            # What is drawn for a row reveals that row's label, so both lie in one split and one fold.
+            keys, split, folds = row_keys(columns, spec), split[origin], folds[origin]
         gather(self.seen, self._look.at(split, columns, keys))
         files, first = placement.place(self._features, columns, keys, split)
         order = [*([] if first is None else [first]),
                  *([pa.array(whole_rows(columns).view(np.int64))] if placement.has_ties else []),
-                 pa.array(keys.view(np.int64))]
-        return Rows(columns, keys, split, files, order)
+                 pa.array(self._order_in_file(columns, keys).view(np.int64))]
+        return Rows(columns, keys, folds, split, files, order)
+
+    def _order_in_file(self, columns: Mapping[str, pa.Array], keys: Keys) -> Keys:
+        """By what rows lie in their file. Rows with one key that differ only in their labels need no more than one
+        number for both."""
+        if self._placement.has_ties or self._spec.rule.without(self._spec.label) != self._spec.rule.columns:
+            return keys
+        return mix(keys ^ hash_rows([columns[self._spec.label]], 0))
 
     @staticmethod
     def order(placement: FileAssignment) -> list[str]:

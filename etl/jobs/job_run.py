@@ -6,6 +6,7 @@ from __future__ import annotations
 import datetime
 import json
 import re
+import shlex
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,7 +14,7 @@ from typing import Any
 
 from sluice.etl.apply.counts import Counted
 from sluice.etl.apply.features import cardinalities
-from sluice.etl.apply.learned_rows import learned_from, saw_others, why_not
+from sluice.etl.apply.learned_rows import learned_from, saw_others, why_labels_leak, why_not
 from sluice.etl.apply.unreadable import refuse_lost
 from sluice.etl.common.errors import InputError
 from sluice.etl.common.machine import this_machine
@@ -29,7 +30,7 @@ from sluice.etl.spec.spec import Spec
 from sluice.etl.table.commit import Base, CommitConflict, new_job, publish, stored_schema
 from sluice.etl.table.data_files import folder_of
 from sluice.etl.table.fitted_state import FittedState, StateError
-from sluice.etl.table.job_record import JobRecord, shares
+from sluice.etl.table.job_record import RULES, JobRecord, shares
 from sluice.etl.table.new_files import CommitError, describe
 from sluice.etl.table.profile import DriftError, Profile, drift
 from sluice.etl.table.sketch import Sketch
@@ -126,6 +127,8 @@ class Job:
                 before, parent.spec, spec, mode=self.mode, update=self.update_state,
                 rows_moved=not spec.rule.same(rule_of(parent) or spec.rule))):
             raise StateError(f"{self.store.uri}: what version {base.version} learned cannot be built on: {why}")
+        if parent is not None:
+            self._keep_labels_apart(spec, parent, before)
         if self.mode == "append":
             base.permit_append(stored_schema(spec.fields({}), partitioned=spec.table.partition is not None),
                                self.store.uri)
@@ -133,6 +136,21 @@ class Job:
                             ("rule_before", rule_before)):
             object.__setattr__(self, name, value)
         self.store.probe()
+
+    def _keep_labels_apart(self, spec: Spec, parent: JobRecord, before: FittedState | None) -> None:
+        """Refuses to go on from a version in a way in which a row could meet its own label, or one of its moment."""
+        if self.mode == "append" and spec.rows.histories and parent.rules < RULES:
+            raise StateError(f"{self.store.uri}: an older program made version {parent.version}, whose histories and "
+                             "lags let rows of one moment see each other in the order of the input's columns, the "
+                             f"label among them; they cannot be continued; {self._anew(spec)}")
+        if before is not None and (why := why_labels_leak(before, parent, spec)):
+            raise StateError(f"{self.store.uri}: what version {parent.version} learned from labels cannot be applied "
+                             f"to these rows, as they could meet their own: {why}; {self._anew(spec)}")
+
+    def _anew(self, spec: Spec) -> str:
+        """The command that makes the table anew, in which every id stays."""
+        words = ["--spec", spec.name, "--output", self.store.uri, "--mode", "overwrite", "--update-state"]
+        return f"make it anew from all of its input: sluice etl {shlex.join(words)} --input …"
 
     def run(self, engine: Engine) -> Result:
         """Makes the version. Until the last line nothing is visible, and after it everything is."""
@@ -275,6 +293,9 @@ class Job:
             what = f"version {record.version}: {unknown}"
         if not what:
             return
+        if self.before is not None and not self.before.tables.keys().isdisjoint(self.spec.learned_from_labels):
+            raise StateError(f"{what}, and what was learned from their labels is kept, so they would meet their own; "
+                             f"nothing was published; {self._anew(self.spec)}")
         if self.split_moved == "refuse" and before.rule is not None and self.spec.rule.same(before.rule):
             raise SplitMoved(f"{what}; nothing was published; cut the splits as before, or accept it with {ACCEPT}")
         progress.say(f"warning: {what}; a run that was trained on that goes on here only with {ACCEPT}")
@@ -299,6 +320,7 @@ class Job:
                            spec=spec.text, seed=spec.table.seed, cardinalities=sizes, rejected=counted.rejected,
                            bags=profile.bags, profile=profile.columns, raw_nulls=counted.nulls, unread=counted.unread,
                            drift=moved, tails=self.spec.rows.looks_back, identity=spec.rule, engine=engine.name,
+                           rules=RULES,
                            sketches={
                                recognition: {split: sketch.to_json() for split, sketch in splits.items()}
                                for recognition, splits in sketches.items()})
@@ -347,7 +369,8 @@ def _buckets(spec: Spec) -> dict[str, int]:
 
 def _state_before(spec: Spec, store: TableStore, name: str | None, *, partly: bool = False) -> FittedState:
     """The table's fitted state, if it belongs to this spec; with `partly`, only what this spec learns in the same way,
-    so that columns may be added and dropped while the others keep their ids."""
+    so that columns may be added and dropped while the others keep their ids. What was learned from labels is then
+    left out: it gives no ids, and learned anew it holds each row in the fold that the row has now."""
     if not spec.fitted:
         return FittedState(spec=spec.fitted_hash)
     if name is None:
@@ -357,7 +380,8 @@ def _state_before(spec: Spec, store: TableStore, name: str | None, *, partly: bo
         stored.check()  # an engine may read the files by itself, without a check
     if partly:
         chains = json.loads(json.dumps(spec.chains))  # in the form that a stored state has
-        same = {key: table for key, table in state.tables.items() if state.chains.get(key) == chains.get(key)}
+        same = {key: table for key, table in state.tables.items()
+                if state.chains.get(key) == chains.get(key) and key not in spec.learned_from_labels}
         return FittedState(spec=spec.fitted_hash, tables=same, chains=spec.chains, fitted_on=state.fitted_on)
     if state.spec != spec.fitted_hash:
         raise StateError(f"{store.uri}: its fitted state is another spec's: {_difference(state.chains, spec.chains)}; "

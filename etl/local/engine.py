@@ -202,7 +202,7 @@ class LocalEngine(Engine):
             for columns, keys in self._rows(piece, last=True):
                 if len(keys):
                     rows = placing.of(columns, keys)
-                    made = features.apply(rows.columns, rows.keys, (), rows.split)
+                    made = features.apply(rows.columns, rows.keys, (), rows.split, rows.folds)
                     runs.add(pa.record_batch([*made, *rows.order], names), rows.files)
                     count += len(rows.keys)
             with lock:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from sluice.etl.spark.joins import counted, newest, newest_first, newest_of, side_table
+from sluice.etl.spark.joins import counted, entry, newest, newest_first, newest_of, side_table
 from sluice.etl.spec.row_rules import History
 from sluice.etl.table.store import TableStore, folder_of_tails, tail_of_join
 
@@ -35,19 +35,26 @@ def write_tails(raw: Raw, store: TableStore, job: str) -> None:
 
 
 def _tail(rows: DataFrame, history: History, spec: Spec, earlier: Mapping[str, str]) -> DataFrame:
-    """The newest values of each key, oldest first; those that were the newest before this job come first."""
+    """The newest values of each key, oldest first, for a server; and, for the next append, the entries that they are
+    from, with as many more from before the newest moment: rows of that moment see these alone."""
     from pyspark.sql import Window
     from pyspark.sql import functions as sql
 
     most, key = history.lag or history.length, sql.col(f"`{history.by}`")
-    turn = sql.row_number().over(Window.partitionBy(key).orderBy(*newest_first(history, spec)))
-    last = rows.where(key.isNotNull() & counted(history, spec)).withColumn("_turn", turn).where(
-        sql.col("_turn") <= most)
-    pair = sql.struct((-sql.col("_turn")).alias("turn"), sql.col(f"`{history.of}`").alias("value"))
-    now = last.groupBy(key.alias("key")).agg(sql.sort_array(sql.collect_list(pair))["value"].alias("value"))
-    if history.name not in earlier:
-        return now
-    before = rows.sparkSession.read.parquet(earlier[history.name]).withColumnRenamed("value", "_earlier")
-    none = sql.array().cast(now.schema["value"].dataType)
-    whole = sql.concat(sql.coalesce("_earlier", none), sql.coalesce("value", none))
-    return before.join(now, "key", "full").select("key", newest(whole, most).alias("value"))
+    rank = sql.rank().over(Window.partitionBy(key).orderBy(sql.desc_nulls_last(f"`{history.order}`")))
+    turn = sql.row_number().over(Window.partitionBy(key, "_last").orderBy(*newest_first(history, spec)))
+    last = rows.where(key.isNotNull() & counted(history, spec)).withColumn("_last", rank == 1)
+    last = last.withColumn("_turn", turn).where(sql.col("_turn") <= most)
+    now = last.groupBy(key.alias("key")).agg(sql.sort_array(sql.collect_list(entry(history))).alias("entries"))
+    if history.name in earlier:
+        kind = now.schema["entries"].dataType.simpleString()  # in which everything may be null
+        before = rows.sparkSession.read.parquet(earlier[history.name]).select(
+            "key", sql.col("entries").cast(kind).alias("_earlier"))
+        parts = [sql.coalesce(name, sql.array().cast(kind)) for name in ("_earlier", "entries")]
+        whole = before.join(now, "key", "full").select("key", sql.sort_array(sql.concat(*parts)).alias("entries"))
+        moment = sql.element_at("entries", -1)["at"]
+        older = sql.filter("entries", lambda one: ~one["at"].eqNullSafe(moment))
+        same = sql.filter("entries", lambda one: one["at"].eqNullSafe(moment))
+        now = whole.select("key", sql.concat(newest(older, most), newest(same, most)).alias("entries"))
+    return now.select("key", sql.transform(newest(sql.col("entries"), most), lambda one: one["value"]).alias("value"),
+                      "entries")

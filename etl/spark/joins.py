@@ -1,16 +1,18 @@
 """Relates rows to other rows, in Spark SQL: `relate` drops duplicates, joins side tables, and adds histories.
 
 Each window has a partition, each order ends in all columns of a row, so that the result does not depend on how rows
-were spread.
+were spread. Rows of one moment do not see each other, and no order goes by a label: see `ties` in
+`sluice.etl.spec.row_split`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Mapping
 from typing import TYPE_CHECKING, Any
 
 from sluice.etl.common.errors import InputError
-from sluice.etl.spec.row_rules import Dedup, History, Join
+from sluice.etl.spec.row_rules import BETWEEN, ESCAPED, Dedup, History, Join
+from sluice.etl.spec.row_split import TIES
 from sluice.etl.spec.spec import Spec
 from sluice.etl.spec.toml_keys import SpecError
 from sluice.etl.table.job_record import MORE
@@ -26,7 +28,7 @@ def relate(rows: DataFrame, spec: Spec, earlier: Mapping[str, str]) -> DataFrame
     """Returns the rows after dedup, joins and histories, in this order; `earlier` says by name where a history
     continues from."""
     if spec.rows.dedup:
-        rows = _dedup(rows, spec.rows.dedup, [c.name for c in spec.rule.columns])
+        rows = _dedup(rows, spec.rows.dedup)
     for join in spec.rows.joins:
         rows = _join(rows, join, spec)
     for history in spec.rows.histories:
@@ -34,16 +36,14 @@ def relate(rows: DataFrame, spec: Spec, earlier: Mapping[str, str]) -> DataFrame
     return rows
 
 
-def _whole_row(rows: DataFrame, first: Sequence[str] = ()) -> list[Column]:
-    """The columns that decide ties: rows that agree in all of them are the same row. Those by which rows are recognised
-    come `first`, in the order of the table's first version, so that columns that are added or change places decide
-    nothing else."""
+def _tied(rows: DataFrame) -> list[Column]:
+    """What decides between rows of one moment: rows that agree in all of it are the same row."""
     from pyspark.sql import functions as sql
 
-    return [sql.asc_nulls_first(f"`{name}`") for name in dict.fromkeys((*first, *rows.columns))]
+    return [sql.asc_nulls_first(f"`{name}`") for name in (*TIES, *rows.columns)]
 
 
-def _dedup(rows: DataFrame, how: Dedup, first: Sequence[str]) -> DataFrame:
+def _dedup(rows: DataFrame, how: Dedup) -> DataFrame:
     from pyspark.sql import Window
     from pyspark.sql import functions as sql
 
@@ -51,7 +51,7 @@ def _dedup(rows: DataFrame, how: Dedup, first: Sequence[str]) -> DataFrame:
         return rows.dropDuplicates()
     turn = sql.asc_nulls_first if how.keep == "first" else sql.desc_nulls_last
     order = [turn(f"`{how.order}`")] if how.order else []
-    window = Window.partitionBy(*[f"`{name}`" for name in how.by]).orderBy(*order, *_whole_row(rows, first))
+    window = Window.partitionBy(*[f"`{name}`" for name in how.by]).orderBy(*order, *_tied(rows))
     return rows.withColumn("_turn", sql.row_number().over(window)).where("_turn = 1").drop("_turn")
 
 
@@ -164,7 +164,10 @@ def newest_of(side: DataFrame, join: Join) -> DataFrame:
     if join.time is not None:
         side = side.where("_since is not null")
         values = sql.struct("_since", values.alias("_values"))
-    key = sql.concat_ws("\x1f", *[f"_on{i}" for i in range(len(join.on))])
+    parts = [sql.col(f"_on{i}") for i in range(len(join.on))]
+    for character, code in ESCAPED.items() if len(parts) > 1 else ():
+        parts = [sql.replace(part, sql.lit(character), sql.lit(code)) for part in parts]
+    key = sql.concat_ws(BETWEEN, *parts)
     one = side.groupBy(key.alias("key")).agg(sql.max(values).alias("_side"))
     path = "_side._values" if join.time is not None else "_side"
     return one.select("key", *[sql.col(f"{path}.`{name}`").alias(name) for name in join.columns])
@@ -183,7 +186,7 @@ def newest_first(history: History, spec: Spec) -> list[Column]:
     """The order of a history, reversed."""
     from pyspark.sql import functions as sql
 
-    return [sql.desc_nulls_last(f"`{name}`") for name in (history.order, *spec.input.with_place)]
+    return [sql.desc_nulls_last(f"`{name}`") for name in (history.order, *TIES, *spec.input.with_place)]
 
 
 def counted(history: History, spec: Spec) -> Column:
@@ -196,6 +199,13 @@ def counted(history: History, spec: Spec) -> Column:
     return (sql.col(f"`{spec.label}`") == 1) & there if history.positive else there
 
 
+def entry(history: History) -> Column:
+    """What a later job must know of a row: its value, and where that belongs among those of other rows."""
+    from pyspark.sql import functions as sql
+
+    return sql.struct(sql.col(f"`{history.order}`").alias("at"), *TIES, sql.col(f"`{history.of}`").alias("value"))
+
+
 def newest(values: Column, length: int) -> Column:
     """The last `length` elements of a list."""
     from pyspark.sql import functions as sql
@@ -205,40 +215,53 @@ def newest(values: Column, length: int) -> Column:
 
 def _history(rows: DataFrame, history: History, spec: Spec, earlier: str | None) -> DataFrame:
     """Adds a history. `earlier` names what an earlier job's rows left (see `sluice.etl.spark.history_state`): the
-    history continues from there."""
+    history continues from there. Each row gets what the first row of its moment finds before it, so that rows of one
+    moment do not see each other."""
     from pyspark.sql import Window
     from pyspark.sql import functions as sql
 
-    by, names = sql.col(f"`{history.by}`"), rows.columns
-    window = Window.partitionBy(by, "_salt").orderBy(sql.asc_nulls_first(f"`{history.order}`"),
-                                                     *_whole_row(rows.select(*spec.input.with_place)))
-    value, there = sql.col(f"`{history.of}`"), by.isNotNull()
+    by, at, value = (sql.col(f"`{name}`") for name in (history.by, history.order, history.of))
+    names, ties, length = rows.columns, _tied(rows.select(*spec.input.with_place)), history.lag or history.length
     rows = _salted(rows, [history.by])
-    if earlier is not None:
-        tail = rows.sparkSession.read.parquet(earlier).select(
-            sql.col("key").alias("_key"), sql.lit(0).alias("_no_salt"), sql.col("value").alias("_earlier"))
-        rows = rows.join(tail, (by == sql.col("_key")) & (sql.col("_salt") == sql.col("_no_salt")), "left")
-    if history.lag:
-        before = sql.lag(value, history.lag).over(window)
+    window = Window.partitionBy(by, "_salt").orderBy(sql.asc_nulls_first(f"`{history.order}`"), *ties)
+    moment = sql.first("_found").over(Window.partitionBy(by, "_salt", at).orderBy(*ties))
+    if history.lag and earlier is None:
+        made = rows.withColumn("_found", sql.lag(value, length).over(window)).withColumn("_found", moment)
+    else:
+        # Rows are numbered by how many values lie before them, so that a frame of `length` numbers holds as many
+        # values, however many other rows; these are gathered as null, and nulls are not kept.
+        enters, kept = counted(history, spec), value if earlier is None else entry(history)
+        lie_before = sql.sum(sql.when(enters, 1).otherwise(0)).over(window.rowsBetween(Window.unboundedPreceding, -1))
+        frame = Window.partitionBy(by, "_salt").orderBy("_before").rangeBetween(-length, -1)
+        made = rows.withColumn("_before", sql.coalesce(lie_before, sql.lit(0))).withColumn(
+            "_found", sql.collect_list(sql.when(enters, kept)).over(frame)).withColumn("_found", moment)
         if earlier is not None:
-            turn = sql.row_number().over(window) - 1
-            place = sql.size("_earlier") - history.lag + turn
-            before = sql.when(turn >= history.lag, before).otherwise(sql.get("_earlier", place))
-        made = sql.when(there, value - before if history.difference else before)
-        return rows.withColumn(history.name, made).select(*[f"`{name}`" for name in names], f"`{history.name}`")
-    # Rows are numbered by how many values lie before them, so that a frame of `length` numbers holds as many values,
-    # however many other rows; these are gathered as null, and nulls are not kept.
-    enters = counted(history, spec)
-    lie_before = sql.sum(sql.when(enters, 1).otherwise(0)).over(window.rowsBetween(Window.unboundedPreceding, -1))
-    rows = rows.withColumn("_before", sql.coalesce(lie_before, sql.lit(0)))
-    kept = sql.collect_list(sql.when(enters, value)).over(
-        Window.partitionBy(by, "_salt").orderBy("_before").rangeBetween(-history.length, -1))
-    if earlier is not None:
-        none = sql.array().cast(rows.schema["_earlier"].dataType)
-        kept = newest(sql.concat(sql.coalesce("_earlier", none), kept), history.length)
-    kind = {"number": "array<double>"}.get(spec_kind(spec, history.of), "array<string>")
-    made = sql.when(there, kept).otherwise(sql.array()).cast(kind)
-    return rows.withColumn(history.name, made).select(*[f"`{name}`" for name in names], f"`{history.name}`")
+            made = _continued(made, history, earlier)
+    there = by.isNotNull()
+    if history.lag:
+        found = sql.when(there, value - sql.col("_found") if history.difference else sql.col("_found"))
+    else:
+        kind = {"number": "array<double>"}.get(spec_kind(spec, history.of), "array<string>")
+        found = sql.when(there, sql.col("_found")).otherwise(sql.array()).cast(kind)
+    return made.withColumn(history.name, found).select(*[f"`{name}`" for name in names], f"`{history.name}`")
+
+
+def _continued(rows: DataFrame, history: History, earlier: str) -> DataFrame:
+    """Turns the entries that each row has found into its history, or its lag, together with those of the earlier job
+    that lie before its moment."""
+    from pyspark.sql import functions as sql
+
+    kind = rows.schema["_found"].dataType.simpleString()  # in which everything may be null
+    left = rows.sparkSession.read.parquet(earlier).select(
+        sql.col("key").alias("_key"), sql.lit(0).alias("_no_salt"), sql.col("entries").cast(kind).alias("_earlier"))
+    rows = rows.join(left, (sql.col(f"`{history.by}`") == sql.col("_key")) & (sql.col("_salt") == sql.col("_no_salt")),
+                     "left")
+    at, length = sql.col(f"`{history.order}`"), history.lag or history.length
+    before = sql.filter("_earlier", lambda one: sql.coalesce(one["at"] < at, at.isNotNull()))
+    whole = newest(sql.sort_array(sql.concat(sql.coalesce(before, sql.array().cast(kind)), "_found")), length)
+    if history.lag:
+        return rows.withColumn("_found", sql.get(whole, sql.size(whole) - length)["value"])
+    return rows.withColumn("_found", sql.transform(whole, lambda one: one["value"]))
 
 
 def spec_kind(spec: Spec, name: str) -> str:

@@ -24,7 +24,8 @@ from sluice.etl.spark.compressed_files import refuse_cut
 from sluice.etl.spark.joins import joined_by, relate
 from sluice.etl.spark.parquet_footers import types_of
 from sluice.etl.spark.time_texts import check_orders
-from sluice.etl.spark.workers.parsed_rows import parsed_cells, rows_of
+from sluice.etl.spark.workers.parsed_rows import parsed_cells, rows_with_ties
+from sluice.etl.spec.row_split import TIES
 from sluice.etl.spec.spec import Spec
 
 if TYPE_CHECKING:
@@ -220,8 +221,9 @@ class Raw:
         """What fitting and writing start from: cells, or, if rows must meet other rows, the good ones after that."""
         if not self.spec.rows.relational:
             return self.parsed
-        kinds = ", ".join(f"`{name}` {SPARK_TYPES[kind]}" for name, kind in self.spec.input.with_place.items())
-        typed = self.parsed.mapInArrow(partial(rows_of), kinds)
+        kinds = [f"`{name}` {SPARK_TYPES[kind]}" for name, kind in self.spec.input.with_place.items()]
+        kinds += [f"{name} bigint" for name in TIES]
+        typed = self.parsed.mapInArrow(partial(rows_with_ties, self.spec), ", ".join(kinds))
         check_orders(typed, self.spec)
         return relate(typed, self.spec, self.earlier).persist()
 

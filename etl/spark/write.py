@@ -98,7 +98,7 @@ def _apply(placement: FileAssignment, joins: Joins, sketching: tuple[SketchInput
              *RowPlacement.order(placement), "_file"]
     for columns, keys in selected_rows(spec, batches):
         rows = placing.of(columns, keys)
-        made = [*features.apply(rows.columns, rows.keys, joins.names, rows.split),
-                *joins.opened(features, rows.columns, rows.keys, rows.split)]
+        made = [*features.apply(rows.columns, rows.keys, joins.names, rows.split, rows.folds),
+                *joins.opened(features, rows.columns, rows.keys, rows.split, rows.folds)]
         yield pa.record_batch([*made, *rows.order, pa.array(rows.files)], names)
     gathered.add(placing.seen)

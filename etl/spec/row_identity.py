@@ -60,7 +60,7 @@ class Identity:
     columns: tuple[KeyColumn, ...]
     """The hashed columns in the order in which they are hashed, that of the first version."""
     named: bool = False
-    """Whether a spec named them, as `table.key`; otherwise they are all input columns of the first version."""
+    """Whether a spec named them, as `table.key`; otherwise they are the input columns of the first version."""
     split_by: tuple[KeyColumn, ...] = ()
     """The columns whose hash decides the split instead, if `table.split_by` names any."""
     recognised: tuple[KeyColumn, ...] = ()
@@ -73,10 +73,11 @@ class Identity:
             raise ValueError(f"an identity has a column twice: {', '.join(c.name for c in self.columns)}")
 
     @classmethod
-    def of(cls, spec: Spec) -> Identity:
-        """The rule of a new table that begins with this spec."""
+    def of(cls, spec: Spec, *, older: bool = False) -> Identity:
+        """The rule of a new table that begins with this spec: its key, or all input columns but the label, so that no
+        label decides where its row lies. An `older` program's rule had the label among them."""
         types = spec.types
-        names = spec.table.key or tuple(spec.input.columns)
+        names = spec.table.key or tuple(name for name in spec.input.columns if older or name != spec.label)
         columns = tuple(KeyColumn.of(name, types[name]) for name in names)
         by = tuple(KeyColumn.of(name, types[name]) for name in spec.table.split_by)
         return cls(seed=spec.table.seed, columns=columns, named=bool(spec.table.key), split_by=by,
@@ -117,6 +118,10 @@ class Identity:
         """Names the hash by which rows are recognised: two versions that share it can be compared."""
         told = json.dumps([self.seed, [(c.first, c.first_type) for c in self.recognised]])
         return hashlib.sha256(told.encode()).hexdigest()[:16]
+
+    def without(self, label: str) -> tuple[KeyColumn, ...]:
+        """The columns that decide a row's fold, and its place among rows of one moment: all but the label."""
+        return tuple(column for column in self.columns if column.name != label)
 
     def covers(self, names: Iterable[str]) -> bool:
         """Whether rows with equal keys are equal in all of these columns."""

@@ -23,6 +23,10 @@ JOIN_FORMATS = ("parquet", "delta", "csv", "json")
 _OF_CSV = ("delimiter", "encoding", "fields")
 _SAMPLE, _DRAW = np.uint64(0x5A3B1E0000000001), np.uint64(0xD4A3000000000001)
 NEGATIVES_KEY = "rows/negatives"
+BETWEEN = "\x1f"
+"""What stands between the texts of a key that joins several columns."""
+ESCAPED = {"\x1b": "\x1b0", BETWEEN: "\x1b1"}
+"""What such a text has in place of these characters, so that no two keys become one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

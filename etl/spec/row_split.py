@@ -19,6 +19,8 @@ from sluice.etl.spec.row_identity import KeyColumn
 from sluice.etl.spec.spec import Spec
 
 Keys = npt.NDArray[np.uint64]
+TIES = ("_tie_of_key", "_tie_of_row", "_tie_of_label")
+"""The columns of `ties`."""
 _SPLIT = np.uint64(0x5EED5EED00000001)
 
 
@@ -53,6 +55,15 @@ def row_keys(columns: Mapping[str, pa.Array], spec: Spec) -> Keys:
     return hash_of(columns, spec.rule.columns, spec.rule.seed)
 
 
+def fold_keys(columns: Mapping[str, pa.Array], keys: Keys, spec: Spec) -> Keys:
+    """What decides each row's fold: its key, but without the label, which older tables have in their keys. Rows that
+    agree in all else lie in one fold, so no fold says anything of a label."""
+    columns_of_fold = spec.rule.without(spec.label)
+    if columns_of_fold == spec.rule.columns:
+        return keys
+    return hash_of(columns, columns_of_fold, spec.rule.seed) if columns_of_fold else np.zeros_like(keys)
+
+
 def hash_of(columns: Mapping[str, pa.Array], by: Iterable[KeyColumn], seed: int) -> Keys:
     """One hash for each row, from some columns, each as the type that it had in the table's first version."""
     return hash_rows([_joined(as_first(columns[column.name], column)) for column in by], seed)
@@ -62,6 +73,14 @@ def whole_rows(columns: Mapping[str, pa.Array]) -> Keys:
     """One hash for each row, from all its columns, whatever their order: it decides between rows that have the same
     key."""
     return hash_rows([_joined(columns[name]) for name in sorted(columns)], 0)
+
+
+def ties(columns: Mapping[str, pa.Array], spec: Spec) -> list[Keys]:
+    """What orders rows of one moment, one number after the other, so that no label comes first: hashes of their keys
+    and of their columns, each without the label. Only between rows that differ in nothing else the label counts, and
+    there its hash does."""
+    others = {name: values for name, values in columns.items() if name != spec.label}
+    return [fold_keys(columns, row_keys(columns, spec), spec), whole_rows(others), whole_rows(columns)]
 
 
 def as_first(values: pa.Array, column: KeyColumn) -> pa.Array:

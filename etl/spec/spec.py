@@ -12,7 +12,7 @@ import json
 import os
 import re
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -161,8 +161,15 @@ class Spec:
 
     @classmethod
     def own(cls, text: str, name: str = "spec") -> Spec:
-        """Parses the user's own spec, not one that came with a table: the functions that it names are imported."""
+        """Parses the user's own spec, not one that came with a table: the functions that it names are imported, and a
+        spec that shows a model its label is refused."""
         spec = cls.parse(text, name)
+        if where := next(_uses_of_label(spec), None):
+            raise SpecError(f"{name}: {where}, which is the label: a row's features must not depend on its own label. "
+                            "Name another column; a [[history]] or [[lag]] of the label holds labels of earlier rows")
+        if told := next(_signs_of_drawn(spec), None):
+            raise SpecError(f"{name}: {told}, of which [negatives] draws other values: what never occurred would show "
+                            "a drawn row, and so its label. Use target, hash or cross, or past = true")
         spec = replace(spec, permission=Permission(functions=spec.functions))
         try:
             spec.imported()
@@ -261,6 +268,12 @@ class Spec:
         return tuple(found.values())
 
     @property
+    def learned_from_labels(self) -> dict[str, Fitted]:
+        """The operators that learn from labels, by the keys of their states."""
+        return {learned.key: learned.op for learned in self.fitted
+                if "label" in learned.op.needs or any(self.label in column.sources for column, _ in learned.users)}
+
+    @property
     def levels(self) -> int:
         """The number of passes that fitting takes."""
         return max((learned.level + 1 for learned in self.fitted), default=0)
@@ -340,6 +353,35 @@ def _spec(raw: dict[str, Any], text: str) -> Spec:
         raise SpecError("table.partition: cannot stand beside [negatives]")
     return Spec(input=source, table=table, columns=columns, text=text, rows=rows, drift=_drift(section(raw, "drift")),
                 kinds=kinds, transforms=read_transforms(raw, {c.name: c.role for c in columns}))
+
+
+def _uses_of_label(spec: Spec) -> Iterator[str]:
+    """Says where a spec would let a row's own label decide its features, its split, or its place among others."""
+    label, table, rows = spec.label, spec.table, spec.rows
+    for made in spec.columns:
+        # What is learned of the past is of other rows alone, as long as the label is not what groups.
+        of_past = made.sources[0] != label and any(getattr(op, "past", False) for op in made.ops[:1])
+        if made.role in ("dense", "sparse", "id_list") and label in made.sources and not of_past:
+            yield f"column {made.name!r} is made from {label!r}"
+    named = [(f"table.{key}", getattr(table, key)) for key in ("key", "split_by", "split_time", "order", "together")]
+    named += [("dedup.order", rows.dedup.order)] if rows.dedup else []
+    named += [("join.on", join.on) for join in rows.joins] + [("join.time", join.time) for join in rows.joins]
+    for history in rows.histories:
+        kind = "lag" if history.lag else "history"
+        named += [(f"{kind}.by", history.by), (f"{kind}.order", history.order)]
+        named += [("lag.difference", history.of)] if history.difference else []
+    for path, names in named:
+        if label in (names if isinstance(names, tuple) else (names,)):
+            yield f"{path} names {label!r}"
+
+
+def _signs_of_drawn(spec: Spec) -> Iterator[str]:
+    """Says which columns would know rows of `[negatives]` by a combination that no row of the input has."""
+    drawn = spec.rows.negatives.column if spec.rows.negatives else None
+    for made in spec.columns:
+        learns = any(isinstance(op, Fitted) and not op.needs for op in made.ops)
+        if learns and len(made.sources) > 1 and drawn in made.sources:
+            yield f"column {made.name!r} learns what occurs together with {drawn!r}"
 
 
 def input_columns(text: str) -> dict[str, str]:

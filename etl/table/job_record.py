@@ -9,6 +9,9 @@ from typing import Any
 from sluice.etl.spec.row_identity import Identity
 
 FORMAT = 1
+RULES = 2
+"""The version of the rules that keep a row's label out of its features. By the first, a fold could hang on the label,
+and rows of one moment saw each other in the order of the input's columns. Since the second, neither is so."""
 NO_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 """The name that Hive, and so Spark, gives the folder of rows whose value is missing."""
 MORE = 0.05
@@ -80,6 +83,9 @@ class JobRecord:
     `machine`, as `sluice.etl.common.machine` knows it; empty in records of older programs."""
     sketches: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, repr=False)
     """`Identity.recognition` → split → sketch of its rows: see `sluice.etl.table.sketch.Sketch`."""
+    rules: int = 1
+    """The version of the rules of folds and ties that its rows follow, see `RULES`; older programs did not record
+    it."""
 
     def to_json(self) -> dict[str, Any]:
         return {"format": FORMAT, **asdict(self)}

@@ -81,7 +81,7 @@ class SplitRows:
 
 def rule_of(record: JobRecord) -> Identity | None:
     """The rule by which a job's rows are recognised; older programs hashed all input columns of their spec."""
-    return record.identity or (_spec(record.spec).rule if record.spec else None)
+    return record.identity or (Identity.of(_spec(record.spec), older=True) if record.spec else None)
 
 
 def under_rule(spec: Spec, parent: JobRecord | None, *, accept: bool) -> tuple[Spec, Identity | None]:

@@ -118,6 +118,7 @@ def test_nothing_that_changes_shows_test_rows_to_a_learner(case, old):
     program that recorded no rule."""
     first, later, columns = CASES[case]
     begun = Spec.parse(first)
+    begun = dataclasses.replace(begun, identity=Identity.of(begun, older=True)) if old else begun
     parent = record(begun, NOISE, old=old)
     spec, before = under_rule(Spec.parse(later), parent, accept=False)
     assert spec.rule == before
@@ -185,12 +186,15 @@ def test_a_key_may_be_named_later_once_and_begins_a_rule():
 def test_an_older_table_keeps_its_keys_bit_for_bit():
     """What programs before this one hashed: all input columns of the spec, in its order."""
     columns, spec = noise(1000), Spec.parse(text(*COLUMNS, table="seed = 9"))
+    new = Identity.of(spec)
+    rule = rule_of(record(spec, columns, old=True))
+    assert rule == Identity.of(spec, older=True)
+    assert [c.name for c in rule.columns] == [c.partition(":")[0] for c in COLUMNS]
+    assert rule.without("label") == new.columns
+    spec = dataclasses.replace(spec, identity=rule)
     plain = [columns[name.partition(":")[0]] for name in COLUMNS[:-1]] + [pa.array(
         ["\x1f".join(tags) for tags in columns["tags"].to_pylist()])]
     assert np.array_equal(row_keys(columns, spec), hash_rows(plain, 9))
-    rule = rule_of(record(spec, columns, old=True))
-    assert rule == Identity.of(spec)
-    assert [c.name for c in rule.columns] == [c.partition(":")[0] for c in COLUMNS]
 
 
 def test_a_record_keeps_rule_and_sketches_and_older_ones_are_read():

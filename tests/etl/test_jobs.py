@@ -96,10 +96,10 @@ from = "price"
 role = "sparse"
 ops = [{op = "fill_mean"}, {op = "quantiles", buckets = 8, online = true}]
 [[column]]
-name = "click_left"
-from = "click"
+name = "user_left"
+from = "user"
 role = "sparse"
-ops = [{op = "modulus", size = 5, online = true}]
+ops = [{op = "replace", pattern = "u", to = ""}, {op = "modulus", size = 5, online = true}]
 [[column]]
 name = "clicks_of_item"
 from = "item"
@@ -133,8 +133,8 @@ ops = [{op = "count"}, {op = "fill"}, {op = "log"}]
     assert [o["op"] for o in price.online] == ["log"]
     assert max(row["price"] for row in rows_of(table)) == 1.0  # Spark did not apply what is left to the loader
     assert {f.name: f.type for f in table.fields if f.name.endswith("_left")} == {"price_left": "double",
-                                                                                  "click_left": "int64"}
-    assert {row["click_left"] for row in rows_of(table)} == {0, 1}
+                                                                                  "user_left": "int64"}
+    assert {row["user_left"] for row in rows_of(table)} == set(range(60))
     training = in_training(raw[1], row_keys(raw[1], spec), spec)
     assert 0.75 < training.mean() < 0.85
     counts = Counter(raw[1]["item"].filter(pa.array(training)).to_pylist())

@@ -48,7 +48,7 @@ CHAINS = {  # each learned operator by itself, so that nothing but it could say 
     "share": ("user", '{op = "count", share = true}, {op = "fill"}'),
     **{f"{of}_spent": (["user", "spent"], f'{{op = "group", of = "{of}"}}, {{op = "fill"}}')
        for of in ("mean", "sum", "std", "count", "min", "max")},
-    "clicks_of_user": (["user", "click"], '{op = "group"}, {op = "fill"}'),
+    "clicks_of_user": (["user", "click"], '{op = "group", past = true}, {op = "fill"}'),
     "spent_before": (["user", "spent"], '{op = "group", past = true}, {op = "fill"}'),
     "mean_filled": ("noise", '{op = "fill_mean"}, {op = "standardise"}, {op = "min_max"}'),
     "median_filled": ("noise", '{op = "fill_median"}'),

@@ -141,17 +141,17 @@ def test_a_version_whose_values_turn_to_null_is_refused_unless_the_user_accepts_
     run(spark, table, german, text=TEXT, mode="append", said=said)
     assert "column 'hour': 15.0% of its values cannot be read, for instance '" in said.text
     # By what is no time, rows cannot be put in order.
-    lag = TEXT.replace("[table]", '[[lag]]\nname = "last"\nof = "price"\nby = "click"\norder = "at"\n[table]')
+    lag = TEXT.replace("[table]", '[[lag]]\nname = "last"\nof = "price"\nby = "price"\norder = "at"\n[table]')
     with pytest.raises(InputError, match=r"lag\.order = 'at': holds text that does not sort as times do "
                                          r"\('01\.01\.2024 10:00' is no time\)"):
         run(spark, table, german, text=lag, mode="overwrite")
     # Nor are a side table's values taken for null that are not of their type.
     side = tmp_path / "side.csv"
-    side.write_text("click,age,since\n0,12,1\n1,twelve,2024-01-05\n")
+    side.write_text("price,age,since\n0,12,1\n1,twelve,2024-01-05\n")
     join = TEXT + f"""[[join]]
 path = "{side}"
 format = "csv"
-on = "click"
+on = "price"
 columns = ["age:int"]
 time = "price"
 their_time = "since"

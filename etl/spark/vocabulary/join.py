@@ -111,10 +111,10 @@ class Joins:
         return replace(state, tables={**state.tables, **heads})
 
     def opened(self, features: Features, columns: Mapping[str, pa.Array], keys: Keys,
-               split: npt.NDArray[np.int32] | None = None) -> list[pa.Array]:
+               split: npt.NDArray[np.int32] | None = None, folds: Keys | None = None) -> list[pa.Array]:
         if not self.cells:
             return []
-        extras = features.extras(columns, keys, split)
+        extras = features.extras(columns, keys, split, folds)
         return [part for cell in self.cells for part in cell.opened(features, columns, extras)]
 
     def closed(self, rows: DataFrame, state: FittedState, types: Mapping[str, str]) -> DataFrame:

@@ -18,7 +18,7 @@ from sluice.etl.apply.counts import COUNT_ROWS, COUNTS, CountsOfRows, counts_of_
 from sluice.etl.apply.features import Features
 from sluice.etl.apply.parse import Batches, InputParser, Parsed
 from sluice.etl.spark.workers.part_of_input import naming_part
-from sluice.etl.spec.row_split import Keys, row_keys
+from sluice.etl.spec.row_split import TIES, Keys, row_keys, ties
 from sluice.etl.spec.spec import Spec
 from sluice.etl.table.fitted_state import FittedState
 
@@ -47,6 +47,14 @@ def rows_of(batches: Batches) -> Batches:
     for batch in batches:
         for rows in batch["rows"]:
             yield from _opened(rows)
+
+
+def rows_with_ties(spec: Spec, batches: Batches) -> Batches:
+    """In a worker: the rows of cells that are to meet other rows, with what orders those of one moment."""
+    for rows in rows_of(batches):
+        columns = dict(zip(rows.schema.names, rows.columns, strict=True))
+        hashes = [pa.array(tie.view(np.int64)) for tie in ties(columns, spec)]
+        yield pa.record_batch([*rows.columns, *hashes], [*rows.schema.names, *TIES])
 
 
 def counts_of(batches: Batches) -> Batches:

@@ -236,7 +236,7 @@ header = true
 columns = ["click:int", "word:text", "note:text"%s]
 %s[table]
 split = {train = 0.7, test = 0.3}
-key = ["click", "word"]
+key = ["word", "note"]
 [[column]]
 name = "click"
 role = "label"

@@ -1,0 +1,49 @@
+"""Keys of joins over several columns, whose texts hold what stands between them: no key is taken for another."""
+
+from __future__ import annotations
+
+import itertools
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sluice.etl.apply.lookups import Serving, joined
+from sluice.etl.table.table import FeatureTable
+from tests.etl.jobs import rows_of, run
+
+TEXTS = st.text("\x1b\x1f01a", max_size=4)
+
+
+@given(st.lists(st.tuples(TEXTS, TEXTS, TEXTS), max_size=20))
+def test_different_keys_are_different_texts(rows):
+    made = joined([pa.array([row[number] for row in rows], pa.string()) for number in range(3)]).to_pylist()
+    assert len(set(made)) == len(set(rows))
+    assert joined([pa.array(["a\x1fb", None])]).to_pylist() == ["a\x1fb", None]  # one column is its own key
+    assert joined([pa.array(["a", None]), pa.array([None, "b"])]).to_pylist() == [None, None]
+
+
+@pytest.mark.spark
+@pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
+def test_a_server_finds_the_side_row_that_the_job_joined(spark, tmp_path):
+    """Texts with separators on both sides, in the side table and in what is asked."""
+    texts = ["", "a", "\x1f", "a\x1f", "\x1fa", "\x1b", "\x1b1", "a\x1b1", "\x1b0", "\x1b\x1f"]
+    pairs = list(itertools.product(texts, texts))
+    there = {pair: number for number, pair in enumerate(pairs) if number % 3}
+    pq.write_table(pa.table({"a": [a for a, _ in there], "b": [b for _, b in there], "level": list(there.values())}),
+                   tmp_path / "side.parquet")
+    pq.write_table(pa.table({"click": [n % 2 for n in range(len(pairs))], "a": [a for a, _ in pairs],
+                             "b": [b for _, b in pairs], "row": range(len(pairs))}), tmp_path / "rows.parquet")
+    text = (f'[input]\nformat = "parquet"\ncolumns = ["click:int", "a:text", "b:text", "row:int"]\n'
+            f'[[join]]\npath = "{tmp_path}/side.parquet"\non = ["a", "b"]\ncolumns = ["level:int"]\n'
+            '[table]\nsplit = {all = 1.0}\n'
+            '[[column]]\nname = "click"\nrole = "label"\n[[column]]\nname = "row"\nrole = "time"\n'
+            '[[column]]\nname = "level"\nrole = "dense"\nops = [{op = "fill", value = -1}]\n')
+    run(spark, tmp_path / "t", tmp_path / "rows.parquet", text=text)
+    table = FeatureTable.open(tmp_path / "t")
+    want = [there.get(pair, -1) for pair in pairs]
+    assert [row["level"] for row in sorted(rows_of(table), key=lambda row: row["row"])] == want
+    asked = {name: pa.array([pair[number] for pair in pairs]) for number, name in enumerate("ab")}
+    assert Serving.open(table).complete(asked)["level"].fill_null(-1).to_pylist() == want

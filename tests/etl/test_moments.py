@@ -1,0 +1,190 @@
+"""Rows of one moment: none sees another in lags and histories, and no label decides which of them comes first."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from sluice.etl.apply.lookups import Serving
+from sluice.etl.jobs.job_run import Job
+from sluice.etl.spec.spec import Spec
+from sluice.etl.table.fitted_state import StateError
+from sluice.etl.table.store import TableStore
+from sluice.etl.table.table import FeatureTable
+from tests.etl.jobs import rows_of, run
+from tests.etl.test_identity import auc
+from tests.etl.test_own_label import key_of
+
+# pyspark 4.1 leaves the sockets through which it collects to the garbage collector.
+pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")]
+
+KINDS = {"click": "int", "user": "text", "item": "int", "at": "int", "row": "int"}
+FIRST, LAST = tuple(KINDS), tuple(reversed(KINDS))
+HISTORIES = (("items", "item", 3, False), ("liked", "item", 2, True), ("clicks", "click", 4, False))
+LAGS = (("previous", "item", 1, False), ("third", "click", 3, False), ("since", "at", 1, True))
+DEDUP = '[dedup]\nby = ["user", "at", "item"]\norder = "at"\nkeep = "%s"\n'
+
+
+def spec(order: tuple[str, ...], rules: str = "") -> str:
+    """A spec with `rules`, or else with all lags and histories."""
+    text = f'[input]\nformat = "parquet"\ncolumns = {json.dumps([f"{name}:{KINDS[name]}" for name in order])}\n'
+    text += '[table]\nsplit = {all = 1.0}\n' + rules + "".join(
+        f'[[column]]\nname = "{name}"\nrole = "{role}"\n' for name, role in (
+            ("click", "label"), ("row", "time"), ("at", "time"), ("user", "key")))
+    if rules:
+        return text + '[[column]]\nname = "item"\nrole = "dense"\nops = [{op = "fill"}]\n'
+    for name, of, length, positive in HISTORIES:
+        text += (f'[[history]]\nname = "{name}"\nof = "{of}"\nby = "user"\norder = "at"\nlength = {length}\n'
+                 f'positive = {str(positive).lower()}\n[[column]]\nname = "{name}"\nrole = "id_list"\n'
+                 'ops = [{op = "bucketize", boundaries = [1, 2, 3, 4, 5, 6, 7, 8, 9]}]\n')
+    for name, of, rows, difference in LAGS:
+        text += (f'[[lag]]\nname = "{name}"\nof = "{of}"\nby = "user"\norder = "at"\nrows = {rows}\n'
+                 f'difference = {str(difference).lower()}\n[[column]]\nname = "{name}"\nrole = "dense"\n'
+                 'ops = [{op = "fill", value = -1}]\n')
+    return text + ('[[column]]\nname = "mean"\nfrom = "clicks"\nrole = "dense"\n'
+                   'ops = [{op = "bag", of = "mean"}, {op = "fill"}]\n')
+
+
+def drawn(rows: int, seed: int, users: int = 8, moments: int = 12) -> list[dict]:
+    """Rows of which many share a moment, and some all but the label."""
+    draw = np.random.default_rng(seed)
+    return [{"click": int(draw.integers(2)), "user": None if draw.random() < 0.1 else f"u{draw.integers(users)}",
+             "item": int(draw.integers(1, 10)), "at": int(draw.integers(moments)), "row": number // 2}
+            for number in range(rows)]
+
+
+def write(path: Path, rows: list[dict], order: tuple[str, ...]) -> Path:
+    kinds = {"int": pa.int64(), "text": pa.string()}
+    pq.write_table(pa.table({name: pa.array([row[name] for row in rows], kinds[KINDS[name]]) for name in order}), path)
+    return path
+
+
+def place(row: dict) -> tuple[int, ...]:
+    """Where a row lies among those of its user: by its time, then by hashes, first of all but the label."""
+    signed = [number - (number >> 63 << 64) for number in (
+        key_of(row, tuple(name for name in row["order"] if name != "click")),
+        key_of(row, tuple(sorted(name for name in KINDS if name != "click"))), key_of(row, tuple(sorted(KINDS))))]
+    return (row["at"], *signed)
+
+
+def twin(rows: list[dict], order: tuple[str, ...], asked: list[dict] | None = None) -> list[tuple]:
+    """What each row must have, from a plain look at all rows."""
+    found = []
+    users: dict[str, list[dict]] = {}
+    for row in rows:
+        users.setdefault(row["user"], []).append(row)
+    for of_user in users.values():
+        of_user.sort(key=lambda row: place({**row, "order": order}))
+    for row in rows if asked is None else asked:
+        earlier = [other for other in users[row["user"]] if other["at"] < row["at"]] if row["user"] else []
+        made = [row["row"], row["click"]]
+        for _, of, length, positive in HISTORIES:
+            made.append([int(other[of]) for other in earlier if other["click"] or not positive][-length:])
+        for _, of, lag, difference in LAGS:
+            value = earlier[-lag][of] if len(earlier) >= lag else None
+            made.append(-1 if value is None else row[of] - value if difference else value)
+        found.append(tuple(made))
+    return sorted(found, key=repr)
+
+
+def holds(table: FeatureTable) -> list[tuple]:
+    def number(bucket: int) -> int:
+        return bucket - 2
+
+    found = []
+    for row in rows_of(table):
+        bags = [list(map(number, np.frombuffer(row[name] or b"", "<i4").tolist())) for name, *_ in HISTORIES]
+        found.append((int(row["row"]), row["click"], *bags, *(int(row[name]) for name, *_ in LAGS)))
+    return sorted(found, key=repr)
+
+
+@pytest.mark.parametrize("order", [FIRST, LAST], ids=["label first", "label last"])
+def test_lags_and_histories_are_of_earlier_moments_in_one_job_and_in_two(spark, tmp_path, order):
+    """The second job's rows begin within the last moment of the first, and one comes late: it sees nothing of what
+    came after it."""
+    rows = sorted(drawn(240, 3), key=lambda row: row["at"])
+    cut = next(number for number, row in enumerate(rows) if row["at"] == 6) + 7
+    rows.append({"click": 0, "user": "u2", "item": 4, "at": -5, "row": 900})
+    assert {row["at"] for row in rows[:cut]} & {row["at"] for row in rows[cut:]} == {6}
+    text = spec(order)
+    run(spark, tmp_path / "one", write(tmp_path / "all.parquet", rows, order), text=text)
+    assert holds(FeatureTable.open(tmp_path / "one")) == twin(rows, order)
+    if order == LAST:
+        return
+    run(spark, tmp_path / "two", write(tmp_path / "1.parquet", rows[:cut], order), text=text)
+    run(spark, tmp_path / "two", write(tmp_path / "2.parquet", rows[cut:], order), text=text, mode="append")
+    two = FeatureTable.open(tmp_path / "two")
+    assert holds(two) == sorted(twin(rows[:cut], order) + twin(rows, order, rows[cut:]), key=repr)
+    users = {"user": pa.array([f"u{n}" for n in range(8)]), "at": pa.array([99] * 8), "item": pa.array([1] * 8)}
+    served = [Serving.open(FeatureTable.open(tmp_path / name)).complete(users) for name in ("one", "two")]
+    assert [column.to_pylist() for column in served[0].values()] == [column.to_pylist() for column in
+                                                                     served[1].values()]
+
+
+def test_the_row_that_stays_of_several_is_not_chosen_by_its_label(spark, tmp_path):
+    """With every label flipped, the same rows stay; of rows that differ in the label alone, about half are clicked."""
+    rows = drawn(600, 5)
+    for number, row in enumerate(rows):
+        row["row"] = number
+    twins = [{"click": click, "user": "t", "item": 1, "at": number, "row": 1000 + number} for number in range(200)
+             for click in (0, 1)]
+    for keep in ("first", "last"):
+        kept = []
+        for name, labels in (("as-it-is", 0), ("flipped", 1)):
+            made = [{**row, "click": row["click"] ^ labels} for row in rows] + twins
+            path = write(tmp_path / f"{name}-{keep}.parquet", made, FIRST)
+            run(spark, tmp_path / f"{name}-{keep}", path, text=spec(FIRST, DEDUP % keep))
+            kept.append(sorted((int(row["row"]), row["click"]) for row in rows_of(
+                FeatureTable.open(tmp_path / f"{name}-{keep}"))))
+        numbers = [[number for number, _ in rows_of_one] for rows_of_one in kept]
+        assert numbers[0] == numbers[1]
+        assert len([number for number in numbers[0] if number < 1000]) < 500
+        clicked = sum(click for number, click in kept[0] if number >= 1000)
+        assert 60 < clicked < 140  # five standard deviations
+
+
+def test_on_noise_with_the_label_as_first_column_no_feature_says_anything_of_it(spark, tmp_path):
+    """And a row whose label is flipped has the features that it had."""
+    rows = drawn(4000, 7, users=60, moments=30)
+    for number, row in enumerate(rows):
+        row["row"] = number
+    by_user = {row["user"]: row["row"] for row in sorted(rows, key=lambda row: row["at"] == 20)}
+    flipped = {number for user, number in by_user.items() if user is not None}
+    assert len(flipped) == 60
+    made = []
+    for name, which in (("as-it-is", set()), ("flipped", flipped)):
+        changed = [{**row, "click": row["click"] ^ (row["row"] in which)} for row in rows]
+        run(spark, tmp_path / name, write(tmp_path / f"{name}.parquet", changed, FIRST), text=spec(FIRST))
+        made.append({int(row["row"]): row for row in rows_of(FeatureTable.open(tmp_path / name))})
+    clicks = np.array([row["click"] for row in made[0].values()])
+    for name in (*(lag[0] for lag in LAGS), "mean"):
+        found = auc(np.array([row[name] for row in made[0].values()]), clicks)
+        assert found == pytest.approx(0.5, abs=5 * math.sqrt(1 / 3 / len(clicks))), name
+    for name, *_ in HISTORIES:
+        sizes = np.array([len(row[name] or b"") for row in made[0].values()])
+        assert auc(sizes, clicks) == pytest.approx(0.5, abs=5 * math.sqrt(1 / 3 / len(clicks))), name
+    for number in flipped:
+        before, after = ({key: value for key, value in rows[number].items() if key != "click"} for rows in made)
+        assert before == after
+    assert any(before != after for before, after in zip(made[0].values(), made[1].values(), strict=True))
+
+
+def test_histories_of_an_older_program_are_not_continued(spark, tmp_path):
+    path = write(tmp_path / "1.parquet", drawn(60, 1), FIRST)
+    run(spark, tmp_path / "t", path, text=spec(FIRST))
+    job = Job(spec=Spec.own(spec(FIRST)), inputs=(str(path),), store=TableStore(tmp_path / "t"), mode="append")
+    assert job.parent.rules == 2
+    (record,) = (tmp_path / "t" / "_sluice" / "jobs").glob("*.json")
+    record.write_text(json.dumps({k: v for k, v in json.loads(record.read_text()).items() if k != "rules"}))
+    with pytest.raises(StateError, match=r"see each other in the order of the input's columns.*sluice etl --spec spec "
+                                         r"--output .* --mode overwrite --update-state --input …"):
+        dataclasses.replace(job)
+    assert Serving.open(FeatureTable.open(tmp_path / "t")).tails.keys() == {name for name, *_ in (*HISTORIES, *LAGS)}
+    assert dataclasses.replace(job, mode="overwrite").parent.rules == 1
