@@ -34,7 +34,7 @@ OPTIMISERS = ("adam", "adagrad", "sgd", "lamb")
 TABLE_OPTIMISERS = ("rowwise_adagrad", "adagrad", "adam", "sgd")
 SHARDING_KINDS = ("row", "table", "column")
 """How a table can lie on the ranks: `auto` chooses one of these for each, and one may be asked for all of them."""
-ASKED_SHARDING_KINDS = {"table_row": "over one host's ranks", "data": "a copy on each rank, on GPUs alone"}
+ASKED_SHARDING_KINDS = {"table_row": "over one host's ranks", "data": "a copy on each rank"}
 """Kinds that only a FILE can ask for, with what each of them does."""
 SHARDINGS = ("auto", *SHARDING_KINDS, "torchrec")
 PRECISIONS = ("fp32", "bf16")

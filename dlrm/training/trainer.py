@@ -184,7 +184,7 @@ class Trainer:
     def _update(self) -> None:
         if self._config.optim.clip:
             clip(self._parts.dense_parameters.items(), self._config.optim.clip)
-        self._parts.dense.step()
+        self._parts.update()
 
     def _judge(self, meta: CheckpointMeta) -> bool:
         self._pause()

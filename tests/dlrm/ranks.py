@@ -40,7 +40,7 @@ PLAIN = {name: OptimConfig(dense_optimiser=name, dense_lr=rate) for name, rate i
 SCHEDULE = "warmup=2,decay_start=2,decay=12"
 MIXED = OptimConfig(dense_optimiser="lamb", dense_lr=0.02, schedule=SCHEDULE, dense_schedule=SCHEDULE, clip=0.1)
 SMALLER = {"big": "product:67", "mid": "quotient:20", "small": "hash:5"}
-KINDS = ("auto", "row", "table", "column")
+KINDS = ("auto", "row", "table", "column", "data")
 SMALL = {"width": 8, "dense_layers": (8,), "over_layers": (8,)}
 WITH_BAGS = {"bags": ModelConfig(bags={"small": "decay:0.5"}, **SMALL),
              "dien": ModelConfig(kind="dien", history="small", target="mid", **SMALL),
@@ -49,13 +49,21 @@ WITH_BAGS = {"bags": ModelConfig(bags={"small": "decay:0.5"}, **SMALL),
 
 
 def build(here: Ranks, how: str, optim: OptimConfig = PLAIN["adagrad"], **settings) -> tuple[Config, TrainingParts]:
-    config = Config(data="fake", version=0, batch_size=ROWS, ranks=here.ranks, epochs=2, log_every=1, sharding=how,
+    sharding = str(copies_of_all(here)) if how == "data" else how
+    config = Config(data="fake", version=0, batch_size=ROWS, ranks=here.ranks, epochs=2, log_every=1, sharding=sharding,
                     seed=1, optim=optim, **{"model": MODEL, **settings})
     items = config.model.target if config.model.history_table == "target" else ""  # as many as the history has
     layout = TableLayout(config.model, [replace(t, width=config.model.width, rows=SIZES["small"] if t.name == items
                                                 else t.rows) for t in TABLES])
+    if how == "data":
+        Path(config.sharding).write_text(json.dumps({t.name: "data" for t in layout.tables}))
     placement = placed(config, layout.tables, machine(here.ranks, here.local_ranks))
     return config, parts_of(config, layout, len(DENSE), placement, here)
+
+
+def copies_of_all(here: Ranks) -> Path:
+    """A file that asks for a copy of every table on each rank: no word of the command line does."""
+    return Path(os.environ["TMPDIR"]) / f"copies-{here.ranks}-{here.rank}.json"
 
 
 def whole(value, here: Ranks) -> torch.Tensor:
@@ -177,6 +185,7 @@ def against_the_unsharded(here: Ranks, how: str, model: ModelConfig) -> dict[str
     parts.rates.begin(0)
     found = parts.model(*parts.layout.features(mine, here.device))
     loss_of(found, mine.label, mine.weight).backward()
+    parts.copied.step()
     after = whole_weights(parts.model, here)
     tables = {k for k in before if "embedding_bags" in k}
     return {"logits": (here.gather(found.detach()) - logits.detach()).abs().max().item(),
@@ -279,7 +288,7 @@ def looking_ahead(here: Ranks, folder: Path) -> dict:
 def states(parts: TrainingParts, here: Ranks) -> dict[str, torch.Tensor]:
     """The optimisers' states in full: of each table, and of each dense parameter. A rank knows its own tables' only."""
     mine = {}
-    for which, optimiser in (("tables", parts.model.fused_optimizer), ("dense", parts.dense)):
+    for which, optimiser in (("tables", parts.table_states), ("dense", parts.dense)):
         for name, values in optimiser.state_dict()["state"].items():
             for key, value in values.items():
                 label = f"{which} {name} {key.rpartition('.')[2]}"
@@ -357,10 +366,11 @@ def on_rank(folder: Path, environment: dict[str, object]) -> None:
 
 
 def recut(here: Ranks, folder: Path) -> dict:
-    """Two ranks' checkpoints, cut by columns and by rows, under every sharding: what differs in weights and states."""
+    """Two ranks' checkpoints, cut by columns, by rows and not at all, under every sharding: what differs in weights
+    and states."""
     found: dict = {}
     fake = FakeSplit([batch(6000 + i, ROWS, here.rank, here.ranks) for i in range(2)])
-    for was in ("column", "row"):
+    for was in ("column", "row", "data"):
         saved = folder / f"recut-{was}"
         if here.ranks == 2:
             _, parts, _ = trained(here, was, saved, stop_at=4)
@@ -409,13 +419,14 @@ def resumed(here: Ranks, folder: Path) -> dict:
             **{kind: {"optim": MIXED, "model": ModelConfig(kind=kind, **wide)}
                for kind in ("dcn", "deepfm", "xdeepfm", "autoint", "pnn", "dnn")},
             "dien": {"optim": MIXED, "model": WITH_BAGS["dien, one table"]},
-            **{kind: {"model": replace(MODEL, table_dtype=kind)} for kind in ("fp16", "bf16")}}
+            **{kind: {"model": replace(MODEL, table_dtype=kind)} for kind in ("fp16", "bf16")},
+            "copies": {"optim": replace(MIXED, table_optimiser="adagrad")}}
     for name, settings in runs.items():
-        base = folder / f"{name}-{here.ranks}"
-        straight, parts, _ = trained(here, "auto", base / "a", **settings)
-        broken, _, outcome = trained(here, "auto", base / "b", stop_at=4, **settings)
+        base, how = folder / f"{name}-{here.ranks}", "data" if name == "copies" else "auto"
+        straight, parts, _ = trained(here, how, base / "a", **settings)
+        broken, _, outcome = trained(here, how, base / "b", stop_at=4, **settings)
         saved = next((base / "b").glob("step-*"))
-        rest, again, _ = trained(here, "auto", base / "c", stop_at=4, resume=saved, **settings)
+        rest, again, _ = trained(here, how, base / "c", stop_at=4, resume=saved, **settings)
         found[f"resume_{name}"] = {"straight": straight, "broken": broken, "rest": rest,
                                         "stopped": outcome.stopped, "at": outcome.meta.loader}
         a, b = (whole_weights(p.model, here) | states(p, here) for p in (parts, again))

@@ -62,8 +62,8 @@ def saved(tmp_path):
     """Checkpoints of one number."""
     weights, disk = Weights(1.0), Disk()
     nothing = SimpleNamespace(state_dict=dict)
-    parts = SimpleNamespace(model=SimpleNamespace(state_dict=weights.state_dict, fused_optimizer=nothing),
-                            dense=nothing)
+    parts = SimpleNamespace(model=SimpleNamespace(state_dict=weights.state_dict),
+                            table_states=nothing, dense=nothing)
     lines = []
     found = Checkpoints(tmp_path, parts, Alone(), keep=2, record=lines.append, files=disk)  # type: ignore[arg-type]
     yield SimpleNamespace(checkpoints=found, folder=tmp_path, weights=weights, disk=disk, lines=lines)

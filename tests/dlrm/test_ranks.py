@@ -8,9 +8,10 @@ from tests.dlrm.rig import last_json, launch
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
-# From `dcn` to `dien` with LAMB, schedules and clipping, all but the last with smaller tables; then tables of 16 bits.
-RUNS = ["adagrad", "adam", "dcn", "deepfm", "xdeepfm", "autoint", "pnn", "dnn", "dien", "fp16", "bf16"]
-KINDS = ["auto", "row", "table", "column"]
+# From `dcn` to `dien` with LAMB, schedules and clipping, all but the last with smaller tables; then tables of 16 bits;
+# then a copy of each table on each rank, trained by element-wise Adagrad.
+RUNS = ["adagrad", "adam", "dcn", "deepfm", "xdeepfm", "autoint", "pnn", "dnn", "dien", "fp16", "bf16", "copies"]
+KINDS = ["auto", "row", "table", "column", "data"]
 
 
 @pytest.fixture(scope="module")
@@ -27,6 +28,7 @@ def test_row_wise_and_table_wise_are_in_one_run(found):
     assert set(found[2]["auto"]["kinds"].values()) == {"row", "table"}
     assert found[2]["auto"]["kinds"]["big"] == "row"
     assert set(found[4]["column"]["kinds"].values()) == {"column"}
+    assert set(found[2]["data"]["kinds"].values()) == set(found[4]["data"]["kinds"].values()) == {"data"}
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
@@ -92,7 +94,7 @@ def test_every_kind_has_the_logits_and_gradients_of_the_unsharded_model(found, r
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
-@pytest.mark.parametrize("was", ["column", "row"])
+@pytest.mark.parametrize("was", ["column", "row", "data"])
 @pytest.mark.parametrize("how", KINDS)
 def test_a_checkpoint_is_the_same_under_another_sharding_and_on_other_ranks(found, ranks, was, how):
     """Element by element, and the evaluation. Row-wise states of a table cut by columns: the mean of its pieces'."""
