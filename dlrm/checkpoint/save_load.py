@@ -22,6 +22,7 @@ from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from sluice.dlrm.checkpoint import layout
 from sluice.dlrm.checkpoint.checksums import damaged
 from sluice.dlrm.checkpoint.disk import CheckpointDisk
+from sluice.dlrm.checkpoint.finite import in_words, not_finite
 from sluice.dlrm.checkpoint.layout import Index, TensorEntry
 from sluice.dlrm.checkpoint.meta import (
     BEST,
@@ -30,6 +31,7 @@ from sluice.dlrm.checkpoint.meta import (
     META,
     CheckpointError,
     CheckpointMeta,
+    NotFinite,
     damage,
     lead,
     refuse,
@@ -121,6 +123,7 @@ class Checkpoints:
         owners = owners_of(world.gather_objects(whole_ones, world.saving))
         mine = [entry for key, value in held if _is_tensor(value) and owners.get(key, world.rank) == world.rank
                 for entry in _entries(key, value)]
+        self._refuse_what_is_not_finite(path, mine)
         file = f"rank-{world.rank:05d}.safetensors"
 
         def write() -> dict[str, Any]:
@@ -133,6 +136,17 @@ class Checkpoints:
         self._together(path, lambda: self._complete(path, written, values, meta) if world.first else None)
         if world.first:
             self._forget()
+
+    def _refuse_what_is_not_finite(self, path: Path, mine: list[TensorEntry]) -> None:
+        """Raises NotFinite on every rank, before any file is written, if a rank holds numbers that are not finite."""
+        found = not_finite((entry.key, entry.value()) for entry in mine)
+        ranks = self._world.gather_objects(found, self._world.saving)
+        if wrong := [text for texts in ranks for text in texts]:
+            with suppress(OSError):
+                if self._world.first:
+                    self.files.clear(path, META)
+            raise NotFinite(f"checkpoint {path} is not written: the model holds {in_words(wrong)}; the one before it "
+                            "stays")
 
     def _complete(self, path: Path, written: list[dict[str, Any]], values: dict[str, Any],
                   meta: CheckpointMeta) -> None:

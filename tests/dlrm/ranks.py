@@ -24,6 +24,7 @@ from sluice.dlrm.ranks import Ranks, machine, world
 from sluice.dlrm.sharding.apply import placed, read_back
 from sluice.dlrm.telemetry.silence_warnings import quiet
 from sluice.dlrm.training.assemble import TrainingParts, parts_of
+from sluice.dlrm.training.finite_guard import NotANumber
 from sluice.dlrm.training.input_checks import BatchChecker
 from sluice.dlrm.training.synced_batches import SyncedBatches
 from sluice.dlrm.training.trainer import Trainer
@@ -128,12 +129,12 @@ def twin(weights: dict[str, torch.Tensor], steps: int, optim: OptimConfig, parts
     return losses, {k: v.detach() for k, v in w.items()}
 
 
-def trained(here: Ranks, how: str, folder: Path, optim: OptimConfig = PLAIN["adagrad"], *,
+def trained(here: Ranks, how: str, folder: Path, optim: OptimConfig = PLAIN["adagrad"], *, feed: type = FakeFeed,
             stop_at: int | None = None, resume: Path | None = None, ahead: bool | None = None, **settings):
     config, parts = build(here, how, optim, **settings)
     losses: list[float] = []
     meta = CheckpointMeta(config={}, version=0, fingerprint={}, columns=SIZES, dense=tuple(DENSE))
-    feed = FakeFeed(STEPS, ROWS, here.rank, here.ranks, bags=bool(config.model.history))
+    feed = feed(STEPS, ROWS, here.rank, here.ranks, bags=bool(config.model.history))
     saved = Checkpoints(folder, parts, here, keep=2, record=lambda _: None)
     if resume is not None:
         load(resume, parts, here)
@@ -154,9 +155,11 @@ def trained(here: Ranks, how: str, folder: Path, optim: OptimConfig = PLAIN["ada
                       synced_batches=SyncedBatches(
                           here, lambda: here.rank == here.ranks - 1 and len(losses) + 2 * bool(ahead) == stop_at,
                           time.perf_counter))
-    outcome = trainer.train(feed, meta)
-    saved.wait()
-    saved.close()
+    try:
+        outcome = trainer.train(feed, meta)
+        saved.wait()
+    finally:
+        saved.close()
     return losses + looks, parts, outcome
 
 
@@ -285,6 +288,42 @@ def looking_ahead(here: Ranks, folder: Path) -> dict:
             "at": outcome.meta.loader, "broken": broken, "rest": rest}
 
 
+POISON = 3, 3e38
+"""The batch of the first epoch that has an extreme value, in the last rank's rows, and the value."""
+
+
+class PoisonedFeed(FakeFeed):
+    def __iter__(self):
+        for found in super().__iter__():
+            if (found.step, self.rank) == (POISON[0], self.ranks - 1):
+                found.dense[5, 1] = POISON[1]
+            yield found
+
+
+class FeedWithoutThat(FakeFeed):
+    def __iter__(self):
+        return (found for found in super().__iter__() if found.step != POISON[0])
+
+
+def with_an_extreme_value(here: Ranks, folder: Path) -> dict:
+    """A run that leaves a batch out, beside one that never gets it, and what a run that stops there says on each rank.
+    With tables that are cut and with copies, with steps that look ahead and without."""
+    found: dict = {"differ": [], "said": [], "skipped": []}
+    for how, ahead in (("row", False), ("row", True), ("data", False), ("data", True)):
+        base, settings = folder / f"{how}-{ahead}", {"ahead": ahead, "model": ModelConfig(kind="dcn", **SMALL)}
+        losses, one, outcome = trained(here, how, base / "a", feed=PoisonedFeed, on_nonfinite="skip", **settings)
+        expected, two, _ = trained(here, how, base / "b", feed=FeedWithoutThat, **settings)
+        a, b = (whole_weights(p.model, here) | states(p, here) for p in (one, two))
+        found["differ"] += [k for k in a if not torch.equal(a[k], b[k])] + [losses] * (losses != expected)
+        found["skipped"].append([outcome.meta.skipped, outcome.meta.step, outcome.meta.rows])
+        try:
+            trained(here, how, base / "c", feed=PoisonedFeed, **settings)
+        except NotANumber as error:
+            found["said"] += here.gather_objects(str(error))
+        found["saved"] = len(list((base / "c").glob("step-*/meta.json")))
+    return found
+
+
 def states(parts: TrainingParts, here: Ranks) -> dict[str, torch.Tensor]:
     """The optimisers' states in full: of each table, and of each dense parameter. A rank knows its own tables' only."""
     mine = {}
@@ -352,6 +391,7 @@ def on_rank(folder: Path, environment: dict[str, object]) -> None:
                            for i, model in enumerate((MODEL, WITH_BAGS["bags"], WITH_BAGS["dien"]))
                            for ahead in (False, True)]
         if here.ranks < 4:
+            found["extreme"] = with_an_extreme_value(here, folder / f"extreme-{here.ranks}")
             found |= resumed(here, folder)
         found["recut"] = recut(here, folder)
         if here.ranks < 4:

@@ -136,3 +136,20 @@ def test_steps_that_look_ahead_are_the_same_steps(found, ranks):
     assert result["differ"] == []
     assert result["at"] == {"epoch": 0, "step": 4}
     assert result["broken"] + result["rest"] == result["plain"][:12]
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_batch_without_a_loss_is_left_out_on_all_ranks_as_if_it_had_not_come(found, ranks):
+    """Weights and states of tables and dense layers are equal to the last digit to a run that never got the batch."""
+    result = found[ranks]["extreme"]
+    assert result["differ"] == []
+    assert result["skipped"] == [[1, 12, 11 * 64]] * 4
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_loss_that_is_no_number_ends_all_ranks_with_the_same_words(found, ranks):
+    result = found[ranks]["extreme"]
+    assert len(result["said"]) == 4 * ranks
+    for text in result["said"]:
+        assert text.startswith("the loss is nan at step 4. Likely: column 'd1' holds 3e+38 (row 5 of a batch)")
+    assert result["saved"] == 0
