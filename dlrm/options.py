@@ -34,7 +34,7 @@ OPTIMISERS = ("adam", "adagrad", "sgd", "lamb")
 TABLE_OPTIMISERS = ("rowwise_adagrad", "adagrad", "adam", "sgd")
 SHARDING_KINDS = ("row", "table", "column")
 """How a table can lie on the ranks: `auto` chooses one of these for each, and one may be asked for all of them."""
-ASKED_SHARDING_KINDS = {"table_row": "over one host's ranks", "data": "a copy on each rank, on GPUs alone"}
+ASKED_SHARDING_KINDS = {"table_row": "over one host's ranks", "data": "a copy on each rank"}
 """Kinds that only a FILE can ask for, with what each of them does."""
 SHARDINGS = ("auto", *SHARDING_KINDS, "torchrec")
 PRECISIONS = ("fp32", "bf16")
@@ -44,6 +44,7 @@ TABLE_DTYPES = ("fp32", "fp16", "bf16")
 WIRES = ("fp32", "fp16")
 HISTORY_TABLES = ("auto", "target", "own")
 MISSING = ("refuse", "mask")
+ON_NONFINITE = ("stop", "skip")
 READERS = ("auto", "petastorm", "arrow")
 FOLLOWS = ("", "epochs", "parts")
 """`epochs`: the newest version, at each epoch's end. `parts`: one version after the other, what each added once."""
@@ -192,6 +193,8 @@ class LoopSettings:
     keep: int = setting(3, "newest checkpoints to keep, beside the best", metavar="N", least=1)
     log_every: int = setting(20, "steps between two lines of the log; ranks agree there whether to stop",
                              metavar="STEPS", least=1)
+    on_nonfinite: str = setting("stop", "a batch whose loss is no number: stop, or skip it on all ranks before any "
+                                "weight changes, and count it", choices=ON_NONFINITE)
     profile: int = setting(0, "write a trace of so many steps (from the tenth) into DIR (default: none)",
                            metavar="STEPS", least=0)
     metrics_port: str = setting("", "serve figures for Prometheus, on this machine alone unless HOST says otherwise; a "

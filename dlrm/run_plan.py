@@ -35,7 +35,7 @@ class RunPlan:
     gradient_bytes: int
     """The most bytes of gradients that a rank holds: of the dense layers, and three times of the vectors that its rows
     looked up, as the tower has them, by table and side by side (a test reads the real peak). A table's own gradient is
-    used up within the backward pass; otherwise it would be as large as the table."""
+    used up within the backward pass. Only a table of which each rank has a copy has a gradient as large as itself."""
     bytes_per_step: int
     """The bytes that the busiest rank sends to others for a batch, forwards and backwards."""
     text: str
@@ -69,7 +69,8 @@ def plan_run(config: Config, table: FeatureTable, machine: TrainingMachine) -> R
     state = sum(t.rows * (a_row + an_element * t.width) for t in layout.tables)
     sent = bytes_per_step(placement, layout, whole.parameters, config)
     vectors = sum(t.width * len(layout.keys[t.name]) for t in layout.tables)
-    gradients = 4 * (whole.parameters + 3 * (config.batch_size // machine.ranks) * vectors)
+    copied = sum(t.bytes for t, p in zip(layout.tables, placement.places, strict=True) if p.kind == "data")
+    gradients = 4 * (whole.parameters + 3 * (config.batch_size // machine.ranks) * vectors) + copied
     held, read = placement.balance
     text = "\n".join([
         describe(placement, layout.tables, machine),
@@ -78,7 +79,7 @@ def plan_run(config: Config, table: FeatureTable, machine: TrainingMachine) -> R
         (f"{config.model.kind}: {whole.parameters:,} parameters in dense layers, {whole.flops:,} operations a sample; "
          f"{sum(t.rows * t.width for t in layout.tables):,} in tables, {format_bytes(state)} of "
          f"{config.optim.table_optimiser} state"),
-        (f"gradients: {format_bytes(gradients)} a rank at most, and none of a table's size "
+        (f"gradients: {format_bytes(gradients)} a rank at most, {format_bytes(copied)} of it of whole tables "
          f"({format_bytes(sum(t.bytes for t in layout.tables))} in all)")])
     return RunPlan(layout, placement, whole, state, gradients, sent, text)
 

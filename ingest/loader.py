@@ -150,7 +150,8 @@ class BatchLoader(IterableDataset[Batch]):
             groups=groups, local_only={"a packed copy": packed, "before_read (--store-latency-ms)": before_read,
                                        "what Petastorm's Reader is asked for": petastorm.asked_for},
             rank=f"{rank}/{ranks}", functions=[t.function for t in [*left, *given] if t.sendable])
-        aside = RowQuarantine(self._books, Origins(self.plan, share), lambda file: groups.files[file].path)
+        self._origins = Origins(self.plan, share)
+        aside = RowQuarantine(self._books, self._origins, lambda file: groups.files[file].path)
         groups.rescue = aside if aside.allowed else None
         self._pipeline = Pipeline(
             PipelineParts(plan=self.plan, source=rows, describe=groups.describe,
@@ -280,6 +281,15 @@ class BatchLoader(IterableDataset[Batch]):
         return self._progress.resting()
 
     # ---- position
+
+    def place_of(self, epoch: int, step: int, row: int) -> str:
+        """Says where a row of this rank's batch comes from: file, row group, and the row in that, unless rows are drawn
+        by weight. Empty for a row that only fills the batch."""
+        origin = self._origins.batch(epoch, step)[row]
+        if origin is None:
+            return ""
+        where = self._groups.describe(Read(origin.file, origin.group, 0, ()))
+        return where if self.plan.chances else f"{where}, row {origin.row}"
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the position of the next batch, as JSON holds it. It fits other knobs and other numbers of ranks.

@@ -33,7 +33,6 @@ NOT_A_USERS_MISTAKE = {
     "Gone": "between a worker process and its parent",
     "GradientError": "training has left the finite numbers",
     "MechanismError": "told as a ScenarioError, with its key",
-    "NotANumber": "training has left the finite numbers",
     "OpeningError": "of code that describes how a pipeline began",
     "QuarantineError": "more rows were bad while a run went on than may be set aside",
     "RecordError": "told as a DamagedRecord, with its file",

@@ -24,6 +24,10 @@ class CheckpointError(UsageError):
     """A checkpoint that cannot be used: its message says which and what differs."""
 
 
+class NotFinite(CheckpointError):
+    """A model that is not saved, or a checkpoint that is not loaded, as it holds NaN or infinity."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointMeta:
     """Where a run stood when it was saved, and what it was made of."""
@@ -43,6 +47,8 @@ class CheckpointMeta:
     """Epochs finished."""
     rows: int = 0
     """Rows trained since the start of the run."""
+    skipped: int = 0
+    """Batches that were left out since the start of the run, as their loss was no number; steps count them."""
     since: int = 0
     """Step at which the run moved on to this version of the table, at an epoch's beginning; 0 without --follow."""
     loader: dict[str, Any] = field(default_factory=dict)
@@ -73,8 +79,8 @@ class CheckpointMeta:
         now = CheckpointMeta.of(table, config)
         if self.trained:
             now = replace(now, trained=self.seen().and_then(now.seen()).to_json())
-        return replace(now, step=self.step, epoch=self.epoch, rows=self.rows, since=self.step, knobs=self.knobs,
-                       agent=self.agent)
+        return replace(now, step=self.step, epoch=self.epoch, rows=self.rows, skipped=self.skipped,
+                       since=self.step, knobs=self.knobs, agent=self.agent)
 
     def seen(self) -> SplitRows:
         """The rows that the run was trained on, as far as they can be recognised."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,8 +13,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from sluice.dlrm.checkpoint.finite import in_words, not_finite
 from sluice.dlrm.checkpoint.layout import Index, overlap
-from sluice.dlrm.checkpoint.meta import CheckpointError
+from sluice.dlrm.checkpoint.meta import LATEST, CheckpointError, NotFinite, whole
 
 _TABLE = ".embedding_bags."
 
@@ -43,7 +44,13 @@ class CheckpointReader:
         return {key: about.size for key, about in self._tensors.items()}
 
     def read(self, pieces: Iterable[TensorBox]) -> None:
-        """Fills all the boxes, one file after the other."""
+        """Fills all the boxes, one file after the other. NotFinite if what they get holds NaN or infinity."""
+        boxes = list(pieces)
+        self._fill(boxes)
+        if wrong := not_finite((box.key, box.into) for box in boxes):
+            raise NotFinite(f"checkpoint {self.path} holds {in_words(wrong)}; {self._advice()}")
+
+    def _fill(self, pieces: Iterable[TensorBox]) -> None:
         parts: dict[str, list[tuple[str, Any, Any, TensorBox]]] = {}
         for piece in pieces:
             about = self._tensors.get(piece.key)
@@ -72,6 +79,22 @@ class CheckpointReader:
                     piece.into.detach()[tuple(in_piece)].copy_(file.get_slice(key)[tuple(in_chunk)])
                 else:
                     piece.into.detach().copy_(file.get_tensor(key))  # a single number
+
+    def _advice(self) -> str:
+        """Names the run's newest checkpoint that is finite. All that may be that are read."""
+        folder = self.path.parent
+        for name in reversed([one.name for one in whole(folder) if one.name != self.path.name]):
+            with suppress(CheckpointError):
+                if not not_finite(CheckpointReader(folder / name)._all()):
+                    return f"write {name}, the newest that is finite, into {folder / LATEST} to go on from there"
+        return "no other checkpoint of this run is finite: begin another run"
+
+    def _all(self) -> Iterator[tuple[str, Tensor]]:
+        """All tensors, one at a time, whatever they hold."""
+        for key, about in self._tensors.items():
+            into = torch.empty(about.size, dtype=about.dtype)
+            self._fill([TensorBox(key, into)])
+            yield key, into
 
     def whole(self, keys: Iterable[str]) -> dict[str, Tensor]:
         found = {key: torch.empty(self._tensors[key].size, dtype=self._tensors[key].dtype) for key in keys}

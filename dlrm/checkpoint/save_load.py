@@ -22,6 +22,7 @@ from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from sluice.dlrm.checkpoint import layout
 from sluice.dlrm.checkpoint.checksums import damaged
 from sluice.dlrm.checkpoint.disk import CheckpointDisk
+from sluice.dlrm.checkpoint.finite import in_words, not_finite
 from sluice.dlrm.checkpoint.layout import Index, TensorEntry
 from sluice.dlrm.checkpoint.meta import (
     BEST,
@@ -30,6 +31,7 @@ from sluice.dlrm.checkpoint.meta import (
     META,
     CheckpointError,
     CheckpointMeta,
+    NotFinite,
     damage,
     lead,
     refuse,
@@ -37,6 +39,7 @@ from sluice.dlrm.checkpoint.meta import (
     whole,
 )
 from sluice.dlrm.checkpoint.partial_read import CheckpointReader, TensorBox, whole_rows
+from sluice.dlrm.model.local_parts import is_sharded, local_parts
 from sluice.dlrm.ranks import Ranks
 
 if TYPE_CHECKING:
@@ -116,10 +119,11 @@ class Checkpoints:
         """Writes the checkpoint in the same way on all ranks: what stops one of them stops all."""
         world = self._world
         held = [(key, value) for key, value, _ in _leaves(state)]
-        whole_ones = {key: value.nbytes for key, value in held if _is_tensor(value) and not _is_cut(value)}
+        whole_ones = {key: value.nbytes for key, value in held if _is_tensor(value) and not is_sharded(value)}
         owners = owners_of(world.gather_objects(whole_ones, world.saving))
         mine = [entry for key, value in held if _is_tensor(value) and owners.get(key, world.rank) == world.rank
                 for entry in _entries(key, value)]
+        self._refuse_what_is_not_finite(path, mine)
         file = f"rank-{world.rank:05d}.safetensors"
 
         def write() -> dict[str, Any]:
@@ -132,6 +136,17 @@ class Checkpoints:
         self._together(path, lambda: self._complete(path, written, values, meta) if world.first else None)
         if world.first:
             self._forget()
+
+    def _refuse_what_is_not_finite(self, path: Path, mine: list[TensorEntry]) -> None:
+        """Raises NotFinite on every rank, before any file is written, if a rank holds numbers that are not finite."""
+        found = not_finite((entry.key, entry.value()) for entry in mine)
+        ranks = self._world.gather_objects(found, self._world.saving)
+        if wrong := [text for texts in ranks for text in texts]:
+            with suppress(OSError):
+                if self._world.first:
+                    self.files.clear(path, META)
+            raise NotFinite(f"checkpoint {path} is not written: the model holds {in_words(wrong)}; the one before it "
+                            "stays")
 
     def _complete(self, path: Path, written: list[dict[str, Any]], values: dict[str, Any],
                   meta: CheckpointMeta) -> None:
@@ -213,7 +228,7 @@ def load(path: Path, parts: TrainingParts, world: Ranks, *, optimisers: bool = T
             raise CheckpointError(text)
     parts.model.load_state_dict(state["model"])
     if optimisers:
-        parts.model.fused_optimizer.load_state_dict(state["tables"])
+        parts.table_states.load_state_dict(state["tables"])
         parts.dense.load_state_dict(state["dense"])
 
 
@@ -254,14 +269,8 @@ def _recut(now: Any, rows: torch.Tensor) -> None:
 
 def _entries(key: str, value: Any) -> Iterator[TensorEntry]:
     """The pieces of a tensor that this rank holds."""
-    whole_size = tuple(value.size())
-    if not _is_cut(value):
-        yield TensorEntry(key, value.dtype, whole_size, (0,) * len(whole_size), whole_size, value.detach)
-        return
-    for part in value.local_shards():
-        size = tuple(part.metadata.shard_sizes)
-        yield TensorEntry(key, part.tensor.dtype, whole_size, tuple(part.metadata.shard_offsets), size,
-                          partial(part.tensor.detach().view, size))
+    for first, part in local_parts(value):
+        yield TensorEntry(key, part.dtype, tuple(value.size()), first, tuple(part.shape), part.detach)
 
 
 def _leaves(values: Any, prefix: str = "") -> Iterator[tuple[str, Any, Callable[[Any], None]]]:
@@ -277,12 +286,8 @@ def _is_tensor(value: Any) -> bool:
     return isinstance(value, torch.Tensor)
 
 
-def _is_cut(value: Any) -> bool:
-    return isinstance(value, ShardedTensor)
-
-
 def _state(parts: TrainingParts) -> dict[str, Any]:
-    return {"model": parts.model.state_dict(), "tables": parts.model.fused_optimizer.state_dict(),
+    return {"model": parts.model.state_dict(), "tables": parts.table_states.state_dict(),
             "dense": parts.dense.state_dict()}
 
 

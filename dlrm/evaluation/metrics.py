@@ -18,14 +18,14 @@ _BINS, _EDGE = 2**18, 20.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quality:
-    """What an evaluation found. A value that the rows do not define is None."""
+    """What an evaluation found. A value that the rows do not define is None; all are, if a prediction is no number."""
 
     auc: float | None
     """The chance that a positive row is ranked above a negative one, ties counted half. 0.5: no better than chance; 1:
     a perfect order. None: only one class was there."""
     ne: float | None
     """The logloss over that of always predicting the mean rate. 1: nothing learned; near 0: certain and right."""
-    logloss: float
+    logloss: float | None
     """The mean −log of the probability given to what happened, in nats. ln 2: as a coin; 0: certain and right."""
     calibration: float | None
     """Predicted over observed positives. 1: right on average; more: too many positives were expected."""
@@ -72,7 +72,8 @@ class Binned:
 
     def add(self, logits: npt.ArrayLike, labels: npt.ArrayLike, weights: npt.ArrayLike) -> None:
         logits, labels, weights = (np.asarray(a, dtype=np.float64) for a in (logits, labels, weights))
-        place = np.clip((np.nan_to_num(logits) + _EDGE) * (_BINS / (2 * _EDGE)), 0, _BINS - 1).astype(np.int64)
+        within = np.nan_to_num(np.clip(logits, -_EDGE, _EDGE))
+        place = np.minimum((within + _EDGE) * (_BINS / (2 * _EDGE)), _BINS - 1).astype(np.int64)
         self._counts[1] += np.bincount(place, weights * labels, _BINS)
         self._counts[0] += np.bincount(place, weights * (1 - labels), _BINS)
         self._total += _sums(logits, labels, weights)
@@ -103,8 +104,9 @@ class Binned:
 def _sums(logits: Array, labels: Array, weights: Array) -> Array:
     """The sums of loss, expected positives, positives, weights, and rows."""
     # −log p(label), stable for large logits: log(1 + e^z) − y·z.
-    loss = (weights * (np.logaddexp(0, logits) - labels * logits)).sum()
-    expected = (weights * np.exp(-np.logaddexp(0, -logits))).sum()
+    with np.errstate(invalid="ignore"):  # a logit that is no number makes the sums NaN, which is what they should be
+        loss = (weights * (np.logaddexp(0, logits) - labels * logits)).sum()
+        expected = (weights * np.exp(-np.logaddexp(0, -logits))).sum()
     return np.array([loss, expected, (weights * labels).sum(), weights.sum(), (weights > 0).sum()])
 
 
@@ -113,6 +115,8 @@ def _quality(area: float | None, sums: Array) -> Quality:
     if not total:
         raise ValueError("an evaluation over no rows")
     logloss, rate = loss / total, positives / total
+    if not math.isfinite(logloss):
+        return Quality(auc=None, ne=None, logloss=None, calibration=None, rows=int(rows))
     entropy = -(rate * math.log(rate) + (1 - rate) * math.log1p(-rate)) if 0 < rate < 1 else 0.0
     return Quality(auc=area, ne=logloss / entropy if entropy else None, logloss=logloss,
                    calibration=expected / positives if positives else None, rows=int(rows))

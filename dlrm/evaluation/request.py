@@ -65,10 +65,12 @@ class EvaluationRequest:
             parts = assemble.parts_of(config, planned.layout, len(batches.dense_names), planned.placement, members)
             save_load.load(path, parts, members, optimisers=False)
             checker = BatchChecker({t.name: t.rows for t in planned.layout.columns}, batches.dense_names,
-                                   f"split {self.split!r}", missing=config.missing)
+                                   f"split {self.split!r}", missing=config.missing, place_of=batches.place_of)
             findings = evaluate(parts, batches, checker, members, slices=config.slices)
             if not members.first:
                 return None
+        if findings.undefined is not None:
+            say(f"warning: {findings.undefined}")
         say(f"{self.split}: {findings.quality}")
         return {**findings.quality.to_dict(), "split": self.split, "step": meta.step, "version": table.version,
                 "checkpoint": str(path),

@@ -51,6 +51,14 @@ class Findings:
     constant: tuple[str, ...]
     """Sparse columns with one id in all rows."""
 
+    @property
+    def undefined(self) -> str | None:
+        """Says that a prediction is no number, so that nothing is known; None if all are."""
+        if self.quality.logloss is not None:
+            return None
+        column, value = self.largest_dense
+        return f"a prediction is no number, so nothing can be judged; the largest input is {value:g} in {column!r}"
+
     def evidence(self, step: int, columns: int, lr: float) -> Evidence:
         return Evidence(step=step, rows=self.quality.rows, positives=self.positives, auc=self.quality.auc,
                         ne=self.quality.ne, calibration=self.quality.calibration, spread=self.spread,

@@ -46,10 +46,13 @@ class Validator:
         sizes = {t.name: t.rows for t in self._parts.layout.columns}
         epochs = round(meta.epoch + (meta.step - meta.since) % self._steps_per_epoch / self._steps_per_epoch, 2)
         with loaders.evaluation(config, self._table, split, rank=world.rank, local_ranks=world.local_ranks) as batches:
-            checker = BatchChecker(sizes, batches.dense_names, f"split {split!r}", missing=config.missing)
+            checker = BatchChecker(sizes, batches.dense_names, f"split {split!r}", missing=config.missing,
+                                   place_of=batches.place_of)
             self._journal.milestone("eval_start", epochs)
             findings = evaluate(self._parts, batches, checker, world, slices=config.slices,
                                 through=self._synced_batches.all_of)
+        if findings.undefined is not None:
+            self._warn(meta, f"step {meta.step}, split {split!r}: {findings.undefined}")
         self._journal.metric({"kind": "eval", "epoch": meta.epoch, "step": meta.step, "split": split,
                               **findings.quality.to_dict()})
         for column, ids in findings.slices.items():
@@ -71,6 +74,8 @@ class Validator:
         except Stopped:
             return False
         self._on_evaluation()
+        if findings.undefined is not None:
+            return False
         columns = len(self._parts.layout.columns)
         self._newest = evidence = findings.evidence(meta.step, columns, self._config.optim.lr)
         if warning := stuck(evidence, after=self._config.stuck_after):

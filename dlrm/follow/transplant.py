@@ -12,6 +12,7 @@ from torch import Tensor
 from sluice.dlrm.checkpoint.meta import CheckpointError, CheckpointMeta
 from sluice.dlrm.checkpoint.partial_read import CheckpointReader, TensorBox, whole_rows
 from sluice.dlrm.follow.table_diff import TableDiff
+from sluice.dlrm.model.local_parts import local_parts
 from sluice.dlrm.model.table_compression import Compression, codes
 from sluice.dlrm.model.towers import Labels, tower_of
 from sluice.dlrm.options import Config, ModelConfig, Table
@@ -31,7 +32,7 @@ def transplant(path: Path, parts: TrainingParts, *, before: CheckpointMeta, afte
     stored = CheckpointReader(path)
     parts.dense.init_state()  # Adam makes its state at the first step only
     parts.dense.zero_grad()
-    model, tables, other = parts.model.state_dict(), parts.model.fused_optimizer.state_dict(), parts.dense.state_dict()
+    model, tables, other = parts.model.state_dict(), parts.table_states.state_dict(), parts.dense.state_dict()
     owners, sizes = owners_of(parts.layout), {t.name: t.rows for t in parts.layout.tables}
     compress = Config.from_dict(after.config).model.compress
     boxes: list[TensorBox] = []
@@ -50,7 +51,7 @@ def transplant(path: Path, parts: TrainingParts, *, before: CheckpointMeta, afte
         if _TABLES not in key and key in stored.sizes:
             _fill_dense(stored, key, value, labels)
     parts.model.load_state_dict(model)
-    parts.model.fused_optimizer.load_state_dict(tables)
+    parts.table_states.load_state_dict(tables)
     parts.dense.load_state_dict(other)
 
 
@@ -64,22 +65,20 @@ def owners_of(layout: TableLayout) -> dict[str, str]:
 
 def _rows(stored: CheckpointReader, key: str, value: Any, rows: int, new_rows: int) -> Iterator[TensorBox]:
     """The first `rows` rows of a table of `new_rows`, or of its optimiser's state, as far as they lie on this rank."""
-    if not hasattr(value, "local_shards"):
-        if tuple(value.shape) == stored.sizes[key]:
-            yield TensorBox(key, value)
+    if not value.dim():  # a count of steps
+        yield TensorBox(key, value)
         return
     if value.dim() == 1 and (stored.sizes[key][0] != rows or value.size()[0] != new_rows):
         whole = whole_rows(stored.whole([key])[key], rows)  # the table is, or was, cut by columns
-        for part in value.local_shards():
-            first = part.metadata.shard_offsets[0] % new_rows
-            values = whole[first:first + len(part.tensor)]
-            part.tensor[:len(values)] = values
+        for begin, part in local_parts(value):
+            top = begin[0] % new_rows
+            values = whole[top:top + len(part)]
+            part[:len(values)] = values
         return
-    for part in value.local_shards():
-        top = part.metadata.shard_offsets[0]
-        height = min(len(part.tensor), rows - top)
+    for first, part in local_parts(value):
+        height = min(len(part), rows - first[0])
         if height > 0:
-            yield TensorBox(key, part.tensor[:height], part.metadata.shard_offsets)
+            yield TensorBox(key, part[:height], first)
 
 
 def _spread(old: Tensor, value: Any, rows: int, new_rows: int) -> None:
@@ -89,14 +88,13 @@ def _spread(old: Tensor, value: Any, rows: int, new_rows: int) -> None:
                               for count in (rows, new_rows))
     if old.dim() == 1:
         old = whole_rows(old, rows)
-    for part in value.local_shards():
-        top = part.metadata.shard_offsets[0] % new_rows
-        on_this_rank = (new_places >= top) & (new_places < top + len(part.tensor))
+    for first, part in local_parts(value):
+        top = first[0] % new_rows
+        on_this_rank = (new_places >= top) & (new_places < top + len(part))
         values = old[old_places[on_this_rank]]
         if old.dim() == 2:
-            first_column = part.metadata.shard_offsets[1]
-            values = values[:, first_column:first_column + part.metadata.shard_sizes[1]]
-        part.tensor[new_places[on_this_rank] - top] = values
+            values = values[:, first[1]:first[1] + part.shape[1]]
+        part[new_places[on_this_rank] - top] = values
 
 
 def _fill_dense(stored: CheckpointReader, key: str, value: Tensor, labels: dict[str, tuple[Labels, Labels]]) -> None:

@@ -15,6 +15,7 @@ from torchrec.types import DataType
 
 from sluice.dlrm.model.bag_weights import Weighing
 from sluice.dlrm.model.item_history import others, places_of
+from sluice.dlrm.model.local_parts import local_parts
 from sluice.dlrm.model.missing import MissingNumbers
 from sluice.dlrm.model.table_compression import CombineCodes, Compression, Compressor, codes
 from sluice.dlrm.model.towers import WIDE, build, tower_of
@@ -242,20 +243,19 @@ def first_weights(model: nn.Module, seed: int, starts: Mapping[str, tuple[float,
 
     `starts` has the range of a table's values where that is not ±1 / √rows."""
     for name, weight in model.state_dict().items():
-        if not hasattr(weight, "local_shards"):
+        if ".embedding_bags." not in name:
             continue
         rows, width = weight.size()
         bound = 1 / math.sqrt(rows)
         least, most = starts.get(name.removesuffix(".weight").rpartition(".")[2], (-bound, bound))
-        for part in weight.local_shards():
-            top, left = part.metadata.shard_offsets
-            height, breadth = part.metadata.shard_sizes
+        for (top, left), part in local_parts(weight):
+            height, breadth = part.shape
             for block in range(top // _BLOCK, -(-(top + height) // _BLOCK)):
                 start = block * _BLOCK
                 values = torch.empty(min(_BLOCK, rows - start), width)
                 values.uniform_(least, most, generator=_generator(seed, name, block))
                 low, high = max(start, top), min(start + len(values), top + height)
-                part.tensor[low - top:high - top] = values[low - start:high - start, left:left + breadth]
+                part[low - top:high - top] = values[low - start:high - start, left:left + breadth]
 
 
 @torch.no_grad()

@@ -1,4 +1,4 @@
-"""Makes both optimisers: one for tables, inside the backward pass, and a separate one for the dense layers."""
+"""Makes the optimisers: of tables, most of which are updated within the backward pass, and of the dense layers."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from torchrec import optim
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 from torchrec.optim.keyed import KeyedOptimizerWrapper
 
+from sluice.dlrm.optim.copied_tables import EPS, CopiedTables
 from sluice.dlrm.optim.lamb import Lamb
 from sluice.dlrm.optim.schedule import RateSchedule, Scheduled
 from sluice.dlrm.optim.torch_tables import TorchTables
 from sluice.dlrm.options import OptimConfig
 
-_TABLES = {"rowwise_adagrad": (optim.RowWiseAdagrad, {"eps": 1e-8}), "adagrad": (optim.Adagrad, {"eps": 1e-8}),
-           "adam": (optim.Adam, {"eps": 1e-8}), "sgd": (optim.SGD, {})}
+_TABLES = {"rowwise_adagrad": (optim.RowWiseAdagrad, {"eps": EPS}), "adagrad": (optim.Adagrad, {"eps": EPS}),
+           "adam": (optim.Adam, {"eps": EPS}), "sgd": (optim.SGD, {})}
 _DENSE = {"adam": torch.optim.Adam, "adagrad": torch.optim.Adagrad, "sgd": torch.optim.SGD, "lamb": Lamb}
 
 
@@ -32,8 +33,20 @@ def fuse_tables(tables: nn.Module, config: OptimConfig) -> None:
 def dense_parameters(model: Any) -> dict[str, nn.Parameter]:
     """Every parameter of a sharded model that is not a table's."""
     # The plan decides, not what is fused here: tables of other ranks are parameters of this rank, too, without rows.
-    tables = {f"{path}.embedding_bags.{name}.weight" for path, tables in model.plan.plan.items() for name in tables}
+    tables = _kinds(model)
     return {name: p for name, p in model.named_parameters() if name not in tables}
+
+
+def copied_tables(model: Any, config: OptimConfig) -> CopiedTables:
+    """The optimiser of the tables of which each rank has a copy, to be made after sharding."""
+    kinds = _kinds(model)
+    return CopiedTables({name: p for name, p in model.named_parameters() if kinds.get(name) == "data_parallel"}, config)
+
+
+def _kinds(model: Any) -> dict[str, str]:
+    """The name of each table's weight in a sharded model → TorchRec's name for the table's sharding."""
+    return {f"{path}.embedding_bags.{name}.weight": table.sharding_type
+            for path, tables in model.plan.plan.items() for name, table in tables.items()}
 
 
 def dense_optimiser(model: Any, config: OptimConfig) -> KeyedOptimizerWrapper:
@@ -44,14 +57,15 @@ def dense_optimiser(model: Any, config: OptimConfig) -> KeyedOptimizerWrapper:
 
 
 class LearningRates:
-    """Sets both optimisers' learning rates by their schedules."""
+    """Sets all optimisers' learning rates by their schedules."""
 
-    def __init__(self, model: Any, dense: KeyedOptimizerWrapper, config: OptimConfig, steps_per_epoch: int,
-                 in_torch: Sequence[TorchTables] = ()) -> None:
+    def __init__(self, model: Any, copied: CopiedTables, dense: KeyedOptimizerWrapper, config: OptimConfig,
+                 *, steps_per_epoch: int, in_torch: Sequence[TorchTables]) -> None:
         self._in_torch = in_torch
+        schedule = RateSchedule.read(config.schedule)
         self._all = (
-            Scheduled(model.fused_optimizer, RateSchedule.read(config.schedule), steps_per_epoch=steps_per_epoch,
-                      fused=True),
+            Scheduled(model.fused_optimizer, schedule, steps_per_epoch=steps_per_epoch, fused=True),
+            Scheduled(copied, schedule, steps_per_epoch=steps_per_epoch),
             Scheduled(dense, RateSchedule.read(config.dense_schedule), steps_per_epoch=steps_per_epoch))
 
     def begin(self, step: int) -> None:

@@ -33,6 +33,9 @@ from sluice.ingest.stages.batch import lengths_name
 from sluice.ingest.stages.transform import Arrays
 
 _NO_VALUES = torch.zeros(0)
+_TRIED_ROWS = 256
+_CERTAIN = 36.0
+"""From this logit on, float64 has no probability between the prediction and 1."""
 
 
 class BadValue(ValueError):
@@ -65,8 +68,8 @@ class Servable:
              ) -> Servable:
         """Loads the newest checkpoint of a run, or the best, with tables of `kind`
         (`sluice.dlrm.serving.int8_tables.KINDS`). Raises CheckpointError, TableError or StateError if there is none, it
-        is damaged, or its table's version is gone, and OperatorError if the table's spec names a function that
-        `allow_code` (names of modules) does not cover."""
+        is damaged, its weights or answers are no numbers, or its table's version is gone, and OperatorError if the
+        table's spec names a function that `allow_code` (names of modules) does not cover."""
         path, meta = chosen(run / "checkpoints", take_best=take_best)
         config = Config.from_dict(meta.config)
         table = FeatureTable.open(config.data, meta.version, allow_code=allow_code, transforms=config.transforms)
@@ -79,9 +82,30 @@ class Servable:
         layout = layout_of(config, table)
         check(path)
         model, tables = ranker(config, layout, len(meta.dense), CheckpointReader(path), kind)
-        return cls(path=path, meta=meta, spec=spec, table=table, layout=layout, model=model, tables=tables,
-                   rows=Serving.open(table), features=Features(spec, state),
-                   online=online_of(table, state), transforms=ColumnTransforms.of(table))
+        found = cls(path=path, meta=meta, spec=spec, table=table, layout=layout, model=model, tables=tables,
+                    rows=Serving.open(table), features=Features(spec, state),
+                    online=online_of(table, state), transforms=ColumnTransforms.of(table))
+        found.try_out()
+        return found
+
+    def try_out(self) -> None:
+        """Raises CheckpointError unless the model gives plausible answers to made-up rows: numbers of 0, and ids from
+        all over the tables. Finite weights can be too large for that."""
+        generator = torch.Generator().manual_seed(0)
+        ids = [torch.randint(0, column.rows, (_TRIED_ROWS,), generator=generator) for column in self.layout.columns]
+        values = torch.cat(ids).to(torch.int64 if any(is_wide(c.rows) for c in self.layout.columns) else torch.int32)
+        logits = self._logits(Batch(
+            dense=torch.zeros(_TRIED_ROWS, len(self.meta.dense)), values=values,
+            lengths=torch.ones(len(values), dtype=torch.int32), label=_NO_VALUES, weight=_NO_VALUES, rows=_TRIED_ROWS,
+            epoch=0, step=0))
+        if not bool(torch.isfinite(logits).all()):
+            wrong = "the model's answers to made-up rows are no numbers"
+        elif float(logits.abs().median()) > _CERTAIN:
+            wrong = "the model's answers to most of some made-up rows are exactly 0 or 1"
+        else:
+            return
+        raise CheckpointError(f"checkpoint {self.path} is not served: {wrong}, so its weights are far too large; train "
+                              "with a lower learning rate, or name an earlier checkpoint in LATEST")
 
     def batch(self, columns: Mapping[str, pa.Array]) -> Batch:
         """Turns raw columns into a batch as the loader would; raises BadValue for rows in which a number is missing
@@ -124,10 +148,20 @@ class Servable:
 
     def probabilities(self, columns: Mapping[str, pa.Array]) -> npt.NDArray[np.float64]:
         """The predicted probability of each row."""
-        with torch.inference_mode():
-            logits = self.model(*self.layout.features(self.batch(columns), torch.device("cpu")))
-            probabilities: npt.NDArray[np.float64] = torch.sigmoid(logits.double()).numpy()
+        batch = self.batch(columns)
+        logits = self._logits(batch)
+        if wrong := (~torch.isfinite(logits)).nonzero().flatten().tolist():
+            largest = batch.dense[wrong[0]].abs()
+            name = self.meta.dense[int(largest.argmax())]
+            raise BadValue(wrong, f"the model's answer is no number: feature {name!r}, as {float(largest.max()):g}, is "
+                                  "too large")
+        probabilities: npt.NDArray[np.float64] = torch.sigmoid(logits.double()).numpy()
         return probabilities
+
+    def _logits(self, batch: Batch) -> torch.Tensor:
+        with torch.inference_mode():
+            logits: torch.Tensor = self.model(*self.layout.features(batch, torch.device("cpu")))
+        return logits
 
     def about(self) -> dict[str, Any]:
         """What a client may want to know about the model."""

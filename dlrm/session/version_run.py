@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from contextlib import ExitStack, suppress
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from sluice.agent.controller import Controller
@@ -14,7 +13,7 @@ from sluice.agent.report.run_folder import Run
 from sluice.agent.runtime.knob_memory import KnobMemory
 from sluice.dlrm import run_plan
 from sluice.dlrm.checkpoint import save_load
-from sluice.dlrm.checkpoint.meta import CheckpointMeta
+from sluice.dlrm.checkpoint.meta import CheckpointMeta, NotFinite
 from sluice.dlrm.evaluation.metrics import Quality
 from sluice.dlrm.evaluation.validation import Validator
 from sluice.dlrm.follow import versions
@@ -25,7 +24,7 @@ from sluice.dlrm.ranks import Ranks, machine
 from sluice.dlrm.session.early_warnings import early_warnings, left_out
 from sluice.dlrm.training import assemble, loaders
 from sluice.dlrm.training.assemble import TrainingParts
-from sluice.dlrm.training.input_checks import BatchChecker, check_files, find
+from sluice.dlrm.training.input_checks import BatchChecker, check_files
 from sluice.dlrm.training.profiler import traced
 from sluice.dlrm.training.synced_batches import Stopped, SyncedBatches
 from sluice.dlrm.training.trainer import Trainer, TrainingOutcome
@@ -120,8 +119,9 @@ class VersionRun:
                 self._journal.say(line)
         self._journal.say(f"a rank's loader needs at least {loader.memory_need}")
 
-    def _warn(self, text: str) -> None:
-        self._journal.event({"kind": "warning", "step": self._start.meta.step, "text": text})
+    def _warn(self, text: str, step: int | None = None) -> None:
+        step = self._start.meta.step if step is None else step
+        self._journal.event({"kind": "warning", "step": step, "text": text})
         self._journal.say(f"warning: {text}")
 
     def _restore(self, loader: BatchLoader, parts: TrainingParts, *, knobs_known: bool) -> None:
@@ -182,16 +182,20 @@ class VersionRun:
             return self._ranks.gather_objects(version)[0] is not None
 
         checker = BatchChecker({t.name: t.rows for t in self._planned.layout.columns}, loader.dense_names,
-                               "split 'train'", missing=config.missing, find=partial(find, self._table, "train"))
+                               "split 'train'", missing=config.missing, place_of=loader.place_of)
         with (self._conditions.inject_faults(loader, journal.event),
               assemble.tuned(config, loader, self._ranks.apart(f"version {self._table.version}"), knob_memory,
                              record=journal.event, observe=journal.metric, agent=self._start.meta.agent) as controller,
               traced(config.profile if self._ranks.first else 0, self._start.run) as tick):
             trainer = Trainer(config=config, world=self._ranks, parts=parts, checker=checker, save=save,
                               observe=journal.metric, evaluate=evaluate_and_check, synced_batches=batches, tick=tick,
-                              table_changed=table_changed, memory_used=Machine().memory_used)
-            outcome = trainer.train(loader, self._start.meta)
-            checkpoints.wait()
+                              table_changed=table_changed, memory_used=Machine().memory_used,
+                              warn=lambda step, text: self._warn(text, step))
+            try:
+                outcome = trainer.train(loader, self._start.meta)
+                checkpoints.wait()
+            except NotFinite as error:  # on all ranks
+                raise trainer.guard.error(str(error)) from None
         return outcome, controller
 
     def _judge(self, outcome: TrainingOutcome, validator: Validator) -> dict[str, Any]:
@@ -226,4 +230,4 @@ def _summary(outcome: TrainingOutcome, quality: Quality | None, ranks: Ranks) ->
     return {**figures, "samples_per_s": round(outcome.timing.samples_per_s, 1),
             "stall_fraction": round(outcome.timing.stall, 5), "first_batch_s": round(max(first_batches_s), 3),
             "peak_bytes": sum(peaks_bytes), "steps": outcome.meta.step, "epochs": outcome.meta.epoch,
-            "rows_trained": outcome.meta.rows, "stopped": outcome.stopped}
+            "rows_trained": outcome.meta.rows, "batches_skipped": outcome.meta.skipped, "stopped": outcome.stopped}

@@ -104,7 +104,8 @@ def _sharder(codecs: Any = None) -> Any:
     from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 
     class Sharder(EmbeddingBagCollectionSharder):  # type: ignore[misc]
-        """TorchRec lists row-wise for GPUs only; on a CPU it works too (a test holds it to the unsharded model)."""
+        """TorchRec lists some kinds for GPUs alone; on a CPU they work, too (a test compares each with the unsharded
+        model)."""
 
         def sharding_types(self, compute_device_type: str) -> list[str]:
             return ["table_wise", "row_wise", "column_wise", "table_row_wise", "data_parallel"]

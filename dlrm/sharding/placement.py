@@ -41,7 +41,7 @@ def place(tables: Sequence[TableLike], machine: TrainingMachine, storage: Storag
     storage, asked = storage or Storage(), dict(asked or {})
     if not tables:
         raise PlacementError("no tables to place")
-    fixed, kernel_of = _asked(tables, machine, asked)
+    fixed, kernel_of = _asked(tables, machine, storage, asked)
     load = _Loads(tables, machine, storage, kernel_of)
     free = [t for t in tables if t.name not in fixed]
     found, missing = _fitted(load, machine, fixed, free)
@@ -59,7 +59,7 @@ def place(tables: Sequence[TableLike], machine: TrainingMachine, storage: Storag
     raise _does_not_fit(load, machine, missing, bool(fixed))
 
 
-def _asked(tables: Sequence[TableLike], machine: TrainingMachine, asked: Mapping[str, str],
+def _asked(tables: Sequence[TableLike], machine: TrainingMachine, storage: Storage, asked: Mapping[str, str],
            ) -> tuple[dict[str, tuple[str, str]], dict[str, str]]:
     """Table → (kind, why), and table → kernel, for the tables in `asked`."""
     kinds, chosen = {}, {}
@@ -76,9 +76,9 @@ def _asked(tables: Sequence[TableLike], machine: TrainingMachine, asked: Mapping
             raise PlacementError(f"table {t.name!r}: {kind} has no choice of kernels; leave out {kernel!r}")
         if machine.device == "cpu" and (kernel or "fused") not in shard_sizes.ANYWHERE:
             raise PlacementError(f"table {t.name!r}: kernel {kernel!r} is for GPUs: a CPU has no other memory")
-        if machine.device == "cpu" and kind == "data":
-            raise PlacementError(f"table {t.name!r}: copies on all ranks need a GPU; on a CPU TorchRec trains them not "
-                                 "at all, and does not say so")
+        if kind == "data" and (storage.dtype != "fp32" or storage.optimiser == "adam"):
+            raise PlacementError(f"table {t.name!r}: copies on all ranks are trained in fp32 by rowwise_adagrad, "
+                                 f"adagrad or sgd alone, not in {storage.dtype} by {storage.optimiser}; use table")
         if kind in ("row", "column") and kind not in cuts(t, machine.ranks):
             raise PlacementError(f"table {t.name!r}: {t.rows} rows × {t.width} cannot be cut by {kind} over "
                                  f"{machine.ranks} ranks; use {' or '.join(['table', *cuts(t, machine.ranks)])}")

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torchrec.optim.keyed import KeyedOptimizerWrapper
+from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 
 from sluice.agent import policies
 from sluice.agent.controller import Controller
@@ -18,7 +18,8 @@ from sluice.agent.runtime.host_ranks import HostMember, HostTunable
 from sluice.agent.runtime.knob_memory import KnobMemory
 from sluice.agent.tunable import Tunable
 from sluice.dlrm.model.ranker import Ranker, TableLayout, first_weights
-from sluice.dlrm.optim.build import LearningRates, dense_optimiser, dense_parameters, fuse_tables
+from sluice.dlrm.optim.build import LearningRates, copied_tables, dense_optimiser, dense_parameters, fuse_tables
+from sluice.dlrm.optim.copied_tables import CopiedTables
 from sluice.dlrm.optim.torch_tables import take_over
 from sluice.dlrm.options import Config
 from sluice.dlrm.ranks import Ranks
@@ -34,9 +35,21 @@ class TrainingParts:
     layout: TableLayout
     model: Any
     """TorchRec's DistributedModelParallel around a Ranker."""
+    copied: CopiedTables
+    """The optimiser of the tables of which each rank has a copy."""
     dense: KeyedOptimizerWrapper
     dense_parameters: Mapping[str, nn.Parameter]
     rates: LearningRates
+
+    @property
+    def table_states(self) -> CombinedOptimizer:
+        """The optimisers' states of all tables, by name, whichever optimiser a table has."""
+        return CombinedOptimizer([self.model.fused_optimizer, self.copied])
+
+    def update(self) -> None:
+        """Updates, after a backward pass, what that has not updated itself."""
+        self.copied.step()
+        self.dense.step()
 
 
 def parts_of(config: Config, layout: TableLayout, dense_columns: int, placement: ModelPlacement, world: Ranks, *,
@@ -48,9 +61,10 @@ def parts_of(config: Config, layout: TableLayout, dense_columns: int, placement:
     model = shard(plain, placement, world, wire=config.wire)
     first_weights(model, config.seed, layout.compressor.starts)
     in_torch = take_over(model, config.seed)
-    dense = dense_optimiser(model, config.optim)
-    return TrainingParts(layout, model, dense, dense_parameters(model),
-                         LearningRates(model, dense, config.optim, steps_per_epoch, in_torch))
+    copied, dense = copied_tables(model, config.optim), dense_optimiser(model, config.optim)
+    return TrainingParts(layout, model, copied, dense, dense_parameters(model),
+                         LearningRates(model, copied, dense, config.optim, steps_per_epoch=steps_per_epoch,
+                                       in_torch=in_torch))
 
 
 @contextmanager

@@ -1,12 +1,12 @@
 """Looks for bad ids and labels in the statistics of a table's files before the first step, without reading data pages.
-It also checks every batch, and finds the place in the files of a bad value that was seen in the middle of training."""
+It also checks every batch."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
@@ -31,25 +31,6 @@ def check_files(table: FeatureTable, rank: int = 0, ranks: int = 1) -> None:
     except FileNotFoundError as error:
         raise TableError(f"{table.uri}: a file of version {table.version} is gone ({error}); was this version removed "
                          "by vacuum? Name one that is there by --version") from None
-
-
-def find(table: FeatureTable, split: str, column: str | None, value: float) -> str | None:
-    """`FILE, row group N`: the first place where a column (None: the label) has a value; None if no file holds it, for
-    instance because the loader made it from another value, or it lies within a bag."""
-    name = column or next(f.name for f in table.fields if f.role == "label")
-    if name not in table.schema.names:
-        return None
-    for path in (f.path for f in table.files_of(split)):
-        with _opened(path) as file:
-            parquet = pq.ParquetFile(file)
-            for group in range(parquet.metadata.num_row_groups):
-                values = parquet.read_row_group(group, columns=[name])[name]
-                if not pa.types.is_integer(values.type) and not pa.types.is_floating(values.type):
-                    return None
-                numbers = values.to_numpy()
-                if bool(np.isnan(numbers).any() if np.isnan(value) else (numbers == value).any()):
-                    return f"{path}, row group {group}"
-    return None
 
 
 def _opened(path: str) -> pa.NativeFile:
@@ -85,35 +66,65 @@ class BadData(UsageError):
     """Data that the model cannot take: its message names the column, the value, what it may be, and where it was."""
 
 
+EXTREME = 1e6
+"""Numbers beyond it are seldom meant as a model's input: float32 overflows after a few products of them."""
+
+
 class BatchChecker:
-    """Checks each batch before the model gets it. That costs one pass over the ids, far less than a step."""
+    """Checks each batch before the model gets it, and remembers its largest numbers. That costs one pass over the ids
+    and one over the numbers, far less than a step."""
 
     def __init__(self, cardinalities: Mapping[str, int], dense: Sequence[str], source: str, *,
-                 missing: str = "refuse", find: Callable[[str | None, float], str | None] = lambda *_: None) -> None:
+                 missing: str = "refuse", place_of: Callable[[int, int, int], str] = lambda *_: "") -> None:
         """`missing` says whether a dense feature that is not a finite number ends the run, or is masked later (`mask`).
-        `find` says in which file and row group a column (None: the label) has a value; it is called only for a bad
-        one."""
+        `place_of` says where a row of a batch comes from, given epoch, step and row."""
         self._names = list(cardinalities)
         self._sizes = torch.tensor(list(cardinalities.values()), dtype=torch.int64)
         self._dense = list(dense)
+        self._numbers = [*dense, "weight"]
         self._source = source
-        self._refuse, self._find = missing == "refuse", find
+        self._refuse, self._place_of = missing == "refuse", place_of
+        self._largest = torch.zeros(len(self._numbers))
+        self._extremes: deque[tuple[int, int, int, int, float]] = deque(maxlen=8)
+        """Epoch, step, row, column and value of the newest numbers beyond EXTREME, one a batch."""
 
     def check(self, batch: Batch) -> None:
         """Raises BadData for the first thing that is wrong with the batch."""
         if len(self._names):
             self._check_ids(batch)
-        if not bool(((batch.label == 0) | (batch.label == 1)).all()):
-            wrong = batch.label[(batch.label != 0) & (batch.label != 1)][0].item()
-            raise BadData(f"label {wrong:g} is neither 0 nor 1{self._where(batch, None, wrong)}")
-        # A sum is NaN or infinite if any value is: one fast pass, the search only when something is wrong.
-        if not self._refuse or bool(torch.isfinite(batch.dense.sum())):
-            return
-        if not bool((good := torch.isfinite(batch.dense)).all()):
-            row, column = (~good).nonzero()[0].tolist()
-            name, wrong = self._dense[column], batch.dense[row, column].item()
-            raise BadData(f"column {name!r}: {wrong} is not a finite number{self._where(batch, name, wrong)}; fill it "
-                          "in the feature spec (op \"fill\"), or ask for --missing mask")
+        if not bool((wrong := (batch.label != 0) & (batch.label != 1)).logical_not().all()):
+            row = int(wrong.nonzero()[0])
+            raise BadData(f"label {batch.label[row].item():g} is neither 0 nor 1{self._where(batch, row)}")
+        self._check_numbers(batch)
+
+    def largest(self) -> dict[str, float]:
+        """The largest absolute value of each dense column so far, and of the rows' weights."""
+        return dict(zip(self._numbers, self._largest.tolist(), strict=True))
+
+    def extremes(self) -> list[dict[str, Any]]:
+        """The newest numbers beyond EXTREME: the largest of each batch, and where it comes from."""
+        return [{"batch": [epoch, step], "column": self._numbers[column], "value": value,
+                 "where": self._place_of(epoch, step, row) or f"row {row} of a batch"}
+                for epoch, step, row, column, value in self._extremes]
+
+    def _check_numbers(self, batch: Batch) -> None:
+        dense = batch.dense
+        low, high = torch.aminmax(dense, dim=0)
+        if not bool((torch.isfinite(low) & torch.isfinite(high)).all()):
+            if self._refuse:
+                row, column = (~torch.isfinite(dense)).nonzero()[0].tolist()
+                raise BadData(f"column {self._dense[column]!r}: {dense[row, column].item()} is not a finite number"
+                              f"{self._where(batch, row)}; fill it in the feature spec (op \"fill\"), or ask for "
+                              "--missing mask")
+            dense = dense.nan_to_num(0, 0, 0)
+            low, high = torch.aminmax(dense, dim=0)
+        largest = torch.cat([torch.maximum(-low, high), batch.weight.max().view(1)])
+        self._largest = torch.maximum(self._largest, largest)
+        if float(largest.max()) > EXTREME:
+            column = int(largest.argmax())
+            numbers = batch.weight if column == len(self._dense) else dense[:, column]
+            row = int(numbers.abs().argmax())
+            self._extremes.append((batch.epoch, batch.step, row, column, numbers[row].item()))
 
     def _check_ids(self, batch: Batch) -> None:
         rows = len(batch.lengths) // len(self._names)
@@ -127,9 +138,11 @@ class BatchChecker:
         if len(wrong):
             i = int(wrong[0])
             value = int(low[i]) if low[i] < 0 else int(high[i])
+            at = int((torch.split(batch.values, counts)[i] == value).nonzero()[0])
+            row = int(torch.repeat_interleave(batch.lengths.view(len(self._names), rows)[i])[at])
             raise BadData(f"column {self._names[i]!r}: id {value} is outside its table of {int(self._sizes[i])} rows"
-                          f"{self._where(batch, self._names[i], value)}; see `sluice check`")
+                          f"{self._where(batch, row)}; see `sluice check`")
 
-    def _where(self, batch: Batch, column: str | None, value: float) -> str:
-        place = self._find(column, value)
+    def _where(self, batch: Batch, row: int) -> str:
+        place = self._place_of(batch.epoch, batch.step, row)
         return f" (epoch {batch.epoch}, step {batch.step} of {self._source}{f'; {place}' if place else ''})"

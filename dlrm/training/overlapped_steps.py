@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,7 +21,9 @@ from sluice.dlrm.model.ranker import loss_of
 from sluice.dlrm.training.steps import FinishedStep
 
 if TYPE_CHECKING:
+    from sluice.dlrm.ranks import Ranks
     from sluice.dlrm.training.assemble import TrainingParts
+    from sluice.dlrm.training.finite_guard import FiniteGuard
     from sluice.dlrm.training.steps import Fetched
     from sluice.ingest.batch import Batch
 
@@ -61,30 +63,38 @@ class OverlappedSteps:
     """Makes training steps. Call `pause()` before the model is used for anything else; the next step goes on from
     there."""
 
-    def __init__(self, parts: TrainingParts, device: torch.device, ranks: int, update: Callable[[], None]) -> None:
+    def __init__(self, parts: TrainingParts, world: Ranks, guard: FiniteGuard, update: Callable[[], None]) -> None:
         """`update` is called after each backward pass."""
-        self._parts, self._device, self._ranks, self._update = parts, device, ranks, update
-        self._step = 0
+        self._parts, self._ranks = parts, world.ranks
+        self._guard, self._update = guard, update
+        self._step, self._skipped = 0, False
+        self._begun: deque[Fetched] = deque()
         # The pipeline takes this object for its optimiser.
-        self._pipeline: Any = TrainPipelineSparseDist(_Lookup(parts.model.module.tables), self, device,
+        self._pipeline: Any = TrainPipelineSparseDist(_Lookup(parts.model.module.tables), self, world.device,
                                                       custom_model_fwd=self._forward)
 
     def zero_grad(self) -> None:
         self._parts.dense.zero_grad()
 
     def step(self) -> None:
-        self._update()
+        if not self._skipped:
+            self._update()
 
     def _forward(self, sample: ModelInput | None) -> tuple[Tensor, Tensor]:
         assert sample is not None
         self._parts.rates.begin(self._step)
         logits = self._parts.model(sample.dense, sample.sparse, sample.rows)
         loss = loss_of(logits, sample.label, sample.weight, sample.rows)
+        if self._guard.skips:
+            batch = self._begun[0].batch
+            self._skipped = not self._guard.admits(self._step + 1, (batch.epoch, batch.step), loss)
+            if self._skipped:  # the pipeline makes its backward pass through nothing
+                return loss.new_zeros((), requires_grad=True), loss.detach()
         return loss, loss.detach()
 
     def steps(self, batches: Iterator[Fetched], first: int, check: Callable[[Batch], None]) -> Iterator[FinishedStep]:
         """Makes a step of each batch; the first is number `first`. `check` is called with each batch as it comes."""
-        begun: deque[FinishedStep] = deque()
+        self._begun.clear()
         waited = 0.0
 
         def samples() -> Iterator[ModelInput]:
@@ -93,7 +103,7 @@ class OverlappedSteps:
                 batch = fetched.batch
                 waited += fetched.wait_s
                 check(batch)
-                begun.append(FinishedStep(batch.label, batch.rows, fetched.rows, 0.0, fetched.position))
+                self._begun.append(fetched)
                 yield ModelInput(*self._parts.layout.features(batch, torch.device("cpu")), batch.label, batch.weight,
                                  fetched.rows / self._ranks)
 
@@ -105,7 +115,7 @@ class OverlappedSteps:
                 break
             waited, wait = 0.0, waited
             self._step += 1
-            yield replace(begun.popleft(), loss=loss, wait_s=wait)
+            yield FinishedStep.of(self._begun.popleft(), None if self._skipped else loss, wait)
         self.pause()
 
     def pause(self) -> None:

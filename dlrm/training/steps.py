@@ -52,3 +52,15 @@ class FinishedStep:
     """Seconds spent in the loader's raw `next()`."""
     position: dict[str, Any]
     """The loader's position after this step's batch and no other."""
+    batch: tuple[int, int] = (0, 0)
+    """The batch's epoch, and its number in that."""
+    skipped: bool = False
+    """Whether the batch was left out on all ranks, as its loss was no number."""
+
+    @classmethod
+    def of(cls, fetched: Fetched, loss: torch.Tensor | None, wait_s: float) -> FinishedStep:
+        """The step of a batch; without a loss, one that was left out: it counts no rows."""
+        number = fetched.batch.epoch, fetched.batch.step
+        if loss is None:
+            return cls(torch.zeros(()), 0, 0, wait_s, fetched.position, number, skipped=True)
+        return cls(loss, fetched.batch.rows, fetched.rows, wait_s, fetched.position, number)

@@ -18,6 +18,7 @@ from sluice.dlrm.training.steps import Fetched
 from sluice.ingest.loader import LoaderError
 
 if TYPE_CHECKING:
+    from sluice.dlrm.training.finite_guard import FiniteGuard
     from sluice.dlrm.training.steps import TrainingBatches
     from sluice.ingest.batch import Batch
 
@@ -51,8 +52,9 @@ class SyncedBatches:
         self._waits_for: TrainingBatches | None = None
         self.stopped = False
 
-    def batches(self, feed: TrainingBatches) -> Iterator[Fetched]:
-        """The batches that the feed has left in its epoch, or those before the stop."""
+    def batches(self, feed: TrainingBatches, guard: FiniteGuard | None = None) -> Iterator[Fetched]:
+        """The batches that the feed has left in its epoch, or those before the stop. `guard` ends training on all ranks
+        once it has seen a loss that is no number."""
         batches = iter(feed)
         work = work_of(feed)
         try:
@@ -62,7 +64,9 @@ class SyncedBatches:
                 batch = self._next(feed, batches) if not self._asked_to_stop() else None
                 wait = self._clock() - asked_at
                 self._activity.meets(number)
-                self.stopped, rows = self._agree(batch)
+                self.stopped, rows, failed = self._agree(batch, guard is not None and guard.has_failed())
+                if failed and guard is not None:
+                    guard.end()
                 if batch is None or self.stopped:
                     return
                 self._activity.steps(number)
@@ -98,10 +102,11 @@ class SyncedBatches:
             with self._lock:
                 self._waits_for = None
 
-    def _agree(self, batch: Batch | None) -> tuple[bool, int]:
-        """Whether any rank was asked to stop, and how many rows all ranks' parts of this batch have."""
+    def _agree(self, batch: Batch | None, failed: bool) -> tuple[bool, int, bool]:
+        """Whether any rank was asked to stop, how many rows all ranks' parts of this batch have, and whether a loss of
+        any rank was no number."""
         stop_asked, rows = self._asked_to_stop(), 0 if batch is None else batch.rows
         if self._world.ranks == 1:
-            return stop_asked, rows
-        ranks_asked, rows = self._world.sum(torch.tensor([int(stop_asked), rows])).tolist()
-        return ranks_asked > 0, rows
+            return stop_asked, rows, failed
+        ranks_asked, rows, ranks_failed = self._world.sum(torch.tensor([int(stop_asked), rows, int(failed)])).tolist()
+        return ranks_asked > 0, rows, ranks_failed > 0

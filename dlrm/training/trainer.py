@@ -12,9 +12,10 @@ import torch
 
 from sluice.dlrm.checkpoint.meta import CheckpointMeta
 from sluice.dlrm.model.ranker import first_bias, loss_of
-from sluice.dlrm.optim.clip import clip
+from sluice.dlrm.optim.clip import GradientError, clip
 from sluice.dlrm.options import Config
 from sluice.dlrm.ranks import Ranks
+from sluice.dlrm.training.finite_guard import FiniteGuard
 from sluice.dlrm.training.input_checks import BatchChecker
 from sluice.dlrm.training.steps import Fetched, FinishedStep, TrainingBatches
 from sluice.dlrm.training.synced_batches import SyncedBatches
@@ -23,10 +24,6 @@ if TYPE_CHECKING:
     from sluice.dlrm.training.assemble import TrainingParts
     from sluice.dlrm.training.overlapped_steps import OverlappedSteps
     from sluice.ingest.batch import Batch
-
-
-class NotANumber(RuntimeError):
-    """The loss is no number any more: going on would only spoil the last checkpoint."""
 
 
 @dataclass(slots=True)
@@ -79,25 +76,28 @@ class Trainer:
 
     `save(meta)` writes a checkpoint, `evaluate(meta)` says whether the model is good enough to stop; `tick()` is called
     after each step; `table_changed(meta)` says after an epoch whether to end here, as the table has a newer version.
+    `warn(step, text)` reports a batch that is left out.
     `ahead` says whether steps look ahead, as in `sluice.dlrm.training.overlapped_steps` (default: on a GPU)."""
 
     def __init__(self, *, config: Config, world: Ranks, parts: TrainingParts, checker: BatchChecker,
                  save: Callable[[CheckpointMeta], None], evaluate: Callable[[CheckpointMeta], bool],
                  observe: Callable[[dict[str, Any]], None], synced_batches: SyncedBatches,
                  memory_used: Callable[[], int], tick: Callable[[], None] = lambda: None,
+                 warn: Callable[[int, str], None] = lambda *_: None,
                  table_changed: Callable[[CheckpointMeta], bool] = lambda _: False, ahead: bool | None = None,
                  clock: Callable[[], float] = time.perf_counter) -> None:
         self._config, self._world, self._parts, self._checker = config, world, parts, checker
         self._save_to, self._evaluate, self._observe = save, evaluate, observe
         self._memory_used, self._tick, self._clock, self._table_changed = memory_used, tick, clock, table_changed
         self._synced_batches = synced_batches
+        self.guard = FiniteGuard(config, world, checker, warn)
         self._peak_bytes = 0
         self._bias_set = False
         self._overlapped_steps: OverlappedSteps | None = None
         if ahead if ahead is not None else world.device.type == "cuda":
             from sluice.dlrm.training.overlapped_steps import OverlappedSteps
 
-            self._overlapped_steps = OverlappedSteps(parts, world.device, world.ranks, self._update)
+            self._overlapped_steps = OverlappedSteps(parts, world, self.guard, self._update)
 
     def train(self, feed: TrainingBatches, meta: CheckpointMeta) -> TrainingOutcome:
         """Trains all epochs that `meta` has left, with a checkpoint and an evaluation after each."""
@@ -112,14 +112,16 @@ class Trainer:
             self._bias_set = meta.step > 0
             step_began = self._clock()
             finished: FinishedStep | None = None
-            batches = synced_batches.batches(feed)
+            batches = synced_batches.batches(feed, self.guard)
             for finished in (self._overlapped_steps.steps(batches, meta.step, self._check) if self._overlapped_steps
                              else self._steps(batches, meta.step)):
                 step_s, wait = self._clock() - step_began, finished.wait_s
                 if first_batch_s is None:
                     first_batch_s, step_s, wait = wait, step_s - wait, 0.0
-                loss += finished.loss * (finished.rows / self._world.ranks)
-                meta = replace(meta, step=meta.step + 1, rows=meta.rows + finished.rows)
+                loss.add_(finished.loss, alpha=finished.rows / self._world.ranks)
+                meta = replace(meta, step=meta.step + 1, rows=meta.rows + finished.rows,
+                               skipped=meta.skipped + finished.skipped)
+                self.guard.watch(meta.step, finished)
                 sums[1] += finished.rank_rows
                 sums[2] += wait
                 sums[3] += step_s - wait
@@ -156,8 +158,7 @@ class Trainer:
         """Makes a step of one batch after the other."""
         for number, fetched in enumerate(batches, step):
             self._check(fetched.batch)
-            yield FinishedStep(self._step(fetched, number), fetched.batch.rows, fetched.rows, fetched.wait_s,
-                               fetched.position)
+            yield FinishedStep.of(fetched, self._step(fetched, number), fetched.wait_s)
 
     def _check(self, batch: Batch) -> None:
         """Checks each batch before the model gets it."""
@@ -170,21 +171,27 @@ class Trainer:
         positive, rows = self._world.sum(torch.stack([batch.label.sum(), torch.tensor(float(batch.rows))])).tolist()
         first_bias(self._parts.model, positive / rows)
 
-    def _step(self, fetched: Fetched, step: int) -> torch.Tensor:
+    def _step(self, fetched: Fetched, step: int) -> torch.Tensor | None:
+        """Returns the loss; None if the batch is left out."""
         device, parts, batch = self._world.device, self._parts, fetched.batch
         rows = fetched.rows / self._world.ranks
         parts.rates.begin(step)
         parts.dense.zero_grad()
         logits = parts.model(*parts.layout.features(batch, device), rows)
         loss = loss_of(logits, batch.label.to(device), batch.weight.to(device), rows)
+        if self.guard.skips and not self.guard.admits(step + 1, (batch.epoch, batch.step), loss):
+            return None
         torch.autograd.backward(loss)  # updates the tables on the way
         self._update()
         return loss.detach()
 
     def _update(self) -> None:
         if self._config.optim.clip:
-            clip(self._parts.dense_parameters.items(), self._config.optim.clip)
-        self._parts.dense.step()
+            try:
+                clip(self._parts.dense_parameters.items(), self._config.optim.clip)
+            except GradientError as error:  # on all ranks: they have the same mean gradient
+                raise self.guard.error(str(error)) from None
+        self._parts.update()
 
     def _judge(self, meta: CheckpointMeta) -> bool:
         self._pause()
@@ -199,10 +206,12 @@ class Trainer:
         self._peak_bytes = max(self._peak_bytes, self._memory_used())
         loss, rows, wait_s, compute_s = self._world.sum(sums).tolist()
         if not math.isfinite(loss):
-            raise NotANumber(f"the loss is {loss / rows} at step {meta.step}; try a lower --lr or --dense-lr")
+            self.guard.end()
         interval = Timing()
         interval.add(rows, wait_s, compute_s, self._world.ranks)
         timing.add(rows, wait_s, compute_s, self._world.ranks)
+        if not rows:  # all batches were left out
+            return
         self._observe({"kind": "train", "step": meta.step, "epoch": meta.epoch, "loss": loss / rows,
                        "samples_per_s": interval.samples_per_s, "stall": interval.stall})
 

@@ -24,6 +24,7 @@ from sluice.dlrm.ranks import Ranks, machine, world
 from sluice.dlrm.sharding.apply import placed, read_back
 from sluice.dlrm.telemetry.silence_warnings import quiet
 from sluice.dlrm.training.assemble import TrainingParts, parts_of
+from sluice.dlrm.training.finite_guard import NotANumber
 from sluice.dlrm.training.input_checks import BatchChecker
 from sluice.dlrm.training.synced_batches import SyncedBatches
 from sluice.dlrm.training.trainer import Trainer
@@ -40,7 +41,7 @@ PLAIN = {name: OptimConfig(dense_optimiser=name, dense_lr=rate) for name, rate i
 SCHEDULE = "warmup=2,decay_start=2,decay=12"
 MIXED = OptimConfig(dense_optimiser="lamb", dense_lr=0.02, schedule=SCHEDULE, dense_schedule=SCHEDULE, clip=0.1)
 SMALLER = {"big": "product:67", "mid": "quotient:20", "small": "hash:5"}
-KINDS = ("auto", "row", "table", "column")
+KINDS = ("auto", "row", "table", "column", "data")
 SMALL = {"width": 8, "dense_layers": (8,), "over_layers": (8,)}
 WITH_BAGS = {"bags": ModelConfig(bags={"small": "decay:0.5"}, **SMALL),
              "dien": ModelConfig(kind="dien", history="small", target="mid", **SMALL),
@@ -49,13 +50,21 @@ WITH_BAGS = {"bags": ModelConfig(bags={"small": "decay:0.5"}, **SMALL),
 
 
 def build(here: Ranks, how: str, optim: OptimConfig = PLAIN["adagrad"], **settings) -> tuple[Config, TrainingParts]:
-    config = Config(data="fake", version=0, batch_size=ROWS, ranks=here.ranks, epochs=2, log_every=1, sharding=how,
+    sharding = str(copies_of_all(here)) if how == "data" else how
+    config = Config(data="fake", version=0, batch_size=ROWS, ranks=here.ranks, epochs=2, log_every=1, sharding=sharding,
                     seed=1, optim=optim, **{"model": MODEL, **settings})
     items = config.model.target if config.model.history_table == "target" else ""  # as many as the history has
     layout = TableLayout(config.model, [replace(t, width=config.model.width, rows=SIZES["small"] if t.name == items
                                                 else t.rows) for t in TABLES])
+    if how == "data":
+        Path(config.sharding).write_text(json.dumps({t.name: "data" for t in layout.tables}))
     placement = placed(config, layout.tables, machine(here.ranks, here.local_ranks))
     return config, parts_of(config, layout, len(DENSE), placement, here)
+
+
+def copies_of_all(here: Ranks) -> Path:
+    """A file that asks for a copy of every table on each rank: no word of the command line does."""
+    return Path(os.environ["TMPDIR"]) / f"copies-{here.ranks}-{here.rank}.json"
 
 
 def whole(value, here: Ranks) -> torch.Tensor:
@@ -120,12 +129,12 @@ def twin(weights: dict[str, torch.Tensor], steps: int, optim: OptimConfig, parts
     return losses, {k: v.detach() for k, v in w.items()}
 
 
-def trained(here: Ranks, how: str, folder: Path, optim: OptimConfig = PLAIN["adagrad"], *,
+def trained(here: Ranks, how: str, folder: Path, optim: OptimConfig = PLAIN["adagrad"], *, feed: type = FakeFeed,
             stop_at: int | None = None, resume: Path | None = None, ahead: bool | None = None, **settings):
     config, parts = build(here, how, optim, **settings)
     losses: list[float] = []
     meta = CheckpointMeta(config={}, version=0, fingerprint={}, columns=SIZES, dense=tuple(DENSE))
-    feed = FakeFeed(STEPS, ROWS, here.rank, here.ranks, bags=bool(config.model.history))
+    feed = feed(STEPS, ROWS, here.rank, here.ranks, bags=bool(config.model.history))
     saved = Checkpoints(folder, parts, here, keep=2, record=lambda _: None)
     if resume is not None:
         load(resume, parts, here)
@@ -146,9 +155,11 @@ def trained(here: Ranks, how: str, folder: Path, optim: OptimConfig = PLAIN["ada
                       synced_batches=SyncedBatches(
                           here, lambda: here.rank == here.ranks - 1 and len(losses) + 2 * bool(ahead) == stop_at,
                           time.perf_counter))
-    outcome = trainer.train(feed, meta)
-    saved.wait()
-    saved.close()
+    try:
+        outcome = trainer.train(feed, meta)
+        saved.wait()
+    finally:
+        saved.close()
     return losses + looks, parts, outcome
 
 
@@ -177,6 +188,7 @@ def against_the_unsharded(here: Ranks, how: str, model: ModelConfig) -> dict[str
     parts.rates.begin(0)
     found = parts.model(*parts.layout.features(mine, here.device))
     loss_of(found, mine.label, mine.weight).backward()
+    parts.copied.step()
     after = whole_weights(parts.model, here)
     tables = {k for k in before if "embedding_bags" in k}
     return {"logits": (here.gather(found.detach()) - logits.detach()).abs().max().item(),
@@ -276,10 +288,46 @@ def looking_ahead(here: Ranks, folder: Path) -> dict:
             "at": outcome.meta.loader, "broken": broken, "rest": rest}
 
 
+POISON = 3, 3e38
+"""The batch of the first epoch that has an extreme value, in the last rank's rows, and the value."""
+
+
+class PoisonedFeed(FakeFeed):
+    def __iter__(self):
+        for found in super().__iter__():
+            if (found.step, self.rank) == (POISON[0], self.ranks - 1):
+                found.dense[5, 1] = POISON[1]
+            yield found
+
+
+class FeedWithoutThat(FakeFeed):
+    def __iter__(self):
+        return (found for found in super().__iter__() if found.step != POISON[0])
+
+
+def with_an_extreme_value(here: Ranks, folder: Path) -> dict:
+    """A run that leaves a batch out, beside one that never gets it, and what a run that stops there says on each rank.
+    With tables that are cut and with copies, with steps that look ahead and without."""
+    found: dict = {"differ": [], "said": [], "skipped": []}
+    for how, ahead in (("row", False), ("row", True), ("data", False), ("data", True)):
+        base, settings = folder / f"{how}-{ahead}", {"ahead": ahead, "model": ModelConfig(kind="dcn", **SMALL)}
+        losses, one, outcome = trained(here, how, base / "a", feed=PoisonedFeed, on_nonfinite="skip", **settings)
+        expected, two, _ = trained(here, how, base / "b", feed=FeedWithoutThat, **settings)
+        a, b = (whole_weights(p.model, here) | states(p, here) for p in (one, two))
+        found["differ"] += [k for k in a if not torch.equal(a[k], b[k])] + [losses] * (losses != expected)
+        found["skipped"].append([outcome.meta.skipped, outcome.meta.step, outcome.meta.rows])
+        try:
+            trained(here, how, base / "c", feed=PoisonedFeed, **settings)
+        except NotANumber as error:
+            found["said"] += here.gather_objects(str(error))
+        found["saved"] = len(list((base / "c").glob("step-*/meta.json")))
+    return found
+
+
 def states(parts: TrainingParts, here: Ranks) -> dict[str, torch.Tensor]:
     """The optimisers' states in full: of each table, and of each dense parameter. A rank knows its own tables' only."""
     mine = {}
-    for which, optimiser in (("tables", parts.model.fused_optimizer), ("dense", parts.dense)):
+    for which, optimiser in (("tables", parts.table_states), ("dense", parts.dense)):
         for name, values in optimiser.state_dict()["state"].items():
             for key, value in values.items():
                 label = f"{which} {name} {key.rpartition('.')[2]}"
@@ -343,6 +391,7 @@ def on_rank(folder: Path, environment: dict[str, object]) -> None:
                            for i, model in enumerate((MODEL, WITH_BAGS["bags"], WITH_BAGS["dien"]))
                            for ahead in (False, True)]
         if here.ranks < 4:
+            found["extreme"] = with_an_extreme_value(here, folder / f"extreme-{here.ranks}")
             found |= resumed(here, folder)
         found["recut"] = recut(here, folder)
         if here.ranks < 4:
@@ -357,10 +406,11 @@ def on_rank(folder: Path, environment: dict[str, object]) -> None:
 
 
 def recut(here: Ranks, folder: Path) -> dict:
-    """Two ranks' checkpoints, cut by columns and by rows, under every sharding: what differs in weights and states."""
+    """Two ranks' checkpoints, cut by columns, by rows and not at all, under every sharding: what differs in weights
+    and states."""
     found: dict = {}
     fake = FakeSplit([batch(6000 + i, ROWS, here.rank, here.ranks) for i in range(2)])
-    for was in ("column", "row"):
+    for was in ("column", "row", "data"):
         saved = folder / f"recut-{was}"
         if here.ranks == 2:
             _, parts, _ = trained(here, was, saved, stop_at=4)
@@ -409,13 +459,14 @@ def resumed(here: Ranks, folder: Path) -> dict:
             **{kind: {"optim": MIXED, "model": ModelConfig(kind=kind, **wide)}
                for kind in ("dcn", "deepfm", "xdeepfm", "autoint", "pnn", "dnn")},
             "dien": {"optim": MIXED, "model": WITH_BAGS["dien, one table"]},
-            **{kind: {"model": replace(MODEL, table_dtype=kind)} for kind in ("fp16", "bf16")}}
+            **{kind: {"model": replace(MODEL, table_dtype=kind)} for kind in ("fp16", "bf16")},
+            "copies": {"optim": replace(MIXED, table_optimiser="adagrad")}}
     for name, settings in runs.items():
-        base = folder / f"{name}-{here.ranks}"
-        straight, parts, _ = trained(here, "auto", base / "a", **settings)
-        broken, _, outcome = trained(here, "auto", base / "b", stop_at=4, **settings)
+        base, how = folder / f"{name}-{here.ranks}", "data" if name == "copies" else "auto"
+        straight, parts, _ = trained(here, how, base / "a", **settings)
+        broken, _, outcome = trained(here, how, base / "b", stop_at=4, **settings)
         saved = next((base / "b").glob("step-*"))
-        rest, again, _ = trained(here, "auto", base / "c", stop_at=4, resume=saved, **settings)
+        rest, again, _ = trained(here, how, base / "c", stop_at=4, resume=saved, **settings)
         found[f"resume_{name}"] = {"straight": straight, "broken": broken, "rest": rest,
                                         "stopped": outcome.stopped, "at": outcome.meta.loader}
         a, b = (whole_weights(p.model, here) | states(p, here) for p in (parts, again))

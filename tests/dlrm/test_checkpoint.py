@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import random
+import shutil
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -11,10 +13,21 @@ import torch
 
 from sluice.dlrm.checkpoint import save_load
 from sluice.dlrm.checkpoint.disk import CheckpointDisk
-from sluice.dlrm.checkpoint.meta import CheckpointError, CheckpointMeta, best, check, chosen, damage, latest, mark_best
+from sluice.dlrm.checkpoint.meta import (
+    CheckpointError,
+    CheckpointMeta,
+    NotFinite,
+    best,
+    check,
+    chosen,
+    damage,
+    latest,
+    mark_best,
+)
 from sluice.dlrm.checkpoint.partial_read import CheckpointReader
 from sluice.dlrm.checkpoint.save_load import Checkpoints
 from sluice.dlrm.ranks import packed, unpacked
+from tests.dlrm.rig import written
 
 META = CheckpointMeta(config={}, version=0, fingerprint={}, columns={}, dense=(), software={"torch": "1.0"})
 
@@ -62,8 +75,8 @@ def saved(tmp_path):
     """Checkpoints of one number."""
     weights, disk = Weights(1.0), Disk()
     nothing = SimpleNamespace(state_dict=dict)
-    parts = SimpleNamespace(model=SimpleNamespace(state_dict=weights.state_dict, fused_optimizer=nothing),
-                            dense=nothing)
+    parts = SimpleNamespace(model=SimpleNamespace(state_dict=weights.state_dict),
+                            table_states=nothing, dense=nothing)
     lines = []
     found = Checkpoints(tmp_path, parts, Alone(), keep=2, record=lines.append, files=disk)  # type: ignore[arg-type]
     yield SimpleNamespace(checkpoints=found, folder=tmp_path, weights=weights, disk=disk, lines=lines)
@@ -148,6 +161,44 @@ def test_a_file_that_the_disk_holds_otherwise_than_written_is_no_checkpoint(save
         saved.checkpoints.wait()
     assert steps(saved.folder) == [1, 2]
     check(latest(saved.folder)[0])
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_whatever_is_saved_the_newest_finite_state_is_latest_and_nothing_else_is_there(saved, seed):
+    """A drawn row of states, some of which hold NaN or infinity."""
+    chance, finite = random.Random(seed), []
+    for step in range(1, 12):
+        bad = chance.choice((None, None, float("nan"), float("inf"), -float("inf")))
+        saved.weights.tensor.fill_(step)
+        if bad is not None:
+            saved.weights.tensor[chance.randrange(3)] = bad
+        saved.checkpoints.save(replace(META, step=step))
+        if bad is None:
+            saved.checkpoints.wait()
+            finite.append(step)
+        else:
+            with pytest.raises(NotFinite, match=rf"step-0*{step} is not written: .* model.weight \(1 of 3\)"):
+                saved.checkpoints.wait()
+        assert steps(saved.folder) == finite[-2:]
+        if finite:
+            assert latest(saved.folder)[1].step == finite[-1]
+
+
+def test_a_checkpoint_that_is_not_finite_is_not_loaded_and_the_newest_that_is_is_named(saved):
+    """As an older program left them: the last ones are not finite, and LATEST leads to them."""
+    _with_steps(saved, 1, 2)
+    for step in (3, 4):
+        weight = torch.tensor([1.0, float("nan"), float("inf")])
+        written({"model.weight": weight}, saved.folder / f"step-{step:09d}", replace(META, step=step))
+    path, _ = latest(saved.folder)
+    assert path.name == "step-000000004"
+    with pytest.raises(NotFinite, match=r"step-000000004 holds numbers that are not finite: model.weight \(2 of 3\); "
+                                        r"write step-000000002, the newest that is finite, into .*LATEST"):
+        CheckpointReader(path).whole(["model.weight"])
+    for step in (1, 2):
+        shutil.rmtree(saved.folder / f"step-{step:09d}")
+    with pytest.raises(NotFinite, match="no other checkpoint of this run is finite: begin another run"):
+        CheckpointReader(path).whole(["model.weight"])
 
 
 def test_a_full_disk_is_an_error_that_leaves_the_one_before(saved):

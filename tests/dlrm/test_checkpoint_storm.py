@@ -150,8 +150,8 @@ def life(disk: Disk, checkpoints: Path, step: int, chance: random.Random, promis
     """A run that saves until it dies, or is over. `promised` gets each step that was said to be saved."""
     weight = torch.zeros(3)
     nothing = SimpleNamespace(state_dict=dict)
-    parts = SimpleNamespace(model=SimpleNamespace(state_dict=lambda: {"weight": weight}, fused_optimizer=nothing),
-                            dense=nothing)
+    parts = SimpleNamespace(model=SimpleNamespace(state_dict=lambda: {"weight": weight}),
+                            table_states=nothing, dense=nothing)
     saved = Checkpoints(checkpoints, parts, Alone(), keep=2, record=lambda _: None, files=disk)  # type: ignore[arg-type]
     try:
         for number in range(step + 1, step + 1 + chance.randint(1, 4)):

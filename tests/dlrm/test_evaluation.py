@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 import time
 from contextlib import contextmanager
 from dataclasses import replace
@@ -159,6 +161,22 @@ def test_training_may_end_at_the_auc_that_was_asked_for(judged):
     assert make(stop_auc=0.8).evaluate_and_check(replace(META, step=10))
     assert not make(stop_auc=0.99).evaluate_and_check(replace(META, step=10))
     assert [e["kind"] for e in lines.events] == ["reached"]
+
+
+def test_predictions_that_are_no_numbers_are_never_the_best(judged, monkeypatch):
+    make, lines, _, folder = judged
+    numbers = iter([math.nan] * 3)  # of three batches
+    monkeypatch.setattr(PARTS, "model", lambda logits: logits * next(numbers, 1.0))
+    judge = make(stop_auc=0.8)
+    assert not judge.evaluate_and_check(replace(META, step=10))
+    assert best(folder) is None
+    assert lines.metrics[0]["auc"] is None
+    json.dumps(lines.metrics, allow_nan=False)
+    warning, = (e["text"] for e in lines.events)
+    assert warning.startswith("step 10, split 'validation': a prediction is no number")
+    assert warning.endswith("the largest input is 2000 in 'd1'")
+    assert judge.evaluate_and_check(replace(META, step=20))
+    assert best(folder) is not None
 
 
 def test_a_model_at_chance_is_a_warning_with_likely_causes(judged):

@@ -21,6 +21,7 @@ from sluice.agent.report.run_folder import Run
 from sluice.dlrm import run_plan
 from sluice.dlrm.checkpoint import save_load
 from sluice.dlrm.checkpoint.meta import CheckpointError, CheckpointMeta, latest
+from sluice.dlrm.checkpoint.partial_read import CheckpointReader
 from sluice.dlrm.follow import transplant
 from sluice.dlrm.follow import versions as follow
 from sluice.dlrm.follow.table_diff import TableDiff, between
@@ -37,7 +38,7 @@ from sluice.etl.table.store import TableStore
 from sluice.etl.table.table import FeatureTable
 from tests import ports
 from tests.dlrm import clicks_table
-from tests.dlrm.rig import ROOT, command, environment, last_json, launch
+from tests.dlrm.rig import ROOT, command, environment, last_json, launch, written
 from tests.dlrm.transformed_table import MODULE, TRANSFORMS
 
 pytestmark = pytest.mark.slow
@@ -214,6 +215,19 @@ def test_rows_weights_and_states_are_carried_over(versions, tmp_path, optimiser,
         new_state = after.dense.state_dict()["state"]["tower.dense.0.weight"]
         assert torch.equal(new_state["exp_avg"], old_state["exp_avg"][:, [0, 2, 3]])
         assert new_state["step"] == old_state["step"] > 0
+
+
+def test_a_grown_table_with_a_copy_on_each_rank_keeps_its_rows(tmp_path):
+    """Neither its weights nor its states are cut."""
+    weights, states = "model.tables.embedding_bags.t.weight", "tables.state.tables.embedding_bags.t.weight.t.momentum1"
+    old = {weights: torch.rand(3, 4), states: torch.rand(3)}
+    meta = CheckpointMeta(config={}, version=0, fingerprint={}, columns={}, dense=())
+    written(old, tmp_path / "checkpoints" / "step-000000001", meta)
+    stored = CheckpointReader(latest(tmp_path / "checkpoints")[0])
+    for key, grown in ((weights, torch.zeros(5, 4)), (states, torch.zeros(5))):
+        stored.read(transplant._rows(stored, key, grown, 3, 5))
+        assert torch.equal(grown[:3], old[key])
+        assert not grown[3:].any()
 
 
 def build_stride(number: int, rows: int) -> int:

@@ -1,14 +1,12 @@
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
 
-from sluice.dlrm.training.input_checks import BadData, BatchChecker, check_footers, find
-from tests.dlrm.rig import DENSE, SIZES, batch
+from sluice.dlrm.training.input_checks import BadData, BatchChecker, check_footers
+from tests.dlrm.rig import DENSE, SIZES, bagged, batch
 
 
 def guard():
@@ -93,16 +91,37 @@ def test_files_without_statistics_are_left_to_the_guard(tmp_path):
     check_footers([write(tmp_path / "a.parquet", [0, 7], [0, 99], statistics=False)], {"C1": 10}, "label")
 
 
-def test_a_value_is_found_in_its_file_and_row_group(tmp_path):
-    one = write(tmp_path / "a.parquet", [0, 1, 1, 0], [0, 1, 2, 9])
-    two = write(tmp_path / "b.parquet", [0, 1, 1, 5], [0, 1, 77, 10])
-    table = SimpleNamespace(fields=[SimpleNamespace(name="label", role="label")], schema=pq.read_schema(one),
-                            files_of=lambda _: [SimpleNamespace(path=p) for p in (one, two)])
-    assert find(table, "train", "C1", 77) == f"{two}, row group 1"
-    assert find(table, "train", None, 5) == f"{two}, row group 1"
-    assert find(table, "train", "C1", 78) is None
-    b = batch(3, 64)
-    b.values[5] = 4000
-    with pytest.raises(BadData, match=r"step 3 of train; there\)"):
-        BatchChecker(SIZES, DENSE, "train",
-                     find=lambda column, value: "there" if (column, value) == ("big", 4000) else None).check(b)
+def test_a_bad_value_is_named_with_the_row_that_it_comes_from():
+    """Of an id in a bag, too."""
+    def placed(b):
+        return BatchChecker(SIZES, DENSE, "train", place_of=lambda *place: f"{b.step} {place}").check(b)
+
+    for spoil, row in ((lambda b: b.label.__setitem__(7, 3), 7), (lambda b: b.dense.__setitem__((9, 1), torch.nan), 9),
+                       (lambda b: b.values.__setitem__(64 + 5, 300), 5)):
+        b = batch(3, 64)
+        spoil(b)
+        with pytest.raises(BadData, match=rf"step 3 of train; 3 \(0, 3, {row}\)\)"):
+            placed(b)
+    b = bagged(batch(3, 64), 3)
+    last = int(b.lengths.view(4, 64)[2].nonzero()[-1])
+    b.values[64 + 64 + int(b.lengths.view(4, 64)[2].sum()) - 1] = 7
+    with pytest.raises(BadData, match=rf"column 'small': id 7 .*3 \(0, 3, {last}\)\)"):
+        placed(b)
+
+
+@pytest.mark.parametrize("missing", ["refuse", "mask"])
+def test_the_largest_numbers_are_remembered_with_their_place(missing):
+    checker = BatchChecker(SIZES, DENSE, "train", missing=missing, place_of=lambda *place: f"at {place}")
+    for step in range(12):
+        b = batch(step, 64)
+        if step == 2:
+            b.dense[4, 1] = -500.0
+        if step == 10:
+            b.dense[5, 2], b.dense[6, 0] = -3e38, 2e6
+        if step == 11 and missing == "mask":
+            b.dense[7, 0] = torch.nan
+        checker.check(b)
+    found = checker.largest()
+    assert (found["d0"], found["d1"], found["d2"], found["weight"]) == (2e6, 500.0, pytest.approx(3e38), 1.0)
+    assert checker.extremes() == [{"batch": [0, 10], "column": "d2", "value": pytest.approx(-3e38),
+                                   "where": "at (0, 10, 5)"}]

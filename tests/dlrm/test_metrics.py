@@ -95,3 +95,15 @@ def test_bins_of_parts_are_those_of_the_whole_and_near_the_exact_figures():
         exact.logloss, exact.ne, exact.calibration, exact.rows)
     both = (left + right).quality
     assert (both.auc, both.logloss) == pytest.approx((rough.auc, rough.logloss), rel=1e-12)
+
+
+@pytest.mark.parametrize("logit", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("label", [0.0, 1.0])
+def test_nothing_is_known_of_predictions_of_which_one_is_no_number(logit, label):
+    rows = np.array([0.5, logit, -1.0]), np.array([1.0, label, 0.0]), np.ones(3)
+    binned = Binned()
+    binned.add(*rows)
+    for found in (quality(*rows), binned.quality):
+        assert found.to_dict() == {"auc": None, "ne": None, "logloss": None, "calibration": None, "rows": 3}
+    ignored = quality(rows[0], rows[1], np.array([1.0, 0.0, 1.0]))
+    assert ignored.auc == 1.0

@@ -181,10 +181,16 @@ def test_kinds_and_kernels_for_gpus_are_placed_as_asked():
 
 
 @pytest.mark.parametrize(("kind", "device", "words"), [
-    ("row:uvm", "cpu", "kernel 'uvm' is for GPUs"), ("data", "cpu", "copies on all ranks need a GPU"),
+    ("row:uvm", "cpu", "kernel 'uvm' is for GPUs"),
     ("data:uvm", "cuda", "no choice of kernels"), ("row:fast", "cuda", "kernel 'fast' is none of"),
     ("table_row", "cuda", "cannot be cut over the 4 ranks of a host, of 6")])
 def test_what_there_is_no_kernel_for_is_refused(kind, device, words):
     with pytest.raises(PlacementError, match=words):
         place(made([100]), TrainingMachine(ranks=6, ranks_per_host=4, memory_bytes=ROOMY, device=device),
               asked={"t0": kind})
+
+
+@pytest.mark.parametrize("storage", [Storage(dtype="fp16"), Storage(dtype="bf16"), Storage(optimiser="adam")])
+def test_copies_are_refused_where_their_update_would_be_another_than_other_tables(storage):
+    with pytest.raises(PlacementError, match="table 't0': copies on all ranks are trained in fp32 by rowwise_adagrad"):
+        place(made([100]), TrainingMachine(ranks=2, memory_bytes=ROOMY), storage, {"t0": "data"})

@@ -8,9 +8,10 @@ from tests.dlrm.rig import last_json, launch
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
-# From `dcn` to `dien` with LAMB, schedules and clipping, all but the last with smaller tables; then tables of 16 bits.
-RUNS = ["adagrad", "adam", "dcn", "deepfm", "xdeepfm", "autoint", "pnn", "dnn", "dien", "fp16", "bf16"]
-KINDS = ["auto", "row", "table", "column"]
+# From `dcn` to `dien` with LAMB, schedules and clipping, all but the last with smaller tables; then tables of 16 bits;
+# then a copy of each table on each rank, trained by element-wise Adagrad.
+RUNS = ["adagrad", "adam", "dcn", "deepfm", "xdeepfm", "autoint", "pnn", "dnn", "dien", "fp16", "bf16", "copies"]
+KINDS = ["auto", "row", "table", "column", "data"]
 
 
 @pytest.fixture(scope="module")
@@ -27,6 +28,7 @@ def test_row_wise_and_table_wise_are_in_one_run(found):
     assert set(found[2]["auto"]["kinds"].values()) == {"row", "table"}
     assert found[2]["auto"]["kinds"]["big"] == "row"
     assert set(found[4]["column"]["kinds"].values()) == {"column"}
+    assert set(found[2]["data"]["kinds"].values()) == set(found[4]["data"]["kinds"].values()) == {"data"}
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
@@ -92,7 +94,7 @@ def test_every_kind_has_the_logits_and_gradients_of_the_unsharded_model(found, r
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
-@pytest.mark.parametrize("was", ["column", "row"])
+@pytest.mark.parametrize("was", ["column", "row", "data"])
 @pytest.mark.parametrize("how", KINDS)
 def test_a_checkpoint_is_the_same_under_another_sharding_and_on_other_ranks(found, ranks, was, how):
     """Element by element, and the evaluation. Row-wise states of a table cut by columns: the mean of its pieces'."""
@@ -134,3 +136,20 @@ def test_steps_that_look_ahead_are_the_same_steps(found, ranks):
     assert result["differ"] == []
     assert result["at"] == {"epoch": 0, "step": 4}
     assert result["broken"] + result["rest"] == result["plain"][:12]
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_batch_without_a_loss_is_left_out_on_all_ranks_as_if_it_had_not_come(found, ranks):
+    """Weights and states of tables and dense layers are equal to the last digit to a run that never got the batch."""
+    result = found[ranks]["extreme"]
+    assert result["differ"] == []
+    assert result["skipped"] == [[1, 12, 11 * 64]] * 4
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_loss_that_is_no_number_ends_all_ranks_with_the_same_words(found, ranks):
+    result = found[ranks]["extreme"]
+    assert len(result["said"]) == 4 * ranks
+    for text in result["said"]:
+        assert text.startswith("the loss is nan at step 4. Likely: column 'd1' holds 3e+38 (row 5 of a batch)")
+    assert result["saved"] == 0

@@ -364,7 +364,7 @@ def test_bad_data_on_one_rank_ends_all_and_the_first_rank_says_what_and_where(tm
     assert process.returncode == 1
     error = last_json(process)["error"]
     assert "column 'C7': id 999 is outside its table of 53 rows" in error
-    assert f"of split 'train'; {spoiled}, row group 1)" in error
+    assert f"of split 'train'; {spoiled}, row group 1, row {1000 - 512})" in error
 
 
 def test_a_checkpoint_with_four_spoilt_bytes_is_refused_by_name(folder, tmp_path):

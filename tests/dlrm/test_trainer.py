@@ -7,9 +7,11 @@ import torch
 
 from sluice.dlrm.checkpoint.meta import CheckpointMeta
 from sluice.dlrm.options import Config
+from sluice.dlrm.ranks import packed, unpacked
+from sluice.dlrm.training.finite_guard import NotANumber
 from sluice.dlrm.training.input_checks import BatchChecker
 from sluice.dlrm.training.synced_batches import SyncedBatches
-from sluice.dlrm.training.trainer import NotANumber, Timing, Trainer
+from sluice.dlrm.training.trainer import Timing, Trainer
 from tests.dlrm.rig import DENSE, SIZES, batch
 
 ROWS = 8
@@ -50,9 +52,11 @@ class SlowTrainer(Trainer):
     def _set_first_bias(self, _batch):
         pass
 
-    def _step(self, _batch, _number):
+    def _step(self, fetched, step):
         self._clock.now += 6  # type: ignore[attr-defined]
-        return torch.tensor(self.loss)
+        loss = torch.tensor(self.loss)
+        left_out = self.guard.skips and not self.guard.admits(step + 1, (0, fetched.batch.step), loss)
+        return None if left_out else loss
 
 
 class Alone:
@@ -62,6 +66,9 @@ class Alone:
 
     def sum(self, values: torch.Tensor) -> torch.Tensor:
         return values.clone()
+
+    def gather_objects(self, value):
+        return [unpacked(packed(value))]
 
 
 def run(steps: int, *, epochs: int = 1, log_every: int = 2, stop_at: int | None = None, loss: float = 0.5,
@@ -143,8 +150,22 @@ def test_a_stop_at_the_end_of_an_epoch_counts_the_epoch():
 
 
 def test_a_loss_that_is_no_number_ends_the_run_with_advice():
-    with pytest.raises(NotANumber, match="at step 2; try a lower --lr"):
-        run(4, loss=float("nan"))
+    """At once, not at the next line of the log."""
+    with pytest.raises(NotANumber, match=r"the loss is nan at step 1\. No input is beyond 1e\+06; the largest are .*: "
+                                         r"try a tenth of --lr 0\.05 and --dense-lr 0\.001"):
+        run(4, loss=float("nan"), log_every=100)
+
+
+def test_a_loss_near_the_largest_number_is_one():
+    """The sum over its rows would be none in float32."""
+    outcome, lines, _ = run(4, loss=3e38)
+    assert outcome.meta.step == 4
+    assert [line["loss"] for line in lines] == pytest.approx([3e38] * 2)
+
+
+def test_batches_that_are_left_out_are_counted_until_there_are_too_many_in_a_row():
+    with pytest.raises(NotANumber, match="no number for 11 batches in a row, up to step 11"):
+        run(20, loss=float("nan"), on_nonfinite="skip")
 
 
 def test_evaluations_are_spread_over_an_epoch_each_after_a_checkpoint():

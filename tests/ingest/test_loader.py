@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+import re
 import subprocess
 import sys
 import threading
@@ -19,6 +20,7 @@ import pytest
 import torch
 
 from sluice.agent.tunable import Tunable
+from sluice.etl.synth.small_table import small_table
 from sluice.ingest.knobs import KnobError, Knobs
 from sluice.ingest.loader import BatchLoader, LoaderError
 from sluice.ingest.machine import Machine
@@ -51,6 +53,24 @@ def test_every_row_comes_as_the_twin_says(table, reader, last, shuffle, ranks, b
                     twin.expect(loader, files, batch, rows)
                     got += 1
                 assert got == len(loader)
+
+
+@pytest.mark.parametrize(("shuffle", "ranks"), [(True, 1), (True, 2), (False, 2)])
+def test_a_row_of_a_batch_is_found_in_its_file(tmp_path, shuffle, ranks):
+    """By its place in the plan, whatever its values are; rows that only fill the batch are nowhere."""
+    table = small_table(tmp_path / "t", rows=700, row_group_rows=100, files=3, number_rows=True)
+    for rank in range(ranks):
+        with BatchLoader(table, batch_size=64, last="pad", shuffle=shuffle, rank=rank, ranks=ranks) as loader:
+            column = loader.dense_names.index("I1")
+            for batch in loader:
+                for row in range(0, len(batch), 5):
+                    place = loader.place_of(batch.epoch, batch.step, row)
+                    if not batch.weight[row]:
+                        assert not place
+                        continue
+                    path, group, at = re.fullmatch(r"(.*), row group (\d+), row (\d+)", place).groups()
+                    stored = pq.ParquetFile(path).read_row_group(int(group), columns=["I1"])["I1"]
+                    assert stored[int(at)].as_py() == batch.dense[row, column]
 
 
 @pytest.mark.parametrize("seed", range(4))

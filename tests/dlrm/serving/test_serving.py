@@ -6,9 +6,11 @@ import asyncio
 import io
 import json
 import pickle  # noqa: TID251  it makes what must not be read
+import re
 import shutil
 import threading
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,10 +20,11 @@ import pyarrow as pa
 import pytest
 import torch
 
-from sluice.dlrm import run_plan
+from sluice.dlrm import evaluate, export, run_plan, train
 from sluice.dlrm.checkpoint import save_load
 from sluice.dlrm.checkpoint.disk import CheckpointDisk
 from sluice.dlrm.checkpoint.meta import CheckpointError, latest, mark_best
+from sluice.dlrm.checkpoint.partial_read import CheckpointReader
 from sluice.dlrm.options import Config, ConfigError, Table
 from sluice.dlrm.ranks import machine, world
 from sluice.dlrm.serving.batcher import Batcher, Full
@@ -41,6 +44,7 @@ from sluice.ingest.column_transforms import ColumnTransforms
 from tests.dlrm import clicks_table
 from tests.dlrm.forks import Forks
 from tests.dlrm.rig import Bomb, last_json, launch
+from tests.dlrm.rig import written as rewritten
 
 pytestmark = pytest.mark.slow
 
@@ -592,6 +596,84 @@ def test_the_best_checkpoint_is_served_if_asked_until_a_better_one_takes_over(fo
     first = Scorer(Servable.load(run, "fp32", take_best=True), most_rows=100)
     assert first.servable.meta.step == 30
     assert served(first, talk) == [False, True, 38]
+
+
+# ---- models that are no numbers
+
+
+def spoilt(path: Path, change) -> None:
+    """A newer checkpoint, as an older program would have written it: the one in `path` with other weights."""
+    reader = CheckpointReader(path)
+    tensors = reader.whole(reader.sizes)
+    change(tensors)
+    meta = latest(path.parent)[1]
+    rewritten(tensors, path.parent / f"step-{meta.step + 1:09d}", replace(meta, step=meta.step + 1))
+
+
+def one_nan(tensors) -> None:
+    next(v for k, v in tensors.items() if "embedding_bags.C5" in k and k.startswith("model."))[7, 3] = torch.nan
+
+
+def far_too_large(factor: float):
+    def change(tensors) -> None:
+        for value in (v for k, v in tensors.items() if k.startswith("model.") and ".over." in k):
+            value.mul_(factor)
+    return change
+
+
+@pytest.mark.parametrize(("change", "why"), [
+    (one_nan, r"step-000000039 holds numbers that are not finite: model\..*C5.weight \(1 of "),
+    (far_too_large(1e25), "step-000000039 is not served: the model's answers to made-up rows are no numbers"),
+    (far_too_large(1e4), "step-000000039 is not served: .* most of some made-up rows are exactly 0 or 1")])
+def test_a_model_without_sane_answers_never_takes_over_and_health_says_why(folder, raw, tmp_path, change, why):
+    run = tmp_path / "run"
+    shutil.copytree(folder / "run", run)
+
+    def load() -> Scorer:
+        return Scorer(Servable.load(run, "int8"), most_rows=100)
+
+    first, reload = load(), Reload(run, load, every_s=1.0, say=lambda _: None)
+    spoilt(first.servable.path, change)
+
+    async def whole():
+        service = HttpApp(first, ServerLimits(), background=reload)
+        async with client(service) as http:
+            assert not await reload.look(service)
+            answer = await http.post("/predict", content=as_json(raw.slice(0, 5)), headers={"content-type": JSON})
+            return answer, (await http.get("/health")).json()
+
+    answer, health = asyncio.run(whole())
+    assert (answer.status_code, answer.json()["step"]) == (200, 38)
+    assert (health["checkpoint"], health["reload"]["failing"]) == ("step-000000038", True)
+    assert re.search(why, health["reload"]["last_failure"]["error"])
+    with pytest.raises(CheckpointError, match=why):  # at the start, too
+        load()
+
+
+def test_no_program_takes_weights_that_are_no_numbers_and_each_names_the_newest_that_are(folder, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(folder / "run", run)
+    spoilt(latest(run / "checkpoints")[0], lambda tensors: [v.fill_(torch.inf) for v in tensors.values()])
+    for main, words in ((export.main, [run]), (evaluate.main, ["--run-dir", run]),
+                        (train.main, ["--run-dir", run, "--resume", "--epochs", 2])):
+        try:
+            main([str(word) for word in words])
+        except (CheckpointError, SystemExit) as error:
+            text = str(error)
+        if main is not train.main:
+            assert "write step-000000038, the newest that is finite, into" in text
+        else:
+            assert text == "2"
+
+
+def test_a_row_for_which_the_model_has_no_number_is_refused_alone(wide):
+    """Its value is one of float32, and nothing in the spec makes it smaller: here a model multiplies it by itself."""
+    scorer = Scorer(replace(wide, model=lambda dense, _: dense.square().sum(1)), most_rows=10)
+    good, bad = (PredictRequest(JSON, body) for body in (b'{"rows":[{}]}', b'{"rows":[{},{"I5":3e38}]}'))
+    answers = scorer.answer([good, bad])
+    assert len(answers[0].probabilities) == 1
+    assert answers[1].status == 422
+    assert str(answers[1]).startswith("rows[1]: the model's answer is no number: feature 'I5'")
 
 
 # ---- runs that cannot be served

@@ -1,0 +1,98 @@
+"""Runs of the trainer on a table with one value that no float32 arithmetic survives."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from sluice.dlrm.checkpoint.meta import latest, whole
+from sluice.dlrm.checkpoint.partial_read import CheckpointReader
+from sluice.etl.synth.small_table import small_table
+from sluice.etl.table.table import FeatureTable
+from tests.dlrm.forks import Forks
+from tests.dlrm.rig import last_json
+from tests.dlrm.test_train import spoil
+
+pytestmark = pytest.mark.slow
+
+ROWS, BATCH = 4800, 64
+WORDS = ["--batch-size", BATCH, "--width", 8, "--dense-layers", "16", "--over-layers", "16", "--save-every", 3,
+         "--log-every", 20, "--seed", 1]
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One row of its training split has 3e38 in a column."""
+    path = tmp_path_factory.mktemp("extreme") / "table"
+    small_table(path, rows=ROWS, files=2, row_group_rows=512)
+    make_extreme(path, 100)
+    return path
+
+
+def make_extreme(table: Path, row: int) -> str:
+    """Puts 3e38 into this row of the second row group of the second file; returns the file."""
+    file = FeatureTable.open(table).files_of("train")[1].path
+    spoil(file, "I3", row=512 + row, value=3e38, statistics=False)
+    return file
+
+
+def finite(run: Path) -> list[int]:
+    """The steps of a run's checkpoints, each of which is finite."""
+    names = [one.name for one in whole(run / "checkpoints")]
+    for name in names:
+        reader = CheckpointReader(run / "checkpoints" / name)
+        reader.whole(reader.sizes)
+    return [int(name.removeprefix("step-")) for name in names]
+
+
+def test_a_value_that_ends_the_finite_numbers_is_named_and_costs_no_checkpoint(table, tmp_path, forks: Forks):
+    """The run ends at that step, can be resumed without the batch, and has then trained on all others."""
+    run = tmp_path / "run"
+    ended = forks.train("--run-dir", run, "--data", table, *WORDS, "--model", "dcn", tmp=tmp_path)
+    assert ended.returncode == 2
+    text = last_json(ended)["error"]
+    assert "the loss is nan at step" in text
+    assert "column 'I3' holds 3e+38" in text
+    assert "part-00001.parquet, row group 1, row 100)" in text
+    assert "Traceback" not in ended.stderr
+    step = int(text.partition("at step ")[2].partition(".")[0])
+    assert latest(run / "checkpoints")[1].step == finite(run)[-1] == (step - 1) // 3 * 3
+    again = forks.train("--run-dir", run, "--resume", "--on-nonfinite", "skip", tmp=tmp_path)
+    assert again.returncode == 0, again.stderr[-3000:]
+    result = last_json(again)
+    steps = ROWS * 8 // 10 // BATCH
+    assert (result["steps"], result["batches_skipped"], result["rows_trained"]) == (steps, 1, (steps - 1) * BATCH)
+    assert 0.4 < result["auc"] < 1
+    finite(run)
+    events = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
+    skipped = [event for event in events if event["kind"] == "warning" and "is left out" in event["text"]]
+    assert [(event["step"], "row group 1, row 100" in event["text"]) for event in skipped] == [(step, True)]
+
+
+def test_a_state_that_is_infinite_after_a_finite_loss_is_not_saved_and_explained(tmp_path, forks: Forks):
+    """DLRM multiplies the value less often: where it predicts the wrong label, the loss is large, and only the squares
+    of gradients are infinite."""
+    small_table(tmp_path / "table", rows=ROWS, files=2, row_group_rows=512)
+    for row, label in ((100, 0), (101, 1)):
+        spoil(make_extreme(tmp_path / "table", row), "label", row=512 + row, value=label, statistics=False)
+    ended = forks.train("--run-dir", tmp_path / "run", "--data", tmp_path / "table", *WORDS, tmp=tmp_path)
+    assert ended.returncode == 2
+    text = last_json(ended)["error"]
+    assert "is not written: the model holds numbers that are not finite" in text
+    assert "column 'I3' holds 3e+38" in text
+    assert re.search(r"part-00001.parquet, row group 1, row 10[01]\)", text)
+    finite(tmp_path / "run")
+
+
+@pytest.mark.parametrize("rates", [("--lr", 1e30), ("--dense-lr", 1e30)])
+def test_a_rate_that_ends_the_finite_numbers_is_named(tmp_path, forks: Forks, rates):
+    small_table(tmp_path / "table", rows=1200)
+    ended = forks.train("--run-dir", tmp_path / "run", "--data", tmp_path / "table", *WORDS, *rates, tmp=tmp_path)
+    assert ended.returncode == 2
+    text = last_json(ended)["error"]
+    assert "No input is beyond 1e+06; the largest are 'I" in text
+    assert f"try a tenth of --lr {dict([rates]).get('--lr', 0.05):g} and --dense-lr" in text
+    finite(tmp_path / "run")
