@@ -3,6 +3,8 @@ dropped."""
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sluice.etl.apply.json_lines import Objects, fits
+from sluice.etl.apply.json_lines import Objects, fits, has_infinity
 from sluice.etl.apply.lines import FIELDS, Delimited, in_order
 from sluice.etl.ops.base import as_number
 from sluice.etl.spec.input_values import ARROW_TYPES
@@ -21,8 +23,8 @@ from sluice.etl.spec.spec import Spec
 __all__ = ["WRONG", "Batches", "InputParser", "Parsed", "fits"]
 
 Batches = Iterator[pa.RecordBatch]
-WRONG = {"int": "not a whole number of 64 bits", "float": "not a number", "text": "not UTF-8 text",
-         "texts": "not a list of texts", "floats": "not a list of numbers"}
+WRONG = {"int": "not a whole number of 64 bits", "float": "not a number of 64 bits", "text": "not UTF-8 text",
+         "texts": "not a list of texts", "floats": "not a list of numbers of 64 bits"}
 NO_TIME = "not a time as its format says"
 NO_SPLIT = "missing, or not a number, and rows are split by it (table.split_time)"
 _ABOUT_ROWS = ("_bad", "_file", "_from", "_at")
@@ -30,6 +32,8 @@ _SPACE = " \t"  # spaces around a number are not part of it
 _PLAIN = {"int": r"^[ \t]*-?[0-9]{1,18}[ \t]*$", "float": r"^[ \t]*-?[0-9]{1,18}(\.[0-9]{1,18})?[ \t]*$",
           "text": r"^[\x00-\x7f]*$"}
 """Patterns of cells of bytes that surely convert."""
+_INFINITY = r"(?i)^[ \t]*[+-]?inf(inity)?[ \t]*$"
+"""Cells that name an infinity. Any other cell that is read as one holds a number that is too large."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +82,11 @@ class InputParser:
         if not alone.any():
             try:
                 table, rejected = self._delimited.read(lines)
-                return Parsed(self._columns(table), table.num_rows, rejected)
             except pa.ArrowInvalid:
                 pass
+            else:
+                if not has_infinity(table):
+                    return Parsed(self._columns(table), table.num_rows, rejected)
         return self._cell_by_cell(*self._delimited.cut(lines, alone), len(lines))
 
     def _columns(self, table: pa.Table) -> dict[str, pa.Array]:
@@ -193,7 +199,9 @@ def _converted(column: pa.Array, kind: str) -> tuple[pa.Array, list[int]]:
     """The values converted to a type, null where that fails, and the rows where it fails."""
     try:
         text = column.cast(pa.string())
-        return (text if kind == "text" else pc.utf8_trim(text, _SPACE).cast(ARROW_TYPES[kind])), []
+        values = text if kind == "text" else pc.utf8_trim(text, _SPACE).cast(ARROW_TYPES[kind])
+        if kind != "float" or not pc.any(pc.is_inf(values)).as_py():
+            return values, []
     except pa.ArrowInvalid:
         pass
     plain = pc.fill_null(pc.match_substring_regex(column, _PLAIN[kind]), True)
@@ -213,4 +221,9 @@ def _converted(column: pa.Array, kind: str) -> tuple[pa.Array, list[int]]:
 
 def _one(cell: bytes, kind: str) -> Any:
     text = cell.decode()
-    return text if kind == "text" else pa.scalar(text.strip(_SPACE)).cast(ARROW_TYPES[kind]).as_py()
+    if kind == "text":
+        return text
+    value = pa.scalar(text.strip(_SPACE)).cast(ARROW_TYPES[kind]).as_py()
+    if kind == "float" and math.isinf(value) and not re.match(_INFINITY, text):
+        raise ValueError(f"{text!r} is larger than any number of 64 bits")
+    return value
