@@ -50,7 +50,7 @@ def refuse_by_first_rows(job: Job, environment: Mapping[str, str] = os.environ) 
     if first.batch.num_rows and not parsed.rows and first.share > job.max_rejects:
         every = parser.parse(first.batch)
         if not every.rows:
-            number, reason, text, _ = next(iter(texts_of(first.batch, every)))
+            number, reason, text, _ = next(iter(texts_of(first.batch, every.rejected)))
             raise InputError(f"{first.file}: none of its first {first.batch.num_rows:,} rows parses, more than "
                              f"--max-rejects {job.max_rejects:g} allows (row {number + 1}: {reason}: {text[:200]!r}); "
                              f"mend input in {spec.name}, or the file")

@@ -70,7 +70,11 @@ class ShowRequest(TableChoice):
         table = self.open()
         say(describe_table(table))
         if self.html is not None:
-            self.html.write_text(draw_table(table), "utf-8")
+            try:
+                self.html.write_text(draw_table(table), "utf-8")
+            except OSError as error:
+                raise UsageError(f"--html {self.html}: cannot be written ({error.strerror}); name another file"
+                                 ) from None
         if sys.stdout.isatty() and not self.json:
             return None  # a person has read everything above
         fields = [{"name": f.name, "role": f.role, "type": f.type, "cardinality": f.cardinality} for f in table.fields]

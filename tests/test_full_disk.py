@@ -15,10 +15,14 @@ import pytest
 from sluice.agent.report import page
 from sluice.agent.report.run_folder import RunError, RunFolder, read_lines
 from sluice.agent.runtime import knobs_file
+from sluice.agent.runtime.core_sharing import CoreClaims
+from sluice.agent.runtime.knob_memory import KnobMemory
+from sluice.agent.runtime.knob_options import KnobOptions
 from sluice.agent.runtime.settled_knobs import KnobContext, Registry, RegistryEntry
+from sluice.agent.simulator.fake import FakeStage
 from sluice.dlrm.telemetry.journal import Journal
 from sluice.dlrm.telemetry.progress import TrainingProgress
-from sluice.etl.common.program import say
+from sluice.etl.common.program import run, say
 from sluice.etl.synth.small_table import small_table
 from sluice.etl.table.pins import PinKeeper
 from sluice.ingest.knobs import KnobError, Knobs
@@ -26,6 +30,7 @@ from sluice.ingest.read.cache import FileCache
 from sluice.ingest.stages.quarantine import Errors, Quarantine, QuarantineError
 from sluice.ingest.tools.options import ArgumentError, RunOptions
 from sluice.ingest.tools.run_conditions import RunConditions
+from tests.agent.test_knob_memory import FakeLoader
 
 
 @contextmanager
@@ -100,6 +105,65 @@ def test_a_registry_without_room_is_a_line_and_leaves_no_draft(tmp_path):
     assert len(lines) == 1
     assert "could not be written" in lines[0]
     assert len(list(tmp_path.iterdir())) == 1  # the entry that was there, and no draft
+
+
+def test_a_registry_without_room_costs_the_claim_of_cores_and_nothing_else(tmp_path):
+    """At the first write, and at a later one: nothing waits in a buffer that fails once more when it is closed."""
+    lines: list[str] = []
+    with no_more_than(0), CoreClaims(tmp_path / "full", say=lines.append) as claims:
+        assert claims.share(8.0, None) == 8.0
+    with CoreClaims(tmp_path / "later", say=lines.append) as claims:
+        with no_more_than(0):
+            assert claims.share(8.0, 2.0) == 8.0
+        assert claims.share(8.0, 2.0) == 8.0
+    assert len(lines) == 2
+    assert all("cores are not shared with other jobs, as" in line and "File too large" in line for line in lines)
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+def test_a_run_on_a_full_registry_is_a_line_for_each_record(tmp_path):
+    """As a trainer has it: what it shares and keeps there costs the record, and knobs to be saved cost their file."""
+    lines: list[str] = []
+    loader = FakeLoader([FakeStage(name="read", cpu_s=0.004)], cores=2)
+    options = KnobOptions(registry=str(tmp_path / "registry"), save_knobs=str(tmp_path / "best.toml"))
+    memory = KnobMemory(loader, options, say=lines.append)
+    memory.start()
+    with no_more_than(0):
+        with memory.sharing(loader) as tunable:
+            loader.advance(5)
+            assert tunable.snapshot().cpu_quota == loader.snapshot().cpu_quota
+        memory.finish(policy="fixed", record=None)
+    assert [next(name for name in ("cores are not shared", "is not noted", "the registry at", "the knobs cannot")
+                 if name in line) for line in lines] == [
+        "cores are not shared", "the registry at", "the knobs cannot"]
+
+
+def test_a_lock_without_room_is_one_line(tmp_path):
+    with no_more_than(0), pytest.raises(RunError, match=r"run: cannot be made \(File too large\); choose another"):
+        RunFolder.create(tmp_path / "run", {"kind": "train"})
+    RunFolder.create(tmp_path / "run", {}).close()
+
+
+def test_lines_for_a_person_that_have_no_room_are_lost_and_the_program_goes_on(tmp_path, monkeypatch):
+    with open(tmp_path / "log", "w") as log:
+        monkeypatch.setattr("sys.stderr", log)
+        progress = TrainingProgress(out=log)
+        with no_more_than(0):
+            say("lost")
+            progress.say("lost")
+    assert "lost" in (tmp_path / "log").read_text()  # once there is room, what waited is written
+
+
+def test_a_program_without_room_ends_with_one_line(tmp_path, capsys):
+    def writes(_argv: list[str]) -> None:
+        with no_more_than(0):
+            (tmp_path / "x").write_text("x")
+
+    with pytest.raises(SystemExit) as ended:
+        run(writes, argv=[])
+    assert ended.value.code == 1
+    assert capsys.readouterr().err == ("failed: a file: cannot be written (File too large); make room there, then run "
+                                       "it again\n")
 
 
 def test_knobs_without_room_leave_the_file_as_it_was(tmp_path):

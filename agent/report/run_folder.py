@@ -60,9 +60,9 @@ class RunFolder:
         check(path)
         try:
             path.mkdir(parents=True, exist_ok=True)
+            lock = _lock(path)
         except OSError as error:
             raise RunError(f"{path}: cannot be made ({error.strerror}); choose another folder for the run") from None
-        lock = _lock(path)
         try:
             if not resume and has_run(path):
                 go_on = ", or go on with it by --resume" if config.get("kind") == "train" else ""
@@ -211,10 +211,12 @@ def _lock(path: Path) -> TextIO:
         holder = file.read().strip() or "unknown"
         file.close()
         raise RunError(f"{path}: in use by process {holder}; wait for it or choose another folder") from None
-    file.seek(0)
-    file.truncate()
-    file.write(f"{os.getpid()}\n")
-    file.flush()
+    os.ftruncate(file.fileno(), 0)
+    try:
+        os.write(file.fileno(), f"{os.getpid()}\n".encode())
+    except OSError:
+        file.close()
+        raise
     return file
 
 

@@ -16,7 +16,6 @@ import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TextIO
 
 from sluice.agent.costs.rates import rates
 from sluice.agent.planner_settings import DEFAULT
@@ -45,18 +44,19 @@ class CoreClaims:
     def __init__(self, folder: str | os.PathLike[str], *, say: Callable[[str], None] = lambda line: None) -> None:
         self._folder, self._say = Path(folder) / boot_name(), say
         self._path = self._folder / f"{os.getpid()}-{uuid.uuid4().hex[:8]}{_SUFFIX}"
-        self._file: TextIO | None = None
+        self._file: int | None = None  # open and locked while the job runs; nothing waits in a buffer for a full disk
 
     def __enter__(self) -> CoreClaims:
+        hidden = self._path.with_suffix(".new")
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
-            hidden = self._path.with_suffix(".new")
-            self._file = open(hidden, "w")
+            self._file = os.open(hidden, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
             fcntl.flock(self._file, fcntl.LOCK_EX)
-            self._file.write("null")
-            self._file.flush()
+            self._write(None)
             hidden.rename(self._path)  # seen by others only once it is locked
         except OSError as error:
+            with contextlib.suppress(OSError):
+                hidden.unlink()
             self._give_up(error)
         return self
 
@@ -64,7 +64,7 @@ class CoreClaims:
         if self._file is not None:
             with contextlib.suppress(OSError):
                 self._path.unlink()
-            self._file.close()
+            os.close(self._file)
             self._file = None
 
     def share(self, cores: float, wants: float | None) -> float:
@@ -72,10 +72,7 @@ class CoreClaims:
         if self._file is None:
             return cores
         try:
-            self._file.seek(0)
-            self._file.truncate()
-            self._file.write(json.dumps(wants))
-            self._file.flush()
+            self._write(wants)
             others = [want for path in self._folder.glob(f"*{_SUFFIX}") if path != self._path
                       for want in _living(path)]
         except OSError as error:
@@ -83,11 +80,13 @@ class CoreClaims:
             return cores
         return fair(cores, [wants, *others])[0]
 
+    def _write(self, wants: float | None) -> None:
+        if self._file is not None:
+            os.ftruncate(self._file, os.pwrite(self._file, json.dumps(wants).encode(), 0))
+
     def _give_up(self, error: OSError) -> None:
         self._say(f"cores are not shared with other jobs, as {self._folder} cannot be used: {error}")
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        self.__exit__()
 
 
 class CoreSharingTunable:

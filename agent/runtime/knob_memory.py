@@ -14,7 +14,7 @@ from sluice.agent.runtime.settled_knobs import KnobContext, Registry, RegistryEn
 from sluice.agent.runtime.unfinished_runs import UnfinishedRuns
 from sluice.agent.runtime_settings import RUNTIME
 from sluice.agent.tunable import Tunable
-from sluice.ingest.knobs import Knobs
+from sluice.ingest.knobs import KnobError, Knobs
 from sluice.ingest.machine import Machine
 
 
@@ -137,7 +137,10 @@ class KnobMemory:
                 context=self.context, knobs=knobs, rows_per_s=rows_per_s, stages=stages, operators=operators,
                 learned=self.with_kill(learned)))
         if self._options.save_knobs:
-            knobs_file.save(self._options.save_knobs, knobs, notes=[f"{rows_per_s:,.0f} rows/s with {policy}"])
+            try:
+                knobs_file.save(self._options.save_knobs, knobs, notes=[f"{rows_per_s:,.0f} rows/s with {policy}"])
+            except KnobError as error:  # the run itself is done
+                self._say(str(error))
 
 
 class BestChoice:

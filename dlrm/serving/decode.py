@@ -25,6 +25,7 @@ from sluice.etl.spec.spec import Spec
 JSON, ARROW = "application/json", "application/vnd.apache.arrow.stream"
 _PLAIN_TYPES = (pa.types.is_boolean, pa.types.is_integer, pa.types.is_floating, pa.types.is_string,
                 pa.types.is_large_string, pa.types.is_null)
+_CHARSETS = ("utf-8", "utf8", "us-ascii")
 _COMPRESSION, _HEADER, _RECORD_BATCH = 3, 2, 3  # fields of Arrow's messages, and a kind of them
 
 
@@ -56,13 +57,14 @@ class Decoder:
         """Raw feature → its type in the spec: what a request should bring."""
         self._known = spec.input.columns
         self._fingerprint, self._row_limit = fingerprint, most_rows
-        # A text file cannot distinguish an empty text from a missing one.
-        self._empty_is_none = spec.input.format in ("tsv", "csv")
+        # TSV cannot tell an empty text from a missing one; csv writes the text as "", json and columns as it is.
+        self._empty_is_none = spec.input.format == "tsv"
 
     def read(self, content_type: str, body: bytes) -> RequestRows:
         """Reads a request's body; raises Refusal if it cannot be answered."""
         kind = content_type.partition(";")[0].strip().lower()
         if kind == JSON:
+            _check_charset(content_type)
             return self._json(body)
         if kind == ARROW:
             return self._arrow(body)
@@ -99,7 +101,7 @@ class Decoder:
 
     def _json(self, body: bytes) -> RequestRows:
         try:
-            document = json.loads(body, parse_constant=_no_constant)
+            document = _document(body)
         except (ValueError, RecursionError) as error:
             raise Refusal(400, f"the body is not JSON: {_first_line(error)}") from None
         if not isinstance(document, dict) or not isinstance(document.get("rows"), list):
@@ -206,8 +208,44 @@ def _needed_features(spec: Spec) -> set[str]:
     return names
 
 
+def _check_charset(content_type: str) -> None:
+    """Refuses JSON that says it is not UTF-8: nothing else is JSON between two programs."""
+    for parameter in content_type.split(";")[1:]:
+        name, _, value = parameter.partition("=")
+        if name.strip().lower() == "charset" and (given := value.strip(' \t"').lower()) not in _CHARSETS:
+            raise Refusal(415, f"charset {given[:60]!r}: JSON is read as UTF-8 alone; encode the body so, and leave "
+                               "the charset out")
+
+
+def _document(body: bytes) -> Any:
+    """The value of a JSON text. Raises Refusal for an object that has one key twice: each reader would take another of
+    its values."""
+    text = body.decode("utf-8-sig")
+    document = json.loads(text, parse_constant=_no_constant)
+    # Each key has a colon behind it. If there are more colons than keys, texts hold some, or a key is there twice.
+    if text.count(":") != _keys_of(document):
+        json.loads(text, object_pairs_hook=_object)
+    return document
+
+
+def _keys_of(document: Any) -> int:
+    """The number of keys of a request: those of the document and of its rows."""
+    if not isinstance(document, dict):
+        return 0
+    rows = document.get("rows")
+    return len(document) + sum(len(row) for row in rows if isinstance(row, dict)) if isinstance(rows, list) else 0
+
+
+def _object(members: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(members)
+    if len(found) < len(members):
+        twice = next(key for key, times in Counter(key for key, _ in members).items() if times > 1)
+        raise Refusal(422, f"key {twice[:60]!r} is there twice in one object; send it once")
+    return found
+
+
 def _no_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON number")
+    raise ValueError(f"{name} is no JSON number; send null for a missing one")
 
 
 def _first_line(error: BaseException) -> str:

@@ -143,6 +143,9 @@ class HttpApp:
                 body = await self._body(headers, receive)
         except TimeoutError:
             raise Refusal(408, f"the body did not come within {self.limits.seconds:g} s") from None
+        encoding = headers.get(b"content-encoding", b"identity").decode("latin-1").strip().lower()
+        if encoding != "identity":
+            raise Refusal(415, f"Content-Encoding {encoding[:60]!r}: a body must come as it is, without compression")
         try:
             async with asyncio.timeout(self.limits.seconds):
                 content_type = headers.get(b"content-type", b"").decode("latin-1")

@@ -109,13 +109,15 @@ class Servable:
 
     def batch(self, columns: Mapping[str, pa.Array]) -> Batch:
         """Turns raw columns into a batch as the loader would; raises BadValue for rows in which a number is missing
-        that nothing fills."""
+        that nothing fills, or too large."""
         inputs = self.features.inputs(self.rows.complete(columns))
         rows = len(next(iter(columns.values())))
         arrays: Arrays = {}
         for name, as_stored in inputs.items():
             values = self.online[name](as_stored) if name in self.online else as_stored
-            if isinstance(values, np.ndarray):
+            if name in self.meta.dense:
+                arrays[name] = _narrowed(name, values)
+            elif isinstance(values, np.ndarray):
                 arrays[name] = values
             elif pa.types.is_list(values.type):
                 elements, bag_lengths = flat(values)
@@ -175,6 +177,17 @@ class Servable:
         """The fingerprint of the features. A request may name it, so that it is refused once the model has other
         features."""
         return self.meta.fingerprint["layout"]
+
+
+def _narrowed(name: str, values: npt.NDArray[Any] | pa.Array) -> npt.NDArray[np.float32]:
+    """The numbers of a feature as a batch holds them; raises BadValue for rows whose number it cannot hold."""
+    given = values.to_numpy(zero_copy_only=False) if isinstance(values, pa.Array) else values
+    with np.errstate(over="ignore"):
+        numbers = given.astype(np.float32)
+    if len(wrong := np.flatnonzero(np.isinf(numbers))):
+        raise BadValue(wrong.tolist(), f"feature {name!r}: the operators of the spec make {given[wrong[0]]:g} of it, "
+                                       "which is too large for float32; a job rejects such a row")
+    return numbers
 
 
 def online_of(table: FeatureTable, state: FittedState | None) -> dict[str, ops.Online]:

@@ -29,12 +29,20 @@ class TrainingProgress:
         self._next_line_at = self._clock() + _PLAIN_EVERY_S
         text = (f"step {metric['step']:,} of {self.steps:,}  loss {metric['loss']:.4f}  "
                 f"{metric['samples_per_s']:,.0f} samples/s  waiting for input {metric['stall']:.1%}")
-        self._out.write(f"\r\033[K{text}" if self._on_terminal else f"{text}\n")
+        self._write(f"\r\033[K{text}" if self._on_terminal else f"{text}\n")
         self._line_open = self._on_terminal
-        self._out.flush()
 
     def say(self, text: str) -> None:
         """Prints a line that stays."""
-        self._out.write(("\n" if self._line_open else "") + text + "\n")
+        self._write(("\n" if self._line_open else "") + text + "\n")
         self._line_open = False
-        self._out.flush()
+
+    def _write(self, text: str) -> None:
+        """Writes to standard error. If that is a file on a full disk, the text is lost and training goes on."""
+        try:
+            self._out.write(text)
+            self._out.flush()
+        except BrokenPipeError:
+            raise
+        except OSError:
+            pass

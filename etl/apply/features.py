@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sluice.etl.apply.failure import step_of
+from sluice.etl.apply.number_limits import NUMBERS, Flags, as_stored, is_late, reason, unfit, unfit_after
 from sluice.etl.ops import Fitted, Operator
 from sluice.etl.ops.base import as_number, as_text
 from sluice.etl.ops.hashing import hash_rows
@@ -28,7 +30,6 @@ from sluice.etl.table.fitted_state import FittedState
 from sluice.etl.table.job_record import NO_PARTITION
 
 _BETWEEN = "\x1f"
-_FLOAT = np.finfo(np.float32)
 MODEL_ROLES = ("dense", "sparse", "id_list")
 
 
@@ -59,8 +60,9 @@ class Features:
 
     def apply(self, columns: Mapping[str, pa.Array], keys: Keys | None = None, but: Container[str] = (),
               split: npt.NDArray[np.int32] | None = None, folds: Keys | None = None) -> list[pa.Array]:
-        """Returns the table's columns, in the spec's order, as Spark stores them; without those that `but` names.
-        `split` and `folds` are what rows have if their keys do not decide it, as of rows that are drawn for others.
+        """Returns the table's columns, in the spec's order, as Spark stores them; without those that `but` names. Rows
+        that `late_unfit` names are not fit to be stored. `split` and `folds` are what rows have if their keys do not
+        decide it, as of rows that are drawn for others.
 
         Without `keys`, as in serving, rows belong to no fold, and labels need not be there. Rows outside the training
         split belong to no fold either, as nothing was learned from them: they are treated as a server treats them."""
@@ -69,12 +71,36 @@ class Features:
                 for column in self.spec.columns if column.name not in but
                 and (column.sources[0] in columns or column.role != "label")]
 
+    def late_unfit(self, columns: Mapping[str, pa.Array], keys: Keys, split: npt.NDArray[np.int32], folds: Keys,
+                   *, made: Mapping[str, pa.Array] | None = None, but: Container[str] = ()) -> dict[str, Flags]:
+        """The rows of which a number may not be published, by the reason, as far as that shows once operators have
+        learned; not those of the columns that `but` names. `made` are columns that `apply` made. What is left to the
+        loader is looked at, too."""
+        found = {}
+        extras: dict[str, pa.Array] | None = None
+        for column in self.spec.columns:
+            if column.role in NUMBERS and is_late(column) and column.name not in but:
+                if made is not None and column.online is None:
+                    bad = unfit(made[column.name].to_numpy(zero_copy_only=False), column)
+                else:
+                    extras = self.extras(columns, keys, split, folds) if extras is None else extras
+                    bad = unfit_after(column, partial(self.run, column, columns=columns, extras=extras))
+                if len(bad):
+                    found[reason(column)] = bad
+        return found
+
     def inputs(self, columns: Mapping[str, pa.Array]) -> dict[str, pa.Array]:
-        """What a model takes from rows without labels, as a loader reads it back: a float or an id for each row, or a
-        list of ids for an `id_list`. Operators left to the loader come after this."""
+        """What a model takes from rows without labels, as a loader reads it back: a number or an id for each row, or a
+        list of ids for an `id_list`. Operators left to the loader come after this; a number that float32 cannot hold
+        is there as it is."""
         extras = self.extras(columns, None)
-        return {column.name: _values(self.run(column, column.left_to_spark, columns, extras), column)
-                for column in self.spec.columns if column.role in MODEL_ROLES}
+        found = {}
+        for column in self.spec.columns:
+            if column.role in MODEL_ROLES:
+                values = self.run(column, column.left_to_spark, columns, extras)
+                found[column.name] = as_number(values) if column.role == "dense" and column.online is None else \
+                    _values(values, column)
+        return found
 
     def extras(self, columns: Mapping[str, pa.Array], keys: Keys | None, split: npt.NDArray[np.int32] | None = None,
                folds: Keys | None = None) -> dict[str, pa.Array]:
@@ -151,11 +177,8 @@ def _values(values: pa.Array, column: ColumnSpec) -> pa.Array:
     if column.role == "label":
         values = pc.fill_null(values, 0)  # where `table.unlabelled` keeps rows without one
     kind = pa.type_for_alias(column.type)
-    if kind == pa.float32():
-        wide = as_number(values).to_numpy(zero_copy_only=False)
-        return pa.array(np.clip(wide, _FLOAT.min, _FLOAT.max).astype(np.float32))
-    if kind == pa.float64():
-        return pc.fill_null(as_number(values), 0.0)
+    if pa.types.is_floating(kind):
+        return pa.array(as_stored(values, column.type))
     return values if values.type == kind else values.cast(kind)
 
 

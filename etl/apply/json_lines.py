@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -91,7 +92,10 @@ class Objects:
             pyarrow.json.ParseOptions(explicit_schema=pa.schema(_fields(nested)), unexpected_field_behavior="ignore"))
         if table.num_rows != len(lines):
             raise pa.ArrowInvalid(f"{len(lines)} lines were read as {table.num_rows} objects")
-        return flattened(table).select(self._schema.names).cast(self._schema)
+        read = flattened(table).select(self._schema.names).cast(self._schema)
+        if has_infinity(read):  # Arrow reads some numbers as infinite that are a little too large
+            raise pa.ArrowInvalid("a number is too large")
+        return read
 
     def _values(self, line: bytes) -> dict[str, Any]:
         """The values of a line's columns; none if it is no object."""
@@ -156,6 +160,12 @@ def _is_too_deep(text: str) -> bool:
     return False
 
 
+def has_infinity(table: pa.Table) -> bool:
+    """Whether a column of numbers, or of lists of them, holds an infinity."""
+    columns = (pc.list_flatten(column) if pa.types.is_list(column.type) else column for column in table.columns)
+    return any(pa.types.is_floating(column.type) and pc.any(pc.is_inf(column)).as_py() for column in columns)
+
+
 def as_kind(value: Any, kind: str) -> Any:
     """Converts a value that fits as Arrow does: a whole number that a float does not hold exactly does not become a
     float."""
@@ -176,7 +186,9 @@ def fits(value: Any, kind: str) -> bool:
         return isinstance(value, str) and _is_whole(value)
     if not isinstance(value, (int, float)):
         return False
-    return kind == "float" or (isinstance(value, int) and -(2**63) <= value < 2**63)
+    if kind == "float":
+        return not abs(value) > sys.float_info.max  # NaN is a missing number, and an infinity was one too large
+    return isinstance(value, int) and -(2**63) <= value < 2**63
 
 
 def _is_whole(text: str) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -78,6 +78,17 @@ def _has_other_bytes(line: bytes) -> bool:
 def bare(line: bytes) -> bytes:
     """A line without its end."""
     return line.removesuffix(b"\n").rstrip(b"\r")
+
+
+def are_headers(lines: pa.Array, headers: Collection[bytes]) -> Flags:
+    """Which lines repeat a header, whatever their ends."""
+    found: Flags = np.zeros(len(lines), bool)
+    like = set[int]()
+    for header in headers:
+        if not any(header != other and header.startswith(other) for other in headers):  # that one finds them, too
+            like.update(np.flatnonzero(pc.starts_with(lines, header).to_numpy(zero_copy_only=False)).tolist())
+    found[[number for number in like if bare(lines[number].as_py()) in headers]] = True
+    return found
 
 
 def in_order(first: pa.Table, places: Sequence[int] | npt.NDArray[np.intp], second: pa.Table, others: Sequence[int]

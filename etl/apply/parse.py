@@ -3,8 +3,11 @@ dropped."""
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,25 +15,28 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sluice.etl.apply.json_lines import Objects, fits
+from sluice.etl.apply.json_lines import Objects, fits, has_infinity
 from sluice.etl.apply.lines import FIELDS, Delimited, in_order
+from sluice.etl.apply.number_limits import NUMBERS, early_unfit, is_late, reason
 from sluice.etl.ops.base import as_number
 from sluice.etl.spec.input_values import ARROW_TYPES
 from sluice.etl.spec.row_split import TIES
 from sluice.etl.spec.spec import Spec
 
-__all__ = ["WRONG", "Batches", "InputParser", "Parsed", "fits"]
+__all__ = ["ABOUT_ROWS", "INFINITY", "WRONG", "Batches", "InputParser", "Parsed", "fits"]
 
 Batches = Iterator[pa.RecordBatch]
-WRONG = {"int": "not a whole number of 64 bits", "float": "not a number", "text": "not UTF-8 text",
-         "texts": "not a list of texts", "floats": "not a list of numbers"}
+WRONG = {"int": "not a whole number of 64 bits", "float": "not a number of 64 bits", "text": "not UTF-8 text",
+         "texts": "not a list of texts", "floats": "not a list of numbers of 64 bits"}
 NO_TIME = "not a time as its format says"
 NO_SPLIT = "missing, or not a number, and rows are split by it (table.split_time)"
-_ABOUT_ROWS = ("_bad", "_file", "_from", "_at", *TIES)
+ABOUT_ROWS = ("_bad", "_file", "_from", "_at", *TIES)
 _SPACE = " \t"  # spaces around a number are not part of it
 _PLAIN = {"int": r"^[ \t]*-?[0-9]{1,18}[ \t]*$", "float": r"^[ \t]*-?[0-9]{1,18}(\.[0-9]{1,18})?[ \t]*$",
           "text": r"^[\x00-\x7f]*$"}
 """Patterns of cells of bytes that surely convert."""
+INFINITY = r"(?i)^[ \t]*[+-]?inf(inity)?[ \t]*$"
+"""Cells that name an infinity. Any other cell that is read as one holds a number that is too large."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +60,7 @@ class InputParser:
         self._delimited = Delimited(self.schema, spec.input.delimiter, quoted=spec.input.format == "csv",
                                     optional=len(spec.input.optional), decimal=spec.input.decimal)
         self._objects = Objects(self.schema, self.types, WRONG)
+        self._numbers = [column for column in spec.columns if column.role in NUMBERS and not is_late(column)]
         self._lines = self._json_lines if spec.input.format == "json" else self._csv_lines
 
     def parse(self, batch: pa.RecordBatch, places: npt.NDArray[np.float64] | None = None) -> Parsed:
@@ -65,7 +72,7 @@ class InputParser:
         parsed = self._with_splits(self._with_good_labels(self._with_times(parsed)))
         if places is not None:
             parsed.columns[self._spec.input.place or ""] = pa.array(np.delete(places, [n for n, _ in parsed.rejected]))
-        return parsed
+        return self._with_good_numbers(parsed)
 
     def _in_utf8(self, lines: pa.Array) -> pa.Array:
         """The lines in UTF-8; bytes that their encoding does not know become some that are no UTF-8 either."""
@@ -79,9 +86,11 @@ class InputParser:
         if not alone.any():
             try:
                 table, rejected = self._delimited.read(lines)
-                return Parsed(self._columns(table), table.num_rows, rejected)
             except pa.ArrowInvalid:
                 pass
+            else:
+                if not has_infinity(table):
+                    return Parsed(self._columns(table), table.num_rows, rejected)
         return self._cell_by_cell(*self._delimited.cut(lines, alone), len(lines))
 
     def _columns(self, table: pa.Table) -> dict[str, pa.Array]:
@@ -134,7 +143,7 @@ class InputParser:
     def _without_bad(self, batch: pa.RecordBatch) -> Parsed:
         """Sets the rows aside in which `_bad` is not null: it names the first column whose value does not fit its
         type."""
-        names = [name for name in batch.schema.names if name not in _ABOUT_ROWS]
+        names = [name for name in batch.schema.names if name not in ABOUT_ROWS]
         if "_bad" not in batch.schema.names or batch["_bad"].null_count == batch.num_rows:
             return Parsed({name: batch[name] for name in names}, batch.num_rows, [])
         bad = batch["_bad"].to_pylist()
@@ -149,6 +158,16 @@ class InputParser:
         missing = pc.is_null(label)
         good = pc.or_(good, missing) if self._spec.table.unlabelled else good
         return _but(parsed, good, lambda i: f"{self.label}: {'missing' if missing[i].as_py() else 'neither 0 nor 1'}")
+
+    def _with_good_numbers(self, parsed: Parsed) -> Parsed:
+        """Sets the rows aside of which a number could not be published, as far as that is known before anything is
+        learned, and before rows meet others."""
+        for column in self._numbers:
+            if parsed.rows and all(name in parsed.columns for name in column.sources):
+                bad = early_unfit(column, parsed.columns)
+                if len(bad):
+                    parsed = _but(parsed, pa.array(~bad), partial(_always, reason(column)))
+        return parsed
 
     def _with_splits(self, parsed: Parsed) -> Parsed:
         """Sets the rows aside that a split by time cannot place; one without a label has a split of its own."""
@@ -168,10 +187,7 @@ class InputParser:
                 parsed.columns[name] = found.cast(ARROW_TYPES[self._spec.input.columns[name]])
                 good = pc.or_(pc.is_null(texts), pc.is_valid(found))
 
-                def reason(_: int, name: str = name) -> str:
-                    return f"{name}: {NO_TIME}"
-
-                parsed = _but(parsed, good, reason)
+                parsed = _but(parsed, good, partial(_always, f"{name}: {NO_TIME}"))
         return parsed
 
 
@@ -185,6 +201,10 @@ def _but(parsed: Parsed, good: pa.Array, reason: Callable[[int], str]) -> Parsed
                   parsed.rejected + bad)
 
 
+def _always(text: str, _place: int) -> str:
+    return text
+
+
 def _whole(column: pa.ChunkedArray) -> pa.Array:
     return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks) if column.num_chunks else \
         pa.array([], column.type)
@@ -194,7 +214,9 @@ def _converted(column: pa.Array, kind: str) -> tuple[pa.Array, list[int]]:
     """The values converted to a type, null where that fails, and the rows where it fails."""
     try:
         text = column.cast(pa.string())
-        return (text if kind == "text" else pc.utf8_trim(text, _SPACE).cast(ARROW_TYPES[kind])), []
+        values = text if kind == "text" else pc.utf8_trim(text, _SPACE).cast(ARROW_TYPES[kind])
+        if kind != "float" or not pc.any(pc.is_inf(values)).as_py():
+            return values, []
     except pa.ArrowInvalid:
         pass
     plain = pc.fill_null(pc.match_substring_regex(column, _PLAIN[kind]), True)
@@ -214,4 +236,9 @@ def _converted(column: pa.Array, kind: str) -> tuple[pa.Array, list[int]]:
 
 def _one(cell: bytes, kind: str) -> Any:
     text = cell.decode()
-    return text if kind == "text" else pa.scalar(text.strip(_SPACE)).cast(ARROW_TYPES[kind]).as_py()
+    if kind == "text":
+        return text
+    value = pa.scalar(text.strip(_SPACE)).cast(ARROW_TYPES[kind]).as_py()
+    if kind == "float" and math.isinf(value) and not re.match(INFINITY, text):
+        raise ValueError(f"{text!r} is larger than any number of 64 bits")
+    return value

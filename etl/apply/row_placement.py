@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -76,7 +76,6 @@ class RowPlacement:
             columns, origin = spec.rows.negatives.drawn(columns, spec.label, keys, self._drawn_from)
             # What is drawn for a row reveals that row's label, so both lie in one split and one fold.
             keys, split, folds = row_keys(columns, spec), split[origin], folds[origin]
-        gather(self.seen, self._look.at(split, columns, keys))
         files, first = placement.place(self._features, columns, keys, split)
         order = [*([] if first is None else [first]),
                  *([pa.array(whole_rows(columns).view(np.int64))] if placement.has_ties else []),
@@ -89,6 +88,22 @@ class RowPlacement:
         if self._placement.has_ties or self._spec.rule.without(self._spec.label) != self._spec.rule.columns:
             return keys
         return mix(keys ^ hash_rows([columns[self._spec.label]], 0))
+
+    def fit(self, rows: Rows, made: Sequence[pa.Array], names: Sequence[str], but: Container[str] = ()
+            ) -> tuple[Rows, list[pa.Array]]:
+        """The rows that may be published, and their columns of these names as `made`. Sketches gather these rows
+        alone."""
+        flags = self._features.late_unfit(rows.columns, rows.keys, rows.split, rows.folds,
+                                          made=dict(zip(names, made, strict=True)), but=but)
+        if flags:
+            good = ~np.any(list(flags.values()), axis=0)
+            kept = pa.array(good)
+            rows = Rows({name: values.filter(kept) for name, values in rows.columns.items()}, rows.keys[good],
+                        rows.folds[good], rows.split[good], rows.files[good],
+                        [values.filter(kept) for values in rows.order])
+            made = [values.filter(kept) for values in made]
+        gather(self.seen, self._look.at(rows.split, rows.columns, rows.keys))
+        return rows, list(made)
 
     @staticmethod
     def order(placement: FileAssignment) -> list[str]:

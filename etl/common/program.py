@@ -3,6 +3,8 @@ standard error; exit code 0 done, 1 failed, 2 wrong usage or input, 130 interrup
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import os
 import signal
@@ -19,14 +21,23 @@ DONE, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
 _GRACE_S = 1.5  # an interrupt is answered within two seconds, whatever still hangs
 
 
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
+
+
 def say(text: str) -> None:
-    """Prints a line for a person."""
-    print(text, file=sys.stderr, flush=True)
+    """Prints a line for a person. Where standard error is a file on a full disk, the line is lost."""
+    try:
+        print(text, file=sys.stderr, flush=True)
+    except BrokenPipeError:
+        raise
+    except OSError:
+        pass
 
 
 def _leave(code: int) -> NoReturn:
     sys.stdout.flush()
-    sys.stderr.flush()
+    with contextlib.suppress(OSError):
+        sys.stderr.flush()
     raise SystemExit(code)
 
 
@@ -78,6 +89,10 @@ def _run(main: Callable[[list[str]], Mapping[str, Any] | None], failures: tuple[
         if isinstance(error, UsageError):
             say(f"error: {error}")
             _leave(USAGE)
+        if isinstance(error, OSError) and error.errno in _NO_ROOM:
+            say(f"failed: {error.filename or 'a file'}: cannot be written ({error.strerror}); make room there, then "
+                "run it again")
+            _leave(FAILED)
         traceback.print_exc()
         say(f"failed: {type(error).__name__}: {error}")
         _leave(FAILED)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
@@ -43,7 +44,12 @@ class Sums:
     def counted(self) -> Counted:
         found = Counted.of(self.table.filter(pa.compute.less(self.table["key"], 0)))
         first = self.parsed_before
-        return found if first is None else replace(found, parsed=first.parsed, rejected=first.rejected)
+        if first is None:
+            return found
+        # Of the rows that met others, some may not be published: they did parse, and are set aside all the same.
+        rejected = Counter(first.rejected) + Counter(found.rejected)
+        parsed = first.parsed - sum(found.rejected.values())
+        return replace(found, parsed=parsed, rejected=dict(sorted(rejected.items())))
 
     def of(self, number: int) -> pa.Table:
         """The values and counts of one fitted operator."""
@@ -108,8 +114,10 @@ class Engine(ABC):
         """`old` with the values that only `new` has: no known value changes what it becomes."""
 
     @abstractmethod
-    def set_aside(self, folder: str) -> None:
-        """Writes the rows that do not parse as JSON lines of a folder, which is emptied first."""
+    def set_aside(self, folder: str, state: FittedState | None = None) -> Mapping[str, int]:
+        """Writes the rows that the table does not get as JSON lines of a folder, which is emptied first: those that do
+        not parse, and, with a `state`, those whose features cannot be published. Returns how many there are by
+        reason."""
 
     @abstractmethod
     def reject(self, folder: str, reason: str) -> Reject | None:

@@ -15,6 +15,7 @@ from typing import Any
 from sluice.etl.apply.counts import Counted
 from sluice.etl.apply.features import cardinalities
 from sluice.etl.apply.learned_rows import learned_from, saw_others, why_labels_leak, why_not
+from sluice.etl.apply.number_limits import is_late
 from sluice.etl.apply.unreadable import refuse_lost
 from sluice.etl.common.errors import InputError
 from sluice.etl.common.machine import this_machine
@@ -45,6 +46,10 @@ WORKER_BYTES = 256 * 2**20
 """How many bytes of what was learned a worker may hold, unless the caller says otherwise."""
 _REJECTS = "_sluice/rejects"
 _SHOWN = 200  # how many characters of a row are quoted
+
+
+class TooManyRejects(InputError):
+    """More rows of an input are set aside than the job allows."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,19 +188,19 @@ class Job:
                     named = True
                 sketches = engine.write(state, counted)
             with progress.stage("checking"):
-                record, fields = self._record(engine, state, counted, sketches)
+                record, fields, counted = self._record(engine, state, counted, sketches)
                 record = replace(record, took={
                     "rows": counted.parsed, "seconds": round(time.monotonic() - start, 2), "machine": this_machine(),
                     "start_s": round(progress.took.get(STARTING, 0.0), 2)})
                 self._compare(record, progress)
                 self._warn_of_empty_splits(record, progress)
                 self._watch(record, progress)
-        except BaseException:
+        except BaseException as error:
             engine.close()
             self._clean()
             if not named:
                 self.store.remove(self.files_of_state)
-            if judged:  # they are not what it was refused for
+            if judged and not isinstance(error, TooManyRejects):  # they are not what it was refused for
                 self.store.remove(f"{_REJECTS}/{self.name}")
             raise
         try:
@@ -253,13 +258,9 @@ class Job:
                 engine.set_aside(where)
             for reason, times in counted.rejected.items():
                 progress.say(f"  {times:,} rejected: {reason}")
-        total = counted.parsed + rejected
-        if not total:
+        if not counted.parsed + rejected:
             raise InputError(f"{self.named}: holds no rows")
-        if rejected > self.max_rejects * total or not counted.parsed:
-            raise InputError(f"{rejected:,} of {total:,} rows do not parse, more than --max-rejects "
-                             f"{self.max_rejects:g} allows ({_most(engine, counted.rejected, where)}); nothing was "
-                             f"published; rows and reasons are in {where}{self._better(counted.rejected)}")
+        self._refuse_many(engine, counted, where)
         if len(counted.pairs) > MAX_PAIRS:
             raise InputError(f"{self.named}: column {self.spec.table.partition!r} makes {len(counted.pairs):,} "
                              f"partitions over all splits, more than {MAX_PAIRS:,}; choose a table.partition of fewer "
@@ -275,6 +276,31 @@ class Job:
                          "split_column that names no split")
         waiting = [self.spec.label] if self.spec.table.unlabelled else []  # such rows may come at any time
         refuse_lost(self.parent, counted, (*self.accept_nulls, *waiting), progress.say)
+
+    def _refuse_many(self, engine: Engine, counted: Counted, where: str) -> None:
+        """Refuses a job of whose rows too many are set aside."""
+        rejected = sum(counted.rejected.values())
+        total = counted.parsed + rejected
+        if rejected > self.max_rejects * total or not counted.parsed:
+            raise TooManyRejects(f"{rejected:,} of {total:,} rows are rejected, more than --max-rejects "
+                                 f"{self.max_rejects:g} allows ({_most(engine, counted.rejected, where)}); nothing was "
+                                 f"published; rows and reasons are in {where}{self._better(counted.rejected)}")
+
+    def _without_unfit(self, engine: Engine, state: FittedState, counted: Counted, rows: int) -> Counted:
+        """Sets those rows aside, too, of which the pass that wrote `rows` rows made a number that may not be
+        published. Operators have counted them when they learned."""
+        where = self.rejects or engine.url(f"{_REJECTS}/{self.name}")
+        with engine.progress.stage(f"setting {counted.rows - rows:,} more rows aside"):
+            rejected = dict(sorted(engine.set_aside(where, state).items()))
+        for reason, times in rejected.items():
+            if more := times - counted.rejected.get(reason, 0):
+                engine.progress.say(f"  {more:,} rejected: {reason}")
+        late = sum(rejected.values()) - sum(counted.rejected.values())
+        # Of the rows that are drawn for others, and are in no file of the input, some may be left out, too.
+        kept = rows if self.spec.rows.negatives and late else counted.rows - late
+        found = replace(counted, rejected=rejected, parsed=counted.parsed - late, rows=kept)
+        self._refuse_many(engine, found, where)
+        return found
 
     def _compare(self, record: JobRecord, progress: JobProgress) -> None:
         """Refuses a version whose test rows were training rows in the one before; warns of rows that are appended
@@ -301,11 +327,13 @@ class Job:
         progress.say(f"warning: {what}; a run that was trained on that goes on here only with {ACCEPT}")
 
     def _record(self, engine: Engine, state: FittedState, counted: Counted,
-                sketches: Mapping[str, Mapping[str, Sketch]]) -> tuple[JobRecord, Sequence[Field]]:
+                sketches: Mapping[str, Mapping[str, Sketch]]) -> tuple[JobRecord, Sequence[Field], Counted]:
         spec = self.spec
         files, profile = describe(self.store, self.name, spec.fields({}), spec.table.row_group_rows,
                                   map_each=engine.each, buckets=_buckets(spec))
         rows = sum(f.rows for f in files)
+        if rows < counted.rows and any(is_late(column) for column in spec.columns):
+            counted = self._without_unfit(engine, state, counted, rows)
         if rows != counted.rows:
             raise CommitError(f"{rows:,} rows were written but {counted.rows:,} counted: did the input change "
                               "meanwhile? Nothing was published; run it again")
@@ -324,7 +352,7 @@ class Job:
                            sketches={
                                recognition: {split: sketch.to_json() for split, sketch in splits.items()}
                                for recognition, splits in sketches.items()})
-        return record, spec.fields(sizes, profile.bags)
+        return record, spec.fields(sizes, profile.bags), counted
 
     def _warn_of_empty_splits(self, record: JobRecord, progress: JobProgress) -> None:
         """Says which splits of the version that is made have no rows; an append may leave some to the parts before."""
@@ -358,8 +386,11 @@ def _most(engine: Engine, rejected: Mapping[str, int], where: str) -> str:
     """Names the most frequent reason, with a row that was set aside for it."""
     reason = max(rejected, key=lambda r: rejected[r])
     row = engine.reject(where, reason)
-    place = "" if row is None else row.file if row.line is None else f"{row.file}, line {row.line}"
-    return f"most often: {reason}" + (f"; for instance in {place}: {row.raw[:_SHOWN]!r}" if row else "")
+    if row is None:
+        return f"most often: {reason}"
+    line = "" if row.line is None else f", line {row.line}"
+    place = "" if row.file is None else f" in {row.file}{line}"
+    return f"most often: {reason}; for instance{place}: {row.raw[:_SHOWN]!r}"
 
 
 def _buckets(spec: Spec) -> dict[str, int]:

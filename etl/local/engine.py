@@ -10,8 +10,9 @@ import contextlib
 import shutil
 import tempfile
 import threading
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -24,7 +25,7 @@ from sluice.etl.apply.failure import FeatureError
 from sluice.etl.apply.features import Features, FileAssignment
 from sluice.etl.apply.input_checks import headers_of, rows_before
 from sluice.etl.apply.parse import InputParser, Parsed
-from sluice.etl.apply.rejected import Reject, refuse_others, texts_of
+from sluice.etl.apply.rejected import Refused, Reject, refuse_others
 from sluice.etl.apply.row_placement import RowPlacement, SketchInputs
 from sluice.etl.common.machine import memory_limit, processors
 from sluice.etl.jobs.engine import Engine, JobFailure, Learnt, Sums, first_rows
@@ -154,35 +155,45 @@ class LocalEngine(Engine):
         assert isinstance(new, pa.Table)  # here nothing that is learned goes to files
         return op.update(old.read() if isinstance(old, FileBackedState) else old, new)
 
-    def set_aside(self, folder: str) -> None:
+    def set_aside(self, folder: str, state: FittedState | None = None) -> Mapping[str, int]:
         fs, inner, _ = store_of(folder)
         refuse_others(folder, _names_in(folder))
         fs.create_dir(inner, recursive=True)
         fs.delete_dir_contents(inner)
         with fs.open_output_stream(f"{inner}/part-00000.json") as sink:
-            for found in self._rejects():
+            counts = Counter[str]()
+            for found in self._rejects(None if state is None else Features(self.spec, state, ahead=False)):
                 self._examples.setdefault(found.reason, found)
+                counts[found.reason] += 1
                 sink.write(f"{found.to_json()}\n".encode())
+        return counts
 
-    def _rejects(self) -> Iterator[Reject]:
+    def _rejects(self, features: Features | None) -> Iterator[Reject]:
         """All rejects, by file and line. Only pieces that have some are read again, of compressed files all."""
         before: dict[str, int] = defaultdict(int)
         files = {file for file, _ in self._bad}
         pieces = (piece for piece in self._input.pieces() if piece.file.name in files)
-        for piece, lines, found in self._threads.over(self._rejects_of, pieces):
+        for piece, lines, found in self._threads.over(partial(self._rejects_of, features), pieces):
             name, numbered = piece.file.name, isinstance(piece, Piece)
             for number, reason, raw, coded in found:
                 line = before[name] + number + 1 if numbered else None
                 yield Reject(name.replace("file:///", "file:/"), line, reason, raw, coded)  # as Spark names it here
             before[name] += lines
 
-    def _rejects_of(self, piece: Piece | RowGroups) -> tuple[Piece | RowGroups, int, list[tuple[Any, ...]]]:
-        place, lines, parser = (piece.file.name, piece.number), 0, InputParser(self.spec)
-        found: list[tuple[Any, ...]] = []
+    def _rejects_of(self, features: Features | None, piece: Piece | RowGroups
+                    ) -> tuple[Piece | RowGroups, int, list[tuple[Any, ...]]]:
+        place, lines, before = (piece.file.name, piece.number), 0, 0
+        refused, found = Refused(self.spec, self._headers, features), list[tuple[Any, ...]]()
+
+        def places(rows: pa.RecordBatch) -> npt.NDArray[np.float64] | None:
+            nonlocal before
+            before += rows.num_rows
+            return self._places(place, before, rows.num_rows)
+
         for batch in piece.batches(()):  # to number lines, all have to be there
             self._threads.wanted()
             if place in self._bad:
-                found += [(lines + n, *rest) for n, *rest in texts_of(batch, parser.parse(batch), self._headers)]
+                found += [(lines + n, *rest) for n, *rest in refused.of(batch, places)]
             lines += batch.num_rows
         return piece, lines, found
 
@@ -195,16 +206,20 @@ class LocalEngine(Engine):
         look, features = SketchInputs.of(placement, counted.rows, job.rule_before), Features(spec, state)
         self._spools.append(Spool(self._budget))
         runs, seen, lock = SpooledRows(placement.total, self._spools[-1]), Gathered(), threading.Lock()
-        names = [*(column.name for column in spec.columns), *RowPlacement.order(placement)]
+        made_here = [column.name for column in spec.columns]
+        names = [*made_here, *RowPlacement.order(placement)]
 
         def place(piece: Piece | RowGroups) -> int:
             placing, count = RowPlacement(placement, look, features, state), 0
             for columns, keys in self._rows(piece, last=True):
                 if len(keys):
-                    rows = placing.of(columns, keys)
-                    made = features.apply(rows.columns, rows.keys, (), rows.split, rows.folds)
+                    every = placing.of(columns, keys)
+                    made = features.apply(every.columns, every.keys, (), every.split, every.folds)
+                    rows, made = placing.fit(every, made, made_here)
+                    if len(rows.keys) < len(every.keys):
+                        self._bad.add((piece.file.name, piece.number))
                     runs.add(pa.record_batch([*made, *rows.order], names), rows.files)
-                    count += len(rows.keys)
+                    count += len(every.keys)
             with lock:
                 gather(seen, placing.seen)
             return count

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from sluice.etl.apply.lines import bare
+from sluice.etl.apply.lines import are_headers
 from sluice.etl.common.errors import InputError
 from sluice.etl.jobs.engine import JobFailure
 from sluice.etl.local.input_paths import InputFile
@@ -118,15 +118,8 @@ def _ends(content: npt.NDArray[np.uint8]) -> npt.NDArray[np.intp]:
 
 
 def _without(headers: tuple[bytes, ...], batch: pa.RecordBatch) -> pa.RecordBatch:
-    if not headers:
-        return batch
-    lines = batch["line"]
-    like, others = set[int](), np.ones(len(lines), bool)
-    for header in headers:
-        if not any(header != other and header.startswith(other) for other in headers):  # that one finds them, too
-            like.update(np.flatnonzero(pa.compute.starts_with(lines, header).to_numpy(zero_copy_only=False)).tolist())
-    others[[number for number in like if bare(lines[number].as_py()) in headers]] = False
-    return batch if others.all() else batch.filter(pa.array(others))
+    found = are_headers(batch["line"], headers)
+    return batch.filter(pa.array(~found)) if found.any() else batch
 
 
 def _to_line_end(stream: Any) -> bytes:

@@ -31,7 +31,6 @@ OPERATORS: dict[str, type[Operator]] = {kind.name: kind for kind in (
     Replace, Concat, Split, Ngram, FirstX, Bag, Flags, Overlap, Recent, Count, Target, Group,
     ParseTime, Hour, Weekday, Vectors, Python)}
 
-_FLOAT = np.finfo(np.float32)
 Online = Callable[[npt.NDArray[Any] | pa.Array], npt.NDArray[Any] | pa.Array]
 
 __all__ = ["FIRST", "NULL", "OPERATORS", "PADDING", "Fitted", "Operator", "OperatorError", "made", "online"]
@@ -45,8 +44,8 @@ def made(described: Mapping[str, Any]) -> Operator:
 
 
 def online(field: Field, state: FittedState | None) -> Online:
-    """The operators left to the loader for this column, as a pure function of its stored values that gives a float or
-    an id for each, or of lists that gives lists of ids.
+    """The operators left to the loader for this column, as a pure function of its stored values that gives a float64 or
+    an id for each, or of lists that gives lists of ids. A caller sees to it that a batch can hold the numbers.
 
     `state` is the version's (`FeatureTable.state()`), which operators that learned something need."""
     steps: list[tuple[Operator, Any]] = []
@@ -85,7 +84,6 @@ def online(field: Field, state: FittedState | None) -> Online:
         if field.role == "id_list":
             return column.cast(pa.list_(pa.from_numpy_dtype(kind)))
         found = column.to_numpy(zero_copy_only=False)
-        return np.asarray(found, kind) if field.role == "sparse" else \
-            np.clip(np.asarray(found, np.float64), _FLOAT.min, _FLOAT.max).astype(np.float32)
+        return np.asarray(found, kind if field.role == "sparse" else np.float64)
 
     return run

@@ -56,6 +56,9 @@ class Operator(ABC):
     reads: ClassVar[bool] = False
     """Whether it turns a value that it cannot read into null: each job counts these values, see
     `sluice.etl.apply.unreadable`."""
+    keeps_order: ClassVar[bool] = False
+    """Whether of two numbers the larger never gives the smaller result, or never the larger one: then the results of
+    the least and the largest value of a batch bound all of its results."""
     online_too: ClassVar[bool] = False
     """Whether numbers of a fixed size, none of them null, are all that it needs: what is left to the loader from it on
     is stored so."""

@@ -1,8 +1,8 @@
 """Sums and distributions that come out the same whatever the order of rows: whole numbers, added up name by name.
 
-A float64 is cut into whole numbers of a few fixed scales, each of which adds up without rounding; so a mean depends on
-the values alone, not on how many workers saw them. Distributions keep 11 significant bits of a value: whole numbers
-below 2048 exactly, others to within 0.1 %.
+A float64, or its square, is cut into whole numbers of fixed scales, each of which adds up without rounding, however
+large or small the numbers are. So a mean depends on the values alone, not on how many workers saw them. Distributions
+keep 11 significant bits of a value: whole numbers below 2048 exactly, others to within 0.1 %.
 """
 
 from __future__ import annotations
@@ -16,28 +16,62 @@ import numpy.typing as npt
 import pyarrow as pa
 
 Floats = npt.NDArray[np.float64]
-_SCALES = (84, 56, 28, 0, -28, -56)
-FINEST = -_SCALES[-1]
-"""The exponent of the finest scale: every part is a whole number of 2^-FINEST."""
-_LIMIT = 2.0**124
+_STEP = 28
+"""The bits of a part: so 2^35 of them add up within 64 bits."""
+_PARTS = 3  # of the 53 bits of a number
+_HALF = 2.0**27 + 1  # splits 53 bits in two halves (Dekker)
 _COARSE = np.uint64(~((1 << 42) - 1) & 0xFFFFFFFFFFFFFFFF)
 
 
-def parts(values: Floats) -> dict[int, Floats]:
-    """Writes the values as sums of whole numbers x 2^scale; scales at which all are 0 are left out."""
-    rest = np.clip(values, -_LIMIT, _LIMIT)
-    found = {}
-    for scale in _SCALES:
-        whole = np.trunc(np.ldexp(rest, -scale)) if scale > _SCALES[-1] else np.rint(np.ldexp(rest, -scale))
-        rest = rest - np.ldexp(whole, scale)
-        if whole.any():
-            found[scale] = whole
+def parts(values: Floats, power: int = 1) -> dict[int, Floats]:
+    """Writes the finite values, or with a `power` of 2 their squares, as sums of whole numbers x 2^scale, exactly;
+    scales at which all are 0 are left out."""
+    fraction, exponent = np.frexp(values)
+    found: dict[int, Floats] = {}
+    if power == 1:
+        _cut(fraction, exponent, found)
+    else:
+        square = fraction * fraction
+        high = fraction * _HALF - (fraction * _HALF - fraction)
+        low = fraction - high
+        lost = ((high * high - square) + 2 * high * low) + low * low
+        for some in (square, lost):
+            again, shift = np.frexp(some)
+            _cut(again, 2 * exponent + shift, found)
     return found
+
+
+def _cut(fraction: Floats, exponent: npt.NDArray[np.integer], found: dict[int, Floats]) -> None:
+    """Adds the parts of fraction x 2^exponent to those that were found, scale by scale."""
+    scale = (exponent - 1) // _STEP * _STEP
+    rest = np.ldexp(fraction, exponent - scale)
+    for number in range(_PARTS):
+        whole = np.trunc(rest)
+        rest = np.ldexp(rest - whole, _STEP)
+        for one in np.unique(scale[whole != 0]).tolist():
+            here = np.where(scale == one, whole, 0.0)
+            place = one - number * _STEP
+            found[place] = found[place] + here if place in found else here
 
 
 def total(sums: Iterable[tuple[int, int]]) -> Fraction:
     """The sum of all values that were cut into parts, from the sum at each scale."""
     return sum((Fraction(count) * Fraction(2) ** scale for scale, count in sums), Fraction(0))
+
+
+def quotient(numerator: int, denominator: int) -> float:
+    """The nearest float; an infinity if the quotient is larger than any."""
+    try:
+        return numerator / denominator
+    except OverflowError:
+        return math.inf if numerator > 0 else -math.inf
+
+
+def root(numerator: int, denominator: int) -> float:
+    """The square root of a quotient that is 0 or above, and that may itself be beyond any float."""
+    half = (numerator.bit_length() - denominator.bit_length()) // 2
+    scaled = numerator / (denominator << 2 * half) if half > 0 else (numerator << -2 * half) / denominator
+    return math.ldexp(math.sqrt(scaled), half)
 
 
 def coarse(values: Floats) -> Floats:

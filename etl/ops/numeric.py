@@ -26,6 +26,7 @@ class Fill(Operator):
     name: ClassVar[str] = "fill"
     takes: ClassVar[tuple[str, ...]] = ("number",)
     gives: ClassVar[str] = "number"
+    keeps_order: ClassVar[bool] = True
     value: float = 0.0
     indicator: bool = False
 
@@ -62,6 +63,7 @@ class Clip(Operator):
     name: ClassVar[str] = "clip"
     takes: ClassVar[tuple[str, ...]] = ("number",)
     gives: ClassVar[str] = "number"
+    keeps_order: ClassVar[bool] = True
     online_too: ClassVar[bool] = True
     low: float | None = None
     high: float | None = None
@@ -86,6 +88,7 @@ class Scale(Operator):
     name: ClassVar[str] = "scale"
     takes: ClassVar[tuple[str, ...]] = ("number",)
     gives: ClassVar[str] = "number"
+    keeps_order: ClassVar[bool] = True
     by: float
 
     def __post_init__(self) -> None:
@@ -94,7 +97,8 @@ class Scale(Operator):
 
     def apply(self, column: pa.Array, _state: Any) -> pa.Array:
         values, nulls = values_of(column)
-        return pa.array(values / self.by, mask=nulls)
+        with np.errstate(over="ignore"):
+            return pa.array(values / self.by, mask=nulls)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,6 +108,7 @@ class Log(Operator):
     name: ClassVar[str] = "log"
     takes: ClassVar[tuple[str, ...]] = ("number",)
     gives: ClassVar[str] = "number"
+    keeps_order: ClassVar[bool] = True
     online_too: ClassVar[bool] = True
     shift: float = 1.0
     floor: float = 1e-6
@@ -127,6 +132,7 @@ class BoxCox(Operator):
     name: ClassVar[str] = "boxcox"
     takes: ClassVar[tuple[str, ...]] = ("number",)
     gives: ClassVar[str] = "number"
+    keeps_order: ClassVar[bool] = True
     online_too: ClassVar[bool] = True
     power: float
     shift: float = 0.0
@@ -153,6 +159,7 @@ class Logit(Operator):
     name: ClassVar[str] = "logit"
     takes: ClassVar[tuple[str, ...]] = ("number",)
     gives: ClassVar[str] = "number"
+    keeps_order: ClassVar[bool] = True
     online_too: ClassVar[bool] = True
     margin: float = 1e-6
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -10,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from sluice.etl.ops.base import FIRST, Fitted, finite_of, values_of, within
-from sluice.etl.ops.exact_sums import distribution, parts, quantiles, total
+from sluice.etl.ops.exact_sums import distribution, parts, quantiles, root, total
 from sluice.etl.ops.numeric import bucketed, filled
 
 
@@ -23,10 +22,9 @@ def _moments(column: pa.Array, powers: tuple[int, ...]) -> tuple[pa.Array, pa.Ar
     values = finite_of(column)
     if not len(values):
         return _named([], [])
-    values = np.clip(values, -(2.0**62), 2.0**62)
     names, counts = ["n"], [len(values)]
     for power in powers:
-        for scale, whole in parts(values**power).items():
+        for scale, whole in parts(values, power).items():
             names.append(f"{power}:{scale}")
             counts.append(int(whole.astype(np.int64).sum()))
     return _named(names, counts)
@@ -101,8 +99,8 @@ class Standardise(Fitted):
     def learn(self, counted: pa.Table) -> pa.Table:
         rows = max(1, _rows(counted))
         mean = _sum_of(counted, 1) / rows
-        variance = max(0.0, float(_sum_of(counted, 2) / rows - mean**2))
-        return pa.table({"mean": [float(mean)], "spread": [math.sqrt(variance)]})
+        variance = _sum_of(counted, 2) / rows - mean**2
+        return pa.table({"mean": [float(mean)], "spread": [root(variance.numerator, variance.denominator)]})
 
     def prepare(self, state: pa.Table) -> tuple[float, float]:
         return float(state["mean"][0].as_py()), float(state["spread"][0].as_py())
@@ -110,7 +108,8 @@ class Standardise(Fitted):
     def apply(self, column: pa.Array, state: tuple[float, float]) -> pa.Array:
         values, nulls = values_of(column)
         mean, spread = state
-        return pa.array((values - mean) / (spread or 1.0), mask=nulls)
+        with np.errstate(over="ignore"):
+            return pa.array((values - mean) / (spread or 1.0), mask=nulls)
 
 
 @dataclass(frozen=True, kw_only=True)

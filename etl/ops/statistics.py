@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sluice.etl.ops.base import Fitted, OperatorError, as_number, as_text, values_of, within
-from sluice.etl.ops.exact_sums import FINEST, parts, total
+from sluice.etl.ops.exact_sums import parts, quotient, root, total
 from sluice.etl.ops.hash_table import Lookup
 from sluice.etl.ops.hashing import hash_texts, mix
 from sluice.etl.ops.past_values import Timeline, check_step, coded, moments_of, running, stamped, unstamped
@@ -212,7 +212,7 @@ class Group(_Encoded):
         values, nulls = values_of(numbers)
         there = np.flatnonzero(np.isfinite(values) if nulls is None else np.isfinite(values) & ~nulls)
         coded = keys.take(pa.array(there)).dictionary_encode()
-        values = np.clip(values[there], -(2.0**62), 2.0**62)
+        values = values[there]
         place = coded.indices.to_numpy(zero_copy_only=False)
         kinds = coded.dictionary
         if self.of in ("min", "max"):
@@ -222,7 +222,7 @@ class Group(_Encoded):
             return named, pa.array(np.ones(len(kinds), np.int64))
         names, sums = [pc.binary_join_element_wise("n:", kinds, "")], [np.bincount(place, minlength=len(kinds))]
         for power in (1, 2):
-            for scale, whole in parts(values**power).items():
+            for scale, whole in parts(values, power).items():
                 of_group = np.zeros(len(kinds), np.int64)
                 np.add.at(of_group, place, whole.astype(np.int64))
                 names.append(pc.binary_join_element_wise(f"{power},{scale}:", kinds, ""))
@@ -259,8 +259,9 @@ class Group(_Encoded):
         for key in sorted(sums):
             rows = sums[key]["n"][0][1]
             first, second = (total(sums[key].get(power, ())) for power in "12")
-            for name, value in (("value", key), ("count", rows), ("sum", float(first)),
-                                ("std", math.sqrt(max(0.0, float(second / rows - (first / rows)**2))))):
+            variance = second / rows - (first / rows)**2
+            for name, value in (("value", key), ("count", rows), ("sum", quotient(*first.as_integer_ratio())),
+                                ("std", root(*variance.as_integer_ratio()))):
                 table[name].append(value)
         return pa.table(table, schema=pa.schema([("value", pa.string()), ("count", pa.int64()),
                                                  ("sum", pa.float64()), ("std", pa.float64())]))
@@ -269,16 +270,18 @@ class Group(_Encoded):
         """The same for each key and moment, over all its rows up to that moment: in whole numbers, without rounding."""
         names, times = unstamped(pa.array(sums, pa.string()))
         table: dict[str, list[Any]] = {name: [] for name in ("value", "at", "count", "sum", "std")}
+        scales = (scale for found in sums.values() for power in "12" for scale, _ in found.get(power, ()))
+        finest = max(0, -min(scales, default=0))
         last, rows, first, second = None, 0, 0, 0
         for key, at, stamp in sorted(zip(names.to_pylist(), times.to_pylist(), sums, strict=True)):
             rows, first, second = (rows, first, second) if key == last else (0, 0, 0)
             last, found = key, sums[stamp]
             rows += found["n"][0][1]
-            first, second = (known + sum(count << (scale + FINEST) for scale, count in found.get(power, ()))
+            first, second = (known + sum(count << (scale + finest) for scale, count in found.get(power, ()))
                              for known, power in ((first, "1"), (second, "2")))
-            spread = ((second * rows << FINEST) - first * first) / (rows * rows << 2 * FINEST)
-            for name, value in (("value", key), ("at", at), ("count", rows), ("sum", first / (1 << FINEST)),
-                                ("std", math.sqrt(max(0.0, spread)))):
+            spread = root((second * rows << finest) - first * first, rows * rows << 2 * finest)
+            for name, value in (("value", key), ("at", at), ("count", rows), ("sum", quotient(first, 1 << finest)),
+                                ("std", spread)):
                 table[name].append(value)
         kinds = {"value": pa.string(), "count": pa.int64()}
         return pa.table(table, schema=pa.schema([(name, kinds.get(name, pa.float64())) for name in table]))

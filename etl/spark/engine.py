@@ -87,8 +87,12 @@ class SparkEngine(Engine):
     def extended(self, level: int, number: int, op: Fitted, old: Learnt, new: Learnt) -> Learnt:
         return extended(op, old, new, self._large.of_level(level), number)
 
-    def set_aside(self, folder: str) -> None:
-        write_rejects(self._raw, folder)
+    def set_aside(self, folder: str, state: FittedState | None = None) -> Mapping[str, int]:
+        return write_rejects(self._raw, folder, state, self._joins(state).names if state is not None else ())
+
+    def _joins(self, state: FittedState) -> Joins:
+        met = choose_lookup(self.spec, state, self.job.worker_bytes)
+        return Joins.of(self.spec, [key for key, way in met.items() if way == JOIN], hot_values(self.job.worker_bytes))
 
     def reject(self, folder: str, reason: str) -> Reject | None:
         return reject_of(self._spark, folder, reason)
@@ -98,8 +102,7 @@ class SparkEngine(Engine):
         return {key: met[key] for key in _state.stored} | self._raw.joins
 
     def write(self, state: FittedState, counted: Counted) -> Mapping[str, Mapping[str, Sketch]]:
-        job, met = self.job, choose_lookup(self.spec, state, self.job.worker_bytes)
-        joins = Joins.of(self.spec, [key for key, way in met.items() if way == JOIN], hot_values(job.worker_bytes))
+        job, joins = self.job, self._joins(state)
         with self._naming_files():
             sketches = write(self._raw, state, FileAssignment.of(
                 self.spec, counted.rows, counted.pairs, counted.nulls.get(self.spec.label, 0.0)),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import glob
+import math
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -19,12 +20,13 @@ from sluice.etl.apply.input_checks import (
     refuse_missing,
     rows_before,
 )
+from sluice.etl.apply.parse import INFINITY
 from sluice.etl.common.errors import InputError
 from sluice.etl.spark.compressed_files import refuse_cut
 from sluice.etl.spark.joins import joined_by, relate
 from sluice.etl.spark.parquet_footers import types_of
 from sluice.etl.spark.time_texts import check_orders
-from sluice.etl.spark.workers.parsed_rows import parsed_cells, rows_with_ties
+from sluice.etl.spark.workers.parsed_rows import Before, parsed_cells, rows_with_ties
 from sluice.etl.spec.row_split import TIES
 from sluice.etl.spec.spec import Spec
 
@@ -166,6 +168,8 @@ class Raw:
         kinds, found = dict(frame.dtypes), {}
         for name, kind in self.spec.input.read_as.items():
             typed = cells[name].try_cast(SPARK_TYPES[kind])
+            if kind == "float" and kinds[name] == "string":  # Spark reads a number that is too large as an infinity
+                typed = sql.when((sql.abs(typed) != math.inf) | cells[name].rlike(INFINITY), typed)
             fractions = kind == "int" and kinds[name].startswith(("float", "double", "decimal"))
             found[name] = sql.when(cells[name] % 1 == 0, typed) if fractions else typed
         return found
@@ -212,9 +216,13 @@ class Raw:
         pass."""
         if not self.spec.input.place:
             return parsed_cells(self.read(), self.spec, self.level)
+        return parsed_cells(self.read(placed=True), self.spec, self.level, self.rows_before)
+
+    @cached_property
+    def rows_before(self) -> Before:
+        """How many rows lie before each part of the input, and how many there are."""
         counted = self.read(placed=True).groupBy("_file", "_from").count().collect()
-        return parsed_cells(self.read(placed=True), self.spec, self.level,
-                            rows_before({(f, at): rows for f, at, rows in counted}))
+        return rows_before({(file, start): rows for file, start, rows in counted})
 
     @cached_property
     def frame(self) -> DataFrame:

@@ -1,17 +1,23 @@
-"""Rows that do not parse, with Spark: `write_rejects` keeps them, where `check_rejects` allows it."""
+"""Rows that a table does not get, with Spark: `write_rejects` keeps them, where `check_rejects` allows it."""
 
 from __future__ import annotations
 
 import json
+from collections import Counter
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from sluice.etl.apply.parse import Batches, InputParser
-from sluice.etl.apply.rejected import Reject, refuse_others, texts_of
+from sluice.etl.apply.parse import Batches
+from sluice.etl.apply.rejected import Refused, Reject, refuse_others
 from sluice.etl.spark.read_input import Raw
+from sluice.etl.spark.workers.last_features import features_of
+from sluice.etl.spark.workers.parsed_rows import Before, places_of
 from sluice.etl.spec.spec import Spec
+from sluice.etl.table.fitted_state import FittedState, Packed
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -33,27 +39,36 @@ def check_rejects(spark: SparkSession, url: str) -> None:
     refuse_others(url, found)
 
 
-def write_rejects(raw: Raw, url: str) -> None:
+def write_rejects(raw: Raw, url: str, state: FittedState | None = None, but: Collection[str] = ()) -> dict[str, int]:
     """Writes rows that do not parse as JSON lines of file, line, reason and raw text, and, where the text cannot show
-    every byte, base64 of them. Lines are numbered from 1; records over several lines and rows of columns have no
-    number."""
+    every byte, base64 of them; with a `state`, also rows whose features cannot be published, not looking at columns
+    that `but` names. Lines are numbered from 1; records over several lines and rows of columns have no number, and rows
+    that met others no file either. Returns how many there are by reason."""
     from pyspark.sql import functions as sql
 
-    found = raw.read(with_file=True).mapInArrow(
-        partial(_rejects, raw.spec, raw.headers),
-        _TYPES).persist()
+    shipped = None if state is None else raw.spark.sparkContext.broadcast(state.packed())
+    late = None if shipped is None else _Late(lambda: shipped.value, but)
+    before = raw.rows_before if late is not None and raw.spec.input.place else None
+    alone = None if raw.spec.rows.relational else late
+    found = raw.read(with_file=True, placed=before is not None).mapInArrow(
+        partial(_rejects, raw.spec, raw.headers, alone, before), _TYPES)
+    if raw.spec.rows.relational:
+        found = found.unionByName(raw.frame.mapInArrow(partial(_related_rejects, raw.spec, late), _TYPES))
+    found = found.persist()
     try:
         # Each file comes in parts: a line's number is its number in its part plus the lines of earlier parts.
         parts = found.where("lines is not null").select("file", "start", "lines").collect()
-        before: dict[str, int] = {}
+        lines: dict[str, int] = {}
         firsts = []
-        for file, start, lines in sorted(parts):
-            firsts.append((file, start, before.get(file, 0)))
-            before[file] = before.get(file, 0) + lines
+        for file, start, count in sorted(parts):
+            firsts.append((file, start, lines.get(file, 0)))
+            lines[file] = lines.get(file, 0) + count
         offsets = raw.spark.createDataFrame(firsts, "file string, start bigint, first bigint")
         numbered = found.where("lines is null").join(sql.broadcast(offsets), ["file", "start"], "left").select(
             "file", (sql.col("line") + sql.col("first")).alias("line"), "reason", "raw", "base64")
         numbered.write.mode("overwrite").json(url)
+        return {row["reason"]: row["count"]
+                for row in found.where("lines is null").groupBy("reason").count().collect()}
     finally:
         found.unpersist()
 
@@ -65,9 +80,32 @@ def reject_of(spark: SparkSession, url: str, reason: str) -> Reject | None:
     return None if row is None else Reject(**row.asDict())
 
 
-def _rejects(spec: Spec, headers: tuple[str, ...], batches: Batches) -> Batches:
+@dataclass(frozen=True, slots=True)
+class _Late:
+    """What finds rows whose features cannot be published."""
+
+    packed: Callable[[], Packed]
+    but: Collection[str]
+
+    @staticmethod
+    def refused(late: _Late | None, spec: Spec, headers: Collection[bytes] = ()) -> Refused:
+        if late is None:
+            return Refused(spec, headers)
+        return Refused(spec, headers, features_of(spec, late.packed(), ahead=False)[1], late.but)
+
+
+def _related_rejects(spec: Spec, late: _Late | None, batches: Batches) -> Batches:
+    """In a worker: returns the rejects among rows that met others."""
+    refused = _Late.refused(late, spec)
+    for batch in batches:
+        yield _batch([(None, None, None, None, *rest) for _, *rest in refused.of(batch)])
+
+
+def _rejects(spec: Spec, headers: tuple[str, ...], late: _Late | None, before: Before | None, batches: Batches
+             ) -> Batches:
     """In a worker: returns rejects with their numbers in their parts of files, and how many lines each part has."""
-    parser, heads = InputParser(spec), [header.encode(spec.input.encoding) for header in headers]
+    refused = _Late.refused(late, spec, [header.encode(spec.input.encoding) for header in headers])
+    seen = Counter[tuple[str, int]]()
     lines: dict[tuple[str, int], int] = {}
     for batch in batches:
         numbers: list[int | None] = [None] * batch.num_rows
@@ -76,9 +114,9 @@ def _rejects(spec: Spec, headers: tuple[str, ...], batches: Batches) -> Batches:
             starts = batch["_from"].to_pylist()
             for number, part in enumerate(zip(files, starts, strict=True)):
                 numbers[number] = lines[part] = lines.get(part, 0) + 1
-        found = [(files[n], starts[n], numbers[n], None, *rest)
-                 for n, *rest in texts_of(batch, parser.parse(batch), heads)]
-        yield _batch(found)
+        given = refused.of(batch) if before is None else \
+            refused.of(batch, partial(places_of, before=before, seen=seen))
+        yield _batch([(files[n], starts[n], numbers[n], None, *rest) for n, *rest in given])
     yield _batch([(*part, None, count, None, None, None) for part, count in lines.items()])
 
 

@@ -94,11 +94,12 @@ def _apply(placement: FileAssignment, joins: Joins, sketching: tuple[SketchInput
     spec, (look, gathered) = placement.spec, sketching
     state, features = features_of(spec, packed(), ahead=True)
     placing = RowPlacement(placement, look, features, state)
-    names = [*(c.name for c in spec.columns if c.name not in joins.names), *joins.columns,
-             *RowPlacement.order(placement), "_file"]
+    made_here = [*(c.name for c in spec.columns if c.name not in joins.names), *joins.columns]
+    names = [*made_here, *RowPlacement.order(placement), "_file"]
     for columns, keys in selected_rows(spec, batches):
         rows = placing.of(columns, keys)
         made = [*features.apply(rows.columns, rows.keys, joins.names, rows.split, rows.folds),
                 *joins.opened(features, rows.columns, rows.keys, rows.split, rows.folds)]
+        rows, made = placing.fit(rows, made, made_here, joins.names)
         yield pa.record_batch([*made, *rows.order, pa.array(rows.files)], names)
     gathered.add(placing.seen)

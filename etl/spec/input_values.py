@@ -68,7 +68,11 @@ def _floats(values: pa.Array) -> pa.Array:
 def _seconds(values: pa.Array) -> pa.Array:
     if not pa.types.is_timestamp(values.type):
         return pc.multiply(values.cast(pa.int32()).cast(pa.float64()), float(_SECONDS_OF_A_DAY))
-    micros = values.cast(pa.timestamp("us", values.type.tz), safe=False).cast(pa.int64())
+    unit = values.type.unit
+    try:
+        micros = values.cast(pa.timestamp("us", values.type.tz), safe=unit != "ns").cast(pa.int64())
+    except pa.ArrowInvalid:  # thousands of years after any log, microseconds do not fit 64 bits
+        return pc.divide(values.cast(pa.int64()).cast(pa.float64(), safe=False), {"s": 1.0, "ms": 1e3}[unit])
     return pc.divide(micros.cast(pa.float64(), safe=False), 1e6)  # from the year 2255 on, the nearest float
 
 

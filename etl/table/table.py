@@ -65,6 +65,8 @@ class FeatureTable:
         from deltalake import DeltaTable
         from deltalake.exceptions import DeltaError, TableNotFoundError
 
+        if os.path.isfile(uri):
+            raise TableError(f"{uri}: is a file, and a feature table is a folder; `sluice etl` makes a table of files")
         try:
             store = TableStore(uri)
             delta = DeltaTable(**store.delta, version=version)
@@ -76,22 +78,23 @@ class FeatureTable:
                 raise TableError(f"{uri}: there is no version {version}: the newest is {last}") from None
             what = "the table's log" if version is None else f"version {version}"
             raise TableError(f"{uri}: {what} cannot be read ({_first_line(error)})") from None
+        schema = pa.schema(delta.schema())
+        if not any(METADATA_KEY in (f.metadata or {}) for f in schema):
+            raise TableError(f"{uri}: is a Delta table that another program wrote: no column has a role; write a spec "
+                             'with format = "delta" for it, of which `sluice etl` makes a feature table')
         adds = pa.table(delta.get_add_actions(flatten=True)).to_pylist()
         paths = [unquote(a["path"]) for a in adds]
-        records = {job: _record(store, job) for job in sorted({job_of(p) for p in paths})}
+        records = {job: _record(store, job) for job in sorted({job_of(p) for p in paths} - {""})}
         known = {f.path: (r, f) for r in records.values() for f in r.files}
         missing = [p for p in paths if p not in known]
         if missing:
             raise TableError(f"{store.url(missing[0])}: no job record speaks of this file; was it added by another "
-                             "program? Only tables that etl/job.py writes can be read")
+                             "program? Only what `sluice etl` writes can be read: make the table again with it")
         ordered = sorted((known[p][0].version, p) for p in paths)
         files = tuple(DataFile(path=store.url(p), rows=known[p][1].rows, bytes=known[p][1].bytes,
                                split=known[p][1].split, row_group_rows=known[p][1].row_group_rows) for _, p in ordered)
         newest = max(records.values(), key=lambda r: r.version) if records else None
-        schema = pa.schema(delta.schema())
         fields = tuple(_field(f, newest, records.values()) for f in schema if METADATA_KEY in (f.metadata or {}))
-        if not fields:
-            raise TableError(f"{uri}: a Delta table, but not one that etl/job.py wrote: no column has a role")
         in_files = pa.schema([pa.field(f.name, schema.field(f.name).type, nullable=f.nullable) for f in fields])
         found = cls(store.uri, delta.version(), fields, files, in_files, records, Permission.of(allow_code))
         return found.transformed((*found._spec_transforms(), *short_transforms(transforms)))

@@ -49,10 +49,10 @@ def vacuum(store: TableStore, *, keep: int, now: float, dry_run: bool = False, g
     the table's folder before the file goes, and removes what was derived from it.
 
     Versions stay in the log, but those not kept can no longer be read."""
+    newest = FeatureTable.open(store.uri).version
     if links := store.listed("_delta_log")[1]:
         raise StoreError(f"{store.url(links[0])}: is a link, so what this table needs is written elsewhere; nothing "
                          "was removed; put the log's own files in its place")
-    newest = FeatureTable.open(store.uri).version
     pinned = tuple(sorted({pin.version for pin in pins(store, now)}))
     kept = tuple(sorted({*range(max(0, newest - keep + 1), newest + 1), *pinned}))
     files: set[str] = set()

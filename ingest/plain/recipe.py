@@ -16,6 +16,7 @@ from sluice.etl.schema import Field
 from sluice.etl.spec.input_values import ARROW_TYPES, converted
 from sluice.ingest.columns import ColumnError
 from sluice.ingest.plain.hashed_ids import can_hash, hashed_ids
+from sluice.ingest.stages.number_types import held
 
 _DICTIONARIES = tuple(f"dictionary<values={kind}" for kind in ("int", "uint", "float", "double", "halffloat"))
 
@@ -103,7 +104,7 @@ class Making:
         if self._operators is None:
             return self._checked(columns[0])
         values = columns[0] if len(columns) == 1 else pa.StructArray.from_arrays(columns, list(recipe.sources))
-        made = self._operators(values)
+        made = held(self._operators(values))
         return made if isinstance(made, pa.Array) else pa.array(made)
 
     def _checked(self, values: pa.Array) -> pa.Array:

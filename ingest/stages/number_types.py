@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 _LARGEST = float(np.finfo(np.float32).max)
 
@@ -32,6 +33,12 @@ def numbers(array: npt.NDArray[Any], kind: Any) -> npt.NDArray[Any]:
     except FloatingPointError:
         at = int(np.argmax(np.isfinite(array) & (np.abs(array) > _LARGEST)))
         raise ValueRefused(at, f"{array[at]}, which is too large for float32; clip it, or take its logarithm") from None
+
+
+def held(made: npt.NDArray[Any] | pa.Array) -> npt.NDArray[Any] | pa.Array:
+    """What a spec's operators made of a column, its numbers as a batch holds them. ValueRefused if it cannot."""
+    is_number = isinstance(made, np.ndarray) and made.dtype == np.float64
+    return numbers(made, np.float32) if is_number else made
 
 
 def _ids(array: npt.NDArray[Any], kind: Any) -> npt.NDArray[Any]:

@@ -23,6 +23,7 @@ from sluice.etl.schema import Field
 from sluice.etl.spec.spec import Spec
 from sluice.ingest.columns import ColumnError, Columns
 from sluice.ingest.stage_spec import ONLINE, READ
+from sluice.ingest.stages.number_types import ValueRefused, held
 
 _SAMPLE_ROWS = 4096
 _TRIES = 3
@@ -67,7 +68,10 @@ class Operators:
     def __call__(self, arrays: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
         made, marks = {}, [self._clock()]
         for name in self.chains:
-            made[name] = self._functions[name](arrays[name])
+            try:
+                made[name] = held(self._functions[name](arrays[name]))
+            except ValueRefused as refused:
+                raise ValueRefused(refused.at, f"column {name!r}: {refused}") from None
             marks.append(self._clock())
         for number, name in enumerate(made):
             self._charge(name, marks[number + 1] - marks[number], arrays[name], made[name])
@@ -75,7 +79,7 @@ class Operators:
 
     def _of_stored(self, name: str, values: npt.NDArray[Any] | pa.Array) -> npt.NDArray[Any] | pa.Array:
         began = self._clock()
-        made = self._functions[name](values)
+        made = held(self._functions[name](values))
         self._charge(name, self._clock() - began, values, made)
         return made
 

@@ -6,9 +6,10 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from sluice.agent import policies
@@ -123,6 +124,7 @@ class BenchSession:
         self._latency_s = options.store_latency_ms / 1000
         self._stack = ExitStack()
         self._run: RunFolder | None = None
+        self._run_is_full = False
 
     def _check_knobs(self, knobs: str) -> None:
         """Raises KnobError for a stage that there will not be, before anything that takes long."""
@@ -183,8 +185,8 @@ class BenchSession:
         controller.stop()
         peak_bytes = peak.bytes  # taken before the decoder is measured alone, to which the limit does not apply
         knobs = loader.knobs
-        self._knob_memory.finish(policy=self._policy.name, record=None if self._run is None else self._run.event,
-                                 learned=controller.learned())
+        record = None if self._run is None else partial(self._write, "event")
+        self._knob_memory.finish(policy=self._policy.name, record=record, learned=controller.learned())
         loader.close()
         limit.measure()
         outcome = {**_figures(found, self._options.epochs), "decode_rows_per_s": round(limit.rows_per_s),
@@ -198,7 +200,7 @@ class BenchSession:
             if told["rows_per_s_settled"] is not None:  # as the report has it
                 outcome |= {"rows_per_s_settled": round(told["rows_per_s_settled"]),
                             "stall_fraction_settled": round(told["stall_settled"], 4)}
-            self._run.event({"kind": "end", **outcome})
+            self._write("event", {"kind": "end", **outcome})
         return outcome
 
     @property
@@ -210,11 +212,13 @@ class BenchSession:
         """Writes the report, once the run folder is closed, and returns the figures with what it tells."""
         if self._run is not None:
             told = outcome["outcome"]
-            outcome = {**outcome, "report": str(page.write(self._run.path)), "occasions": told["occasions"]}
+            report = page.written(self._run.path, self._say)
+            outcome = {**outcome, "report": report and str(report), "occasions": told["occasions"]}
             self._say(told["headline"])
             for one in told["occasions"]:
                 self._say(f"{one['label']}. {one['sentence']}")
-            self._say(f"report: {outcome['report']}")
+            if report is not None:
+                self._say(f"report: {report}")
         if outcome["order_hash"] is None:
             self._say("no epoch was finished, so there is no order hash; give more --seconds")
         return outcome
@@ -236,15 +240,25 @@ class BenchSession:
 
     def _observe(self, metric: dict[str, Any]) -> None:
         self._view.show(self._loader.snapshot())
-        if self._run is not None:
-            self._run.metric(metric)
+        self._write("metric", metric)
 
     def _record(self, event: dict[str, Any]) -> None:
         # A fault on purpose is marked when it happens, not when it is noticed.
         marked = "fault" if self._options.conditions.inject else "occasion"
         self._view.tell(line(event), mark=event["kind"] == marked)
-        if self._run is not None:
-            self._run.event(event)
+        self._write("event", event)
+
+    def _write(self, what: str, line: Mapping[str, Any]) -> None:
+        """Writes a line to the run folder, if there is one. A disk without room is reported once, and costs that line
+        and those after it."""
+        if self._run is None or self._run_is_full:
+            return
+        try:
+            getattr(self._run, what)(line)
+        except OSError as error:
+            self._run_is_full = True
+            self._say(f"{error.filename or self._run.path}: nothing more is written there ({error.strerror or error}); "
+                      "the run goes on")
 
 
 def _figures(found: BenchOutcome, epochs: int | None) -> dict[str, Any]:

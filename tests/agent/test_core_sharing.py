@@ -60,8 +60,7 @@ def test_a_killed_job_counts_no_more(tmp_path):
 
 def test_a_damaged_claim_wants_everything_and_a_place_in_the_way_is_one_line(tmp_path):
     with CoreClaims(tmp_path) as one, CoreClaims(tmp_path) as other:
-        other._file.write("damage")
-        other._file.flush()
+        other._path.write_text("damage")
         assert one.share(2.0, None) == 1.0
     said = []
     (tmp_path / "file").write_text("")

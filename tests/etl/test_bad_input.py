@@ -109,7 +109,8 @@ def test_a_quoted_field_may_hold_lines_if_the_spec_says_so(spark, tmp_path):
     result = run(spark, tmp_path / "t", folder, text=CSV, max_rejects=0.9, rejects=str(tmp_path / "rejects"))
     got = sorted((r["item"], r["price"]) for r in rows_of(FeatureTable.open(tmp_path / "t")))
     assert got == sorted([('two\nlines, and a "quote"', 1.0), ("日", -1.0), ("", 7.0), ("\r\n\r\n", 3.0)])
-    assert result.rejected == {"item: not UTF-8 text": 1, "price: not a number": 1, "wrong number of fields": 2}
+    assert result.rejected == {"item: not UTF-8 text": 1, "price: not a number of 64 bits": 1,
+                               "wrong number of fields": 2}
     kept = [json.loads(line) for part in (tmp_path / "rejects").glob("*.json")
             for line in part.read_text().splitlines()]
     assert sorted(row["raw"] for row in kept) == ["0,caf\\xe9,1", "1,a,2,long", "1,many,lots", "1,short"]

@@ -250,7 +250,7 @@ def test_rejects_are_counted_and_kept_with_file_reason_and_text(spark, broken, t
 
 
 def test_too_many_rejects_refuse_the_job_and_publish_nothing(spark, broken, tmp_path):
-    with pytest.raises(InputError, match=r"3 of 1,000 rows do not parse, more than --max-rejects 0.002 allows"):
+    with pytest.raises(InputError, match=r"3 of 1,000 rows are rejected, more than --max-rejects 0.002 allows"):
         run(spark, tmp_path / "t", broken, max_rejects=0.002)
     assert not list((tmp_path / "t").rglob("*.parquet"))
     assert not (tmp_path / "t" / "_delta_log").exists()

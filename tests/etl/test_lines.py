@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 import random
 
 import numpy as np
@@ -99,6 +100,9 @@ def test_any_bytes_between_good_lines_leave_them_as_they_are(form, monkeypatch):
     if form == "json":  # what Arrow refuses and Python reads is always read alone, as are flags among numbers
         plain = [n for n in plain if not any(odd in lines[n] for odd in (b"1e999", b"u0065", b"true"))
                  and all(lines[n].count(name) < 2 for name in NAMES)]
+    else:  # an infinity is told from a number that is too large by its cell
+        plain = [n for n in plain if b"inf" not in lines[n]]
+    if form == "json":
         cut(parser._objects, "one", lambda *_: pytest.fail("not the fast way"))
     fast = by_line(parsed(parser, [lines[n] for n in plain]), len(plain))
     assert len(plain) > LINES * 0.25
@@ -112,6 +116,15 @@ def test_any_bytes_between_good_lines_leave_them_as_they_are(form, monkeypatch):
     ("tsv", b"1\t2\t3\tc\r", (1, 2, 3.0, "c")),
     ("tsv", b"1\t 5 \t 6.5\t c ", (1, 5, 6.5, " c ")),
     ("tsv", b"\xef\xbb\xbf1\t5\t6\tc", "label: not a whole number of 64 bits"),
+    ("tsv", b"1\t2\t1e400\tc", "F: not a number of 64 bits"),
+    ("tsv", b"1\t2\t-1.7976931348623159e308\tc", "F: not a number of 64 bits"),
+    ("tsv", b"1\t2\t -Inf \tc", (1, 2, -math.inf, "c")),
+    ("csv", b'1,2,"1e400",c', "F: not a number of 64 bits"),
+    ("csv", b"1,2,infinity,c", (1, 2, math.inf, "c")),
+    ("json", b'{"label":1,"F":1e400}', "F: not a number of 64 bits"),
+    ("json", b'{"label":1,"F":-1.7976931348623159e308}', "F: not a number of 64 bits"),
+    ("json", b'{"label":1,"F":1' + b"0" * 400 + b"}", "F: not a number of 64 bits"),
+    ("json", b'{"label":1,"F":1.7976931348623157e308}', (1, None, 1.7976931348623157e308, None)),
     ("csv", b"1,ab\xff", "wrong number of fields"),
     ("csv", b'1,2,3,"a\rb"', (1, 2, 3.0, "a\rb")),
     ("csv", b'1,2,3,a"b', (1, 2, 3.0, 'a"b')),

@@ -50,7 +50,7 @@ BAD = [
     (b"1\tabc\t3\tc", "I: not a whole number of 64 bits"),
     (b"1\t1.5\t3\tc", "I: not a whole number of 64 bits"),
     (b"1\t18446744073709551615\t3\tc", "I: not a whole number of 64 bits"),
-    (b"1\t1\tabc\tc", "F: not a number"),
+    (b"1\t1\tabc\tc", "F: not a number of 64 bits"),
     (b"1\t1\t1\tMis\xe9rables", "C: not UTF-8 text"),
     (b"2\t1\t1\tc", "label: neither 0 nor 1"),
     (b"-1\t1\t1\tc", "label: neither 0 nor 1"),
@@ -133,7 +133,7 @@ def test_decimal_commas():
     good = [b"1;2;-14,5;1,5", b'1;;"7";', b"1;2;;x", b"1;2;1e3;x"]
     assert parsed(*good) == ([-14.5, 7.0, None, 1000.0], [])
     for bad in (b"1;2;1.5;x", b"1;2;1.000,5;x"):
-        assert parsed(bad, *good) == ([-14.5, 7.0, None, 1000.0], [(0, "F: not a number")])
+        assert parsed(bad, *good) == ([-14.5, 7.0, None, 1000.0], [(0, "F: not a number of 64 bits")])
     for wrong in ('decimal = "."\ndelimiter = "."', 'decimal = ","\ndelimiter = ","', 'decimal = "x"'):
         with pytest.raises(SpecError, match=r"input\.decimal = "):
             Spec.parse(text.replace('delimiter = ";"\ndecimal = ","', wrong))

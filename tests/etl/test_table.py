@@ -14,6 +14,7 @@ from threading import Barrier
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from deltalake import write_deltalake
 
 from sluice.etl.__main__ import main
 from sluice.etl.show import describe_table, draw_table
@@ -54,6 +55,36 @@ def test_a_table_tells_its_fields_files_and_splits(table):
 def test_an_unknown_split_names_those_there_are(table):
     with pytest.raises(TableError, match=r"no split 'tset'.*train"):
         table.files_of("tset")
+
+
+def foreign(folder: Path) -> Path:
+    write_deltalake(folder, pa.table({"label": [0, 1], "x": [0.5, 1.5]}))
+    return folder
+
+
+@pytest.mark.parametrize("command", ["show", "check", "vacuum"])
+@pytest.mark.parametrize(("make", "said"), [
+    (foreign, "is a Delta table that another program wrote: no column has a role; write a spec"),
+    (Path.mkdir, "there is no feature table here (the folder has no _delta_log); `sluice etl` makes one"),
+    (Path.touch, "is a file, and a feature table is a folder; `sluice etl` makes a table of files"),
+    (lambda path: None, "there is no feature table here (there is no such folder); `sluice etl` makes one")])
+def test_what_is_no_feature_table_is_one_sentence_with_what_to_do(tmp_path, command, make, said):
+    make(tmp_path / "x")
+    with pytest.raises(TableError) as raised:
+        main([command, str(tmp_path / "x")])
+    assert str(raised.value).startswith(f"{tmp_path / 'x'}: {said}")
+    assert "_sluice" not in str(raised.value)
+
+
+def test_a_file_that_another_program_added_to_a_feature_table_is_named(table):
+    root = Path(table.uri)
+    name = "part-of-another.parquet"
+    shutil.copy(table.files[0].path, root / name)
+    add = {"path": name, "partitionValues": {"split": "train"}, "size": (root / name).stat().st_size,
+           "modificationTime": 0, "dataChange": True}
+    (root / "_delta_log" / f"{1:020}.json").write_text(json.dumps({"add": add}))
+    with pytest.raises(TableError, match=f"{name}: no job record speaks of this file; .* make the table again with it"):
+        FeatureTable.open(root)
 
 
 def test_a_version_that_is_not_there_yet_names_the_newest(table):

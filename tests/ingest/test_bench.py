@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import json
 import os
@@ -15,9 +16,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from sluice.agent.report import page
 from sluice.agent.report.format import count, percent
 from sluice.agent.report.narrative import HARDLY, tell
-from sluice.agent.report.run_folder import Run
+from sluice.agent.report.run_folder import Run, RunFolder
 from sluice.etl.common.errors import UsageError
 from sluice.ingest.__main__ import main
 from sluice.ingest.knobs import KnobError
@@ -67,6 +69,22 @@ def test_exactly_so_many_epochs_are_loaded_however_short_the_time(table):
             expected.append(loader.order_hash)
     assert (found.order_hashes, found.rows, len(found.marks)) == (expected, 3 * 4000, 3 * 25)
     assert (found.began, found.waits[0], found.rows_per_s()) == (0.0, 1.0, 12_000 / found.marks[-1][0])
+
+
+def test_a_run_folder_without_room_costs_its_record_and_not_the_figures(table, tmp_path, monkeypatch, capsys):
+    full = OSError(errno.ENOSPC, "No space left on device", str(tmp_path / "run" / "metrics.jsonl"))
+
+    def fails(*_: object) -> None:
+        raise full
+
+    monkeypatch.setattr(RunFolder, "_write", fails)
+    monkeypatch.setattr(page, "write", fails)
+    found = main(["bench", table.uri, "--batch-size", "160", "--epochs", "1", "--run-dir", str(tmp_path / "run")])
+    assert found["rows"] > 0
+    assert found["report"] is None
+    heard = capsys.readouterr().err
+    assert heard.count("metrics.jsonl: nothing more is written there (No space left on device); the run goes on") == 1
+    assert heard.count("the report cannot be written (No space left on device)") == 1
 
 
 def test_several_files_and_folders_are_one_table(table, tmp_path, capsys):

@@ -25,7 +25,7 @@ def test_columns_are_changed_and_each_is_charged_its_own_time():
     for _ in range(2):
         made = operators(arrays)
     assert made.keys() == {"I1", "I3"}
-    np.testing.assert_array_equal(made["I1"], ops.online(FIELDS[0], None)(arrays["I1"]))
+    np.testing.assert_array_equal(made["I1"], ops.online(FIELDS[0], None)(arrays["I1"]).astype(np.float32))
     costs = {c["column"]: c for c in operators.costs()}
     assert (costs["I1"]["operators"], costs["I3"]["operators"]) == ("clip+log", "log")
     assert costs["I1"]["cpu_s"] == 2 * 3.0 / 16

@@ -17,7 +17,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sluice.etl.apply.failure import FeatureError
 from sluice.etl.apply.features import Features, stored
+from sluice.etl.apply.number_limits import NUMBERS, reason, unfit
 from sluice.etl.apply.parse import Batches
 from sluice.etl.ops.base import FIRST
 from sluice.etl.ops.chain import ELEMENTS, follow, step
@@ -203,5 +205,8 @@ def _finished(joins: Joins, batches: Batches) -> Batches:
                 for op in cell.column.ops[cell.number + 1:]:
                     values = step(op, values, None, {})
                 values = stored(values, joins.spec, cell.column)
+                if cell.column.role in NUMBERS and len(unfit(values.to_numpy(zero_copy_only=False), cell.column)):
+                    raise FeatureError(f"column {name!r}: of a vocabulary in files, its operators make a number that "
+                                       f"may not be published ({reason(cell.column)}); clip it before, or fill it")
             columns.append(values)
         yield pa.record_batch(columns, batch.schema.names)

@@ -88,7 +88,7 @@ def _parsed(spec: Spec, level: int | None, before: Before | None, batches: Batch
     seen = Counter[tuple[str, int]]()
     held: list[pa.RecordBatch] = []
     for batch in batches:
-        parsed = parser.parse(batch, _places(batch, before, seen) if before else None)
+        parsed = parser.parse(batch, places_of(batch, before, seen) if before else None)
         if spec.rows.relational:
             yield from _cells(_columns(spec, parsed), list(counts_of_parsed(spec, parsed)))
             continue
@@ -112,7 +112,7 @@ def _counted(counts: CountsOfRows, held: list[pa.RecordBatch]) -> Batches:
             yield _cell(_stream([], held[0].schema), _stream([found.slice(start, step)], COUNTS))
 
 
-def _places(batch: pa.RecordBatch, before: Before, seen: Counter[tuple[str, int]]) -> npt.NDArray[np.float64]:
+def places_of(batch: pa.RecordBatch, before: Before, seen: Counter[tuple[str, int]]) -> npt.NDArray[np.float64]:
     """Where the rows lie in the input; of each part as many were `seen` already."""
     firsts, total = before
     found = []

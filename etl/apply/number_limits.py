@@ -1,0 +1,106 @@
+"""Which rows a table cannot hold, as a number of theirs would be published as NaN, infinite or as another number.
+
+Operators compute in float64, as IEEE 754 says. A number is published as the nearest float32 (`time`: as it is). A row
+with a number that this makes infinite, or that is NaN, is set aside. Where no operator of a chain learns, that is known
+when rows are parsed; otherwise only once all have learned.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sluice.etl.ops import Fitted, Operator
+from sluice.etl.ops.base import as_number
+from sluice.etl.ops.chain import step
+from sluice.etl.ops.user_function import Python
+from sluice.etl.spec.columns import ROLE_KINDS, ColumnSpec
+
+Flags = npt.NDArray[np.bool_]
+NUMBERS = ("dense", "weight", "time")
+"""The roles of columns that are published as numbers."""
+_SAFE = 1e38  # a number within it is surely no infinity in float32, however an operator rounds
+_NO_ROWS: Flags = np.zeros(0, bool)
+
+
+def is_late(column: ColumnSpec) -> bool:
+    """Whether its numbers are known only when the table is written: an operator learns, or calls a user's function."""
+    return any(isinstance(op, (Fitted, Python)) for op in column.ops)
+
+
+def reason(column: ColumnSpec) -> str:
+    """Why rows with such numbers are set aside."""
+    wrong = {"time": "NaN or infinite", "weight": "NaN, below 0, or too large for float32"}
+    return f"{column.name}: {wrong.get(column.role, 'NaN, or too large for float32')}"
+
+
+def as_stored(values: pa.Array, kind: str) -> npt.NDArray[np.floating]:
+    """Numbers as they are stored: as the nearest `float`, infinite where that is too large for any, or as `double`, in
+    which a missing number is 0."""
+    if kind == "double":
+        return np.asarray(pc.fill_null(as_number(values), 0.0).to_numpy(zero_copy_only=False))
+    with np.errstate(over="ignore"):
+        return np.asarray(as_number(values).to_numpy(zero_copy_only=False), np.float32)
+
+
+def forms(column: ColumnSpec) -> list[tuple[Sequence[Operator], str]]:
+    """The numbers of a column that must be fit to be published, as chains of operators with the type after each: what
+    all of them give, and, where some are left to the loader, what is stored for it as one number a row."""
+    whole = (column.ops, ROLE_KINDS[column.role][1])
+    return [whole] if column.online is None or column.raw else [(column.left_to_spark, column.type), whole]
+
+
+def unfit(numbers: npt.NDArray[np.floating], column: ColumnSpec) -> Flags:
+    """Which of the stored numbers may not be published; no flags if all may."""
+    bad = ~np.isfinite(numbers)
+    if column.role == "weight":
+        bad |= numbers < 0
+    return bad if bad.any() else _NO_ROWS
+
+
+def early_unfit(column: ColumnSpec, columns: Mapping[str, pa.Array]) -> Flags:
+    """Which rows of a column that is not `is_late` hold a number that may not be published; no flags if none does."""
+    values = columns[column.sources[0]]
+    if len(column.sources) > 1:
+        values = pa.StructArray.from_arrays([columns[name] for name in column.sources], list(column.sources))
+    elif has_safe_ends(values, column):
+        return _NO_ROWS
+    return unfit_after(column, lambda ops: _applied(ops, values))
+
+
+def unfit_after(column: ColumnSpec, run: Callable[[Sequence[Operator]], pa.Array]) -> Flags:
+    """Which rows are not fit, where `run` gives the column after some of its operators."""
+    found = [bad for ops, kind in forms(column) if len(bad := unfit(as_stored(run(ops), kind), column))]
+    return np.any(found, axis=0) if found else _NO_ROWS
+
+
+def has_safe_ends(values: pa.Array, column: ColumnSpec) -> bool:
+    """Whether the least and the largest value, a missing one and NaN show that every number of the column may be
+    published. Where all operators keep the order of numbers, these are asked instead of all rows: unless one becomes
+    infinite on the way, as an operator after that may take it for a missing one."""
+    number = pa.types.is_floating(values.type) or pa.types.is_integer(values.type)
+    if not number or not column.ops or not all(op.keeps_order for op in column.ops):
+        return False
+    ends = [end for end in pc.min_max(values).as_py().values() if end is not None]
+    probes = pa.array([None, math.nan, *ends], pa.float64())
+    kinds = {len(ops): kind for ops, kind in forms(column)}
+    for number_of_ops, op in enumerate((None, *column.ops)):
+        probes = probes if op is None else step(op, probes, None, {})
+        if not np.isfinite(probes[2:].to_numpy(zero_copy_only=False)).all():
+            return False
+        if number_of_ops in kinds:
+            numbers = as_stored(probes, kinds[number_of_ops])
+            if len(unfit(numbers, column)) or np.abs(numbers).max() > _SAFE:
+                return False
+    return True
+
+
+def _applied(ops: Sequence[Operator], values: pa.Array) -> pa.Array:
+    for op in ops:
+        values = step(op, values, None, {})
+    return values

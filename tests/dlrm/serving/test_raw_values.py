@@ -1,0 +1,177 @@
+"""The same raw value is the same feature to a job and to a server, whatever format the job reads."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from sluice.dlrm.serving.decode import ARROW, JSON, Decoder
+from sluice.dlrm.serving.served_model import BadValue, Servable, online_of
+from sluice.etl.apply.features import Features
+from sluice.etl.apply.lookups import Serving
+from sluice.etl.spec.spec import Spec
+from sluice.etl.table.fitted_state import FittedState
+from sluice.etl.table.table import FeatureTable
+from sluice.ingest.column_transforms import ColumnTransforms
+from tests.etl.jobs import rows_of, run
+
+SPEC = """
+[input]
+format = "%s"
+columns = ["label:int", "row:int", "word:text", "size:float"]
+[table]
+split = {train = 1}
+[[column]]
+name = "label"
+role = "label"
+[[column]]
+name = "row"
+role = "dense"
+ops = [{op = "fill"}]
+[[column]]
+name = "word"
+role = "sparse"
+ops = [{op = "vocabulary", values = ["", " ", "a"], oov = 2}]
+[[column]]
+name = "hashed"
+from = "word"
+role = "sparse"
+ops = [{op = "hash", size = 1000}]
+[[column]]
+name = "parts"
+from = "word"
+role = "id_list"
+ops = [{op = "split", separator = "a"}, {op = "hash", size = 1000}]
+[[column]]
+name = "joined"
+from = ["word", "row"]
+role = "sparse"
+ops = [{op = "cross", size = 1000}]
+[[column]]
+name = "size"
+role = "dense"
+ops = [{op = "fill", value = -1}]
+"""
+WORDS = ["", None, " ", "\u00a0", "a", "aa", " a "]
+LACKING = len(WORDS)
+"""The number of the row that names no word at all."""
+
+
+def as_csv(word: str | None) -> str:
+    return "" if word is None else f'"{word}"'
+
+
+def write(form: str, path: Path) -> None:
+    rows = [*enumerate(WORDS), (LACKING, None)]
+    if form == "json":
+        path.write_text("".join(json.dumps({"label": 0, "row": n} | ({} if n == LACKING else {"word": word})) + "\n"
+                                for n, word in rows))
+    elif form == "parquet":
+        pq.write_table(pa.table({"label": [0] * len(rows), "row": [n for n, _ in rows],
+                                 "word": [word for _, word in rows],
+                                 "size": pa.nulls(len(rows), pa.float64())}), path)
+    elif form == "csv":
+        path.write_text("".join(f"0,{n},{as_csv(word)},\n" for n, word in rows))
+    else:
+        path.write_text("".join(f"0\t{n}\t{word or ''}\t\n" for n, word in rows))
+
+
+def as_read(made: list[pa.Array] | dict[str, pa.Array]) -> dict[str, list[object]]:
+    return {name: values.to_pylist() for name, values in dict(made).items()}
+
+
+@pytest.mark.parametrize("form", ["tsv", "csv", "json", "parquet"])
+def test_a_text_is_the_same_feature_to_a_job_and_to_a_server(form, tmp_path):
+    """An empty text is no missing one, but in TSV, which writes both alike."""
+    text = SPEC % form
+    write(form, tmp_path / "rows")
+    run(None, tmp_path / "table", tmp_path / "rows", text=text)
+    job = {int(row["row"]): row for row in rows_of(FeatureTable.open(tmp_path / "table"))}
+    assert len(job) == len(WORDS) + 1
+    assert (job[0]["word"] == job[1]["word"]) == (form == "tsv")
+    spec = Spec.parse(text)
+    decoder, features = Decoder(spec, "", most_rows=99), Features(spec, FittedState())
+    rows = [{"row": n, "word": word, "size": None} for n, word in enumerate(WORDS)]
+    sink = io.BytesIO()
+    kinds = pa.schema([("row", pa.int64()), ("word", pa.string()), ("size", pa.float64())])
+    columns = pa.Table.from_pylist(rows, kinds)
+    with pa.ipc.new_stream(sink, columns.schema) as stream:
+        stream.write_table(columns)
+    lacking = [*rows, {"row": LACKING}]
+    for kind, body in ((JSON, json.dumps({"rows": lacking}).encode()), (ARROW, sink.getvalue())):
+        served = as_read(features.inputs(decoder.columns([decoder.read(kind, body)])))
+        for number, row in enumerate(served["row"]):
+            for name in ("word", "hashed", "joined", "size"):
+                assert served[name][number] == job[int(row)][name], (kind, name, number)
+            ids = b"".join(id_.to_bytes(4, "little") for id_ in served["parts"][number])
+            assert ids == job[int(row)]["parts"], (kind, number)
+
+
+NUMBERS = """
+[input]
+format = "json"
+columns = ["label:int", "row:int", "x:float", "y:float"]
+[table]
+split = {train = 1}
+[[column]]
+name = "label"
+role = "label"
+[[column]]
+name = "row"
+role = "dense"
+ops = [{op = "fill"}]
+[[column]]
+name = "x"
+role = "dense"
+ops = [{op = "fill"}]
+[[column]]
+name = "y"
+role = "dense"
+ops = [{op = "fill", online = true}, {op = "boxcox", power = 3, online = true}, {op = "scale", by = 10, online = true}]
+[[column]]
+name = "id"
+from = "row"
+role = "sparse"
+ops = [{op = "hash", size = 10}]
+"""
+LARGE = [1.0, 3.4028235677973362e38, -1.7e308, 1e39, 1e300, 1e12, 1e14, -5.0]
+"""Float32 holds the first two; the third power is too large from 1e14 on."""
+
+
+@pytest.mark.parametrize("name", ["x", "y"])
+def test_a_number_that_a_job_rejects_is_422_for_a_server_and_others_are_the_same(name, tmp_path):
+    rows = [{"row": n, name: value} for n, value in enumerate(LARGE)]
+    (tmp_path / "rows").write_text("".join(json.dumps({"label": 0, **row}) + "\n" for row in rows))
+    result = run(None, tmp_path / "table", tmp_path / "rows", text=NUMBERS, max_rejects=0.9)
+    table = FeatureTable.open(tmp_path / "table")
+    kept = {int(row["row"]): row for row in rows_of(table)}
+    assert result.rejected == {f"{name}: NaN, or too large for float32": len(LARGE) - len(kept)}
+    assert sorted(kept) == ([0, 1, 5, 6, 7] if name == "x" else [0, 2, 5, 7])
+    spec = table.spec()
+    servable = Servable(path=tmp_path, meta=SimpleNamespace(dense=("row", "x", "y")), spec=spec, table=table,
+                        model=None, tables=None, features=Features(spec, FittedState()), rows=Serving.open(table),
+                        online=online_of(table, None), transforms=ColumnTransforms((), ()),
+                        layout=SimpleNamespace(missing=None, columns=[SimpleNamespace(name="id", rows=12)]))
+    decoder = Decoder(spec, "", most_rows=99)
+
+    def batch(some):
+        return servable.batch(decoder.columns([decoder.read(JSON, json.dumps({"rows": some}).encode())]))
+
+    for row in rows:
+        if row["row"] in kept:
+            (dense,) = batch([row]).dense.tolist()
+            stored = kept[row["row"]]
+            made = {"x": stored["x"], "y": float(servable.online["y"](pa.array([stored["y"]]))[0])}
+            assert dense == [np.float32(row["row"]), np.float32(made["x"]), np.float32(made["y"])]
+        else:
+            said = f"feature '{name}': the operators of the spec make .* of it, which is too large for float32; a job"
+            with pytest.raises(BadValue, match=said) as refused:
+                batch([rows[0], row, rows[0]])
+            assert refused.value.rows == [1]

@@ -1,0 +1,69 @@
+"""Numbers that operators left to the loader make too large for a batch: an error that names them, or their rows."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from sluice.etl.spec.spec import Spec
+from sluice.ingest.columns import ColumnError
+from sluice.ingest.loader import BatchLoader
+from sluice.ingest.read.parquet_files import ParquetFiles
+from sluice.ingest.stages.quarantine import Errors, QuarantineError
+from tests.dlrm import clicks_table
+
+pytestmark = pytest.mark.slow
+
+ROWS = 1000
+CHAINS = {"batches": '{op = "fill"}, {op = "boxcox", power = 5, online = true}',
+          "row groups": '{op = "fill", online = true}, {op = "scale", by = 1e-20, online = true}'}
+
+
+RAW = pa.table({"label": pa.array([n % 2 for n in range(ROWS)], pa.int64()),
+                "x": [1e20 if n == 40 else float(n % 5) for n in range(ROWS)]})
+
+
+def text_of(chain: str) -> str:
+    return clicks_table.spec_text({"label": "int", "x": "float"}, '[[column]]\nname = "label"\nrole = "label"\n'
+                                  f'[[column]]\nname = "x"\nrole = "dense"\nops = [{chain}]\n')
+
+
+def table(folder: Path, chain: str):
+    """Row 40 of the first file holds 1e20. No job would publish it, as operators make more of it than a batch holds;
+    this table is written without one, as by an older program."""
+    return clicks_table.write(folder / "t", RAW, text=text_of(chain))
+
+
+@pytest.mark.parametrize("where", CHAINS)
+def test_it_is_an_error_that_names_column_and_value(tmp_path, where):
+    made = table(tmp_path, CHAINS[where])
+    said = r"part-00000.parquet,? row group 0.*'x'.*[0-9.]+e\+(40|99), which is too large for float32; clip it"
+    with BatchLoader(made, batch_size=80, epochs=1) as loader, \
+            pytest.raises((QuarantineError, ColumnError), match=said):
+        list(loader)
+
+
+def test_of_plain_parquet_it_is_an_error_that_names_file_column_and_value(tmp_path):
+    pq.write_table(RAW, tmp_path / "a.parquet")
+    text = text_of(CHAINS["row groups"]).replace('"json"', '"parquet"')
+    text = text.replace("[table]", "[table]\nsplit = {train = 1}")
+    files = ParquetFiles.open(str(tmp_path / "a.parquet"), spec=Spec.own(text))
+    with BatchLoader(files, batch_size=80, epochs=1) as loader, pytest.raises(
+            ColumnError, match=r"a.parquet, row group 0.*'x': 1e\+40, which is too large for float32; clip it"):
+        list(loader)
+
+
+@pytest.mark.parametrize("where", CHAINS)
+def test_or_its_row_alone_is_set_aside(tmp_path, where):
+    made, listed = table(tmp_path, CHAINS[where]), tmp_path / "q.jsonl"
+    errors = Errors(on_error="quarantine", max_rate=1, quarantine=listed)
+    with BatchLoader(made, batch_size=80, epochs=1, errors=errors) as loader:
+        batches = list(loader)
+    assert sum(int((batch.weight == 0).sum()) for batch in batches) == 1
+    assert all(bool(batch.dense.isfinite().all()) for batch in batches)
+    (row,) = [json.loads(line) for line in listed.read_text().splitlines()]
+    assert (row["row"], "too large for float32" in row["reason"]) == (40, True)
