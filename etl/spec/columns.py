@@ -203,11 +203,8 @@ def may_be_left(op: Operator, role: str, kind: str, sources: tuple[str, ...], he
 
 def left_as(role: str, kind: str, ops: Sequence[Operator], online: int) -> tuple[str, bool]:
     """The type in which a column of that kind is stored for its operators from `online` on, and whether nulls stay."""
-    if role != "id_list" and all(op.online_too for op in ops[online:]):
-        if role == "sparse":
-            return ops[online].left_as, False
-        if _filled(ops[:online]):
-            return ROLE_KINDS[role][1], False
+    if role == "sparse" and all(op.online_too for op in ops[online:]):
+        return ops[online].left_as, False
     number = follow(ops[online], kind) is not None and "number" in ops[online].takes
     if kind in LISTS.values():
         return ("list<double>" if kind == "numbers" else "list<string>"), True
