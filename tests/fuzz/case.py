@@ -85,6 +85,12 @@ class Case:
         text = with_placement(self.text(self.left), self.placement) if self.placement else self.text(self.left)
         return text + "\n" + "\n".join(section("transform", one) for one in self.transforms)
 
+    def plain(self, columns: Sequence[str]) -> str:
+        """The spec of these columns alone, by which a loader reads the file itself."""
+        entries = [one for one in self.entries if one.get("name") in {LABEL, KEY, *columns}]
+        return "\n".join([self.head.partition("[table]")[0], "[table]", "split = {all = 1}",
+                          *(section("column", one) for one in entries)])
+
     def text(self, entries: list[dict[str, Any]]) -> str:
         return self.head + "\n" + "\n".join(section("column", one) for one in entries)
 

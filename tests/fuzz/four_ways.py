@@ -1,8 +1,8 @@
 """Compares the four ways to a feature: the Spark job, the local engine, the loader and the server.
 
 A seed draws a spec and rows (`tests.fuzz.drawn_specs`). The local engine applies every operator. The loader and the
-server get a table in which some operators are left to them. One seed in SPARK_EVERY runs the Spark job, too. All must
-make the same bits of every row, and refuse the same rows.
+server get a table in which some operators are left to them; a loader also reads Parquet input by the spec itself. One
+seed in SPARK_EVERY runs the Spark job, too. All must make the same bits of every row, and refuse the same rows.
 """
 
 from __future__ import annotations
@@ -23,12 +23,15 @@ from sluice.dlrm.serving.decode import Decoder, Refusal
 from sluice.dlrm.serving.served_model import BadValue
 from sluice.etl.apply.features import MODEL_ROLES
 from sluice.etl.jobs.job_run import Job
+from sluice.etl.ops.base import Fitted
+from sluice.etl.ops.user_function import Python
 from sluice.etl.spec.spec import Spec
 from sluice.etl.table.store import TableStore
 from sluice.etl.table.table import FeatureTable
 from sluice.ingest.batch import BagColumn
 from sluice.ingest.loader import BatchLoader
 from sluice.ingest.read.packed_copy import PackedCopy
+from sluice.ingest.read.parquet_files import ParquetFiles
 from sluice.ingest.stages.quarantine import Errors
 from tests.dlrm.serving.test_left_ids import served
 from tests.etl.jobs import on, session
@@ -89,6 +92,11 @@ def try_seed(seed: int, folder: Path) -> list[str]:
                 found.append(f"Spark sets other rows aside: {spark.rejected[:9]}, not {local.rejected[:9]}")
     kept = finite_rows(whole.table, want)
     want = {name: {key: values[key] for key in kept} for name, values in want.items()}
+    if case.form == "parquet" and case.time is None and not case.misfits(range(case.count), list(case.inputs)):
+        loaded = attempt("the loader of the file", lambda: load(plain(case, path), folder, random.Random(seed)))
+        if loaded is not None:
+            found += differences("the loader of the file", want, {
+                name: {key: values[key] for key in kept if key in values} for name, values in loaded.items()}, chains)
     loaded = attempt("the loader", lambda: load(left.table, folder, random.Random(seed)))
     if loaded is not None:
         found += differences("the loader", want, {name: loaded[name] for name in want if name in loaded}, chains)
@@ -133,10 +141,10 @@ def stored(table: FeatureTable) -> Columns:
     return found
 
 
-def load(table: FeatureTable, folder: Path, draw: random.Random) -> Columns:
+def load(table: FeatureTable | ParquetFiles, folder: Path, draw: random.Random) -> Columns:
     """What batches hold of a table; rows that a batch cannot hold are set aside."""
     found: dict[str, Rows] = {}
-    for split in table.splits:
+    for split in ("all",) if isinstance(table, ParquetFiles) else table.splits:
         how: dict[str, Any] = draw.choice([{"reader": "arrow"}, {"reader": "petastorm"}, {"packed": PackedCopy()}])
         errors = Errors(on_error="quarantine", max_rate=1.0, quarantine=folder / f"aside-{split}.jsonl")
         with BatchLoader(table, split=split, batch_size=_BATCH, last="pad", errors=errors,
@@ -150,6 +158,15 @@ def load(table: FeatureTable, folder: Path, draw: random.Random) -> Columns:
                         else bits(column.numpy())
                     found.setdefault(name, {}).update(zip(keys, (values[n] for n in there), strict=True))
     return found
+
+
+def plain(case: Case, path: Path) -> ParquetFiles:
+    """The file itself, with those columns of the spec that learn nothing. A loader refuses a file whose values mostly
+    cannot be read, so operators that read are left out, too."""
+    spec = Spec.parse(case.etl())
+    columns = [column.name for column in spec.columns
+               if not any(op.reads or isinstance(op, Fitted | Python) for op in column.ops)]
+    return ParquetFiles.open(str(path), spec=Spec.own(case.plain(columns)), say=lambda _: None)
 
 
 def _bags(values: np.ndarray[Any, Any], lengths: np.ndarray[Any, Any]) -> list[tuple[int, ...]]:
