@@ -45,6 +45,10 @@ test-ray: setup  ## workers that a real Ray cluster of two nodes places, in a ne
 storm: setup  ## the loader under schedules and faults drawn from seeds, held against its one-thread twin (SEEDS=1000, SEED=7)
 	@$(PY) -m tests.storm $(if $(TABLES),--tables) $(if $(SEED),--seed $(SEED),--seeds $(or $(SEEDS),1000) --first $(or $(FIRST),0))
 
+.PHONY: fuzz
+fuzz: setup  ## specs and rows drawn from seeds, by Spark, local engine, loader and server (SECONDS=600, SEED=7, ONLY=four_ways)
+	@$(PY) -m tests.fuzz $(if $(ONLY),--only $(ONLY)) $(if $(SEED),--seed $(SEED),--seconds $(or $(SECONDS),600))
+
 .PHONY: policy
 policy: setup  ## teach the opening in simulated pipelines; goes on where it was interrupted (SEED=0, FOLDER=build/opening)
 	@$(PY) -m sluice teach --policy opening --seed $(or $(SEED),0) --folder $(or $(FOLDER),build/opening)

@@ -80,7 +80,7 @@ def foretold(run: Run, plans: Mapping[str, Mapping[str, Form]], name: str, row_b
     costs = {one["column"]: one["cpu_s"] for one in (events[-1]["loader"] if events else ())}
     model = Foretold(bounds, plans[name], costs, row_bytes)
     return {other: (model.rate(plan), model.bytes(plan)) for other, plan in plans.items()
-            if other != name and (model.in_batches or not any(form.in_batches for form in plan.values()))}
+            if other != name}
 
 
 def main(argv: list[str]) -> dict[str, Any]:

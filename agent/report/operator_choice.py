@@ -23,8 +23,6 @@ class StoredForm(Protocol):
     @property
     def left(self) -> tuple[str, ...]: ...
     @property
-    def in_batches(self) -> bool: ...
-    @property
     def bytes(self) -> float: ...
     @property
     def decode_s(self) -> float: ...
@@ -44,13 +42,10 @@ class Choice:
     left: tuple[str, ...]
     """The operators that are left to the loader."""
     etl: tuple[float, float]
-    loader: tuple[float, float] | None
-    """None where the run has no stage that the loader would need for it, so that nothing can be foretold."""
+    loader: tuple[float, float]
 
     @property
     def reason(self) -> str:
-        if self.loader is None:
-            return "ETL: the run had no stage for it in the loader"
         (rows, size), (theirs, larger) = (self.loader, self.etl) if self.left else (self.etl, self.loader)
         where = "loader" if self.left else "ETL"
         if rows > theirs * (1 + SAME):
@@ -76,15 +71,12 @@ class Foretold:
     def __init__(self, bounds: Bounds, now: Plan, measured_s: Mapping[str, float], row_bytes: float) -> None:
         """`measured_s` are the processor seconds a row that operators took in the run, by column."""
         self._bounds, self._now, self._row_bytes = bounds, now, row_bytes
-        self._read_scale = self._dearer(measured_s, in_batches=False) or self._dearer_decoding()
-        self._batches_scale = self._dearer(measured_s, in_batches=True) or self._read_scale
-        self.in_batches = bool(bounds.applies_in_batches)
+        self._scale = self._dearer(measured_s) or self._dearer_decoding()
 
-    def _dearer(self, measured_s: Mapping[str, float], *, in_batches: bool) -> float:
+    def _dearer(self, measured_s: Mapping[str, float]) -> float:
         """How much dearer operators were in the run than in the sample: its cores were slower, or busier. 0 if the run
         had none of them."""
-        both = [name for name, form in self._now.items()
-                if form.in_batches == in_batches and measured_s.get(name) and form.apply_s]
+        both = [name for name, form in self._now.items() if measured_s.get(name) and form.apply_s]
         return sum(measured_s[name] for name in both) / sum(self._now[name].apply_s for name in both) if both else 0.0
 
     def _dearer_decoding(self) -> float:
@@ -100,27 +92,16 @@ class Foretold:
 
     def then(self, plan: Plan) -> Bounds:
         """The bounds of a run like that one over a table of this plan."""
-        online = self._bounds.applies_in_batches
-        now = self._now
-        more = {READ.name: self._read_scale * sum(_read_s(form) - _read_s(now[name]) for name, form in plan.items())}
-        if online:
-            more[online] = self._batches_scale * sum(_batches_s(form) - _batches_s(now[name])
-                                                     for name, form in plan.items())
-        gone = online if online and not any(form.in_batches for form in plan.values()) else ""
-        return self._bounds.then(more, without=gone)
+        more = sum(_takes_s(form) - _takes_s(self._now[name]) for name, form in plan.items())
+        return self._bounds.then({READ.name: self._scale * more})
 
     def bytes(self, plan: Plan) -> float:
         return self._row_bytes + sum(plan[name].bytes - self._now[name].bytes for name in plan)
 
 
-def _read_s(form: StoredForm) -> float:
+def _takes_s(form: StoredForm) -> float:
     """Processor seconds a row where row groups are decoded."""
-    return form.decode_s + (0.0 if form.in_batches else form.apply_s)
-
-
-def _batches_s(form: StoredForm) -> float:
-    """Processor seconds a row of the stage that applies operators to batches."""
-    return form.apply_s if form.in_batches else 0.0
+    return form.decode_s + form.apply_s
 
 
 def choose(bounds: Bounds, forms: Mapping[str, Sequence[StoredForm]], now: Mapping[str, tuple[str, ...]], *,
@@ -129,20 +110,15 @@ def choose(bounds: Bounds, forms: Mapping[str, Sequence[StoredForm]], now: Mappi
     run's table had those that leave what `now` says; `row_bytes` are those of a row of that table."""
     had = {name: next(form for form in some if form.left == now[name]) for name, some in forms.items()}
     foretold = Foretold(bounds, had, measured_s, row_bytes)
-    may = {name: [form for form in some if foretold.in_batches or not form.in_batches] for name, some in forms.items()}
-
-    def takes_s(form: StoredForm) -> float:
-        return form.decode_s + form.apply_s
-
     plan: dict[str, StoredForm] = {name: some[0] for name, some in forms.items()}
-    others = [(name, form) for name, some in may.items() for form in some[1:]]
+    others = [(name, form) for name, some in forms.items() for form in some[1:]]
     for name, form in others:
-        if takes_s(form) < takes_s(plan[name]) and \
+        if _takes_s(form) < _takes_s(plan[name]) and \
                 foretold.rate({**plan, name: form}) > (1 + SAME) * foretold.rate(plan):
             plan[name] = form
     best = foretold.rate(plan)
     smaller = [(name, form) for name, form in others if plan[name].bytes - form.bytes > SAME * row_bytes]
-    smaller.sort(key=lambda pair: (takes_s(pair[1]) - takes_s(plan[pair[0]])) / (plan[pair[0]].bytes - pair[1].bytes))
+    smaller.sort(key=lambda pair: (_takes_s(pair[1]) - _takes_s(plan[pair[0]])) / (plan[pair[0]].bytes - pair[1].bytes))
     for name, form in smaller:
         if form.bytes < plan[name].bytes and foretold.rate({**plan, name: form}) >= (1 - SAME) * best:
             plan[name] = form
@@ -151,11 +127,9 @@ def choose(bounds: Bounds, forms: Mapping[str, Sequence[StoredForm]], now: Mappi
         return foretold.rate({**plan, name: form}), foretold.bytes({**plan, name: form})
 
     choices = []
-    for name, some in may.items():
-        left = [form for form in some if form.left]
-        chosen = plan[name] if plan[name].left else min(left, key=takes_s, default=None)
-        choices.append(Choice(column=name, left=plan[name].left, etl=either(name, some[0]),
-                              loader=None if chosen is None else either(name, chosen)))
+    for name, (etl, *left) in forms.items():
+        chosen = plan[name] if plan[name].left else min(left, key=_takes_s)
+        choices.append(Choice(column=name, left=plan[name].left, etl=either(name, etl), loader=either(name, chosen)))
     return Outlook(choices=tuple(choices), plan=plan, rows_per_s=foretold.rate(plan), row_bytes=foretold.bytes(plan))
 
 
@@ -164,7 +138,6 @@ def table_of(choices: Sequence[Choice], chains: Mapping[str, str]) -> list[tuple
     lines: list[tuple[str, ...]] = [("column", "operators", "rows/s, ETL", "loader", "bytes a row, ETL", "loader",
                                      "where, and why")]
     for one in choices:
-        loader = ("–", "–") if one.loader is None else (count(one.loader[0]), f"{one.loader[1]:.1f}")
-        lines.append((one.column, chains[one.column], count(one.etl[0]), loader[0], f"{one.etl[1]:.1f}", loader[1],
-                      one.reason))
+        lines.append((one.column, chains[one.column], count(one.etl[0]), count(one.loader[0]), f"{one.etl[1]:.1f}",
+                      f"{one.loader[1]:.1f}", one.reason))
     return lines

@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -35,8 +34,6 @@ class Form:
 
     left: tuple[str, ...]
     """The names of the operators that are left to the loader."""
-    in_batches: bool
-    """Whether the loader applies them to batches, in a stage of their own; otherwise where it decodes row groups."""
     bytes: float
     decode_s: float
     """Processor seconds of reading it."""
@@ -81,18 +78,16 @@ def _measured(field: Field, values: pa.Array, state: FittedState, clock: Clock) 
     whole = sink.getvalue()
     file = pq.ParquetFile(pa.BufferReader(whole), read_dictionary=texts, page_checksum_verification=True)
     decode_s, table = _timed(lambda: file.read_row_group(0, use_threads=False), clock)
-    in_batches = field.role == "dense" and not field.nullable
     apply_s = 0.0
     if field.online:
         function = ops.online(field, state)
         array = table.column(0).combine_chunks()
         array = array.chunk(0) if isinstance(array, pa.ChunkedArray) else array
-        given = np.ascontiguousarray(array.to_numpy(zero_copy_only=False)) if in_batches else array
-        apply_s, _ = _timed(lambda: function(given), clock)
+        apply_s, _ = _timed(lambda: function(array), clock)
     rows = max(1, len(values))
     stored_bytes = file.metadata.row_group(0).column(0).total_compressed_size
-    return Form(left=tuple(str(step["op"]) for step in field.online), in_batches=in_batches and bool(field.online),
-                bytes=stored_bytes / rows, decode_s=decode_s / rows, apply_s=apply_s / rows)
+    return Form(left=tuple(str(step["op"]) for step in field.online), bytes=stored_bytes / rows,
+                decode_s=decode_s / rows, apply_s=apply_s / rows)
 
 
 def _timed(work: Callable[[], Any], clock: Clock) -> tuple[float, Any]:

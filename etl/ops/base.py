@@ -60,8 +60,8 @@ class Operator(ABC):
     """Whether of two numbers the larger never gives the smaller result, or never the larger one: then the results of
     the least and the largest value of a batch bound all of its results."""
     online_too: ClassVar[bool] = False
-    """Whether numbers of a fixed size, none of them null, are all that it needs: what is left to the loader from it on
-    is stored so."""
+    """Whether numbers of a fixed size, none of them null, are all that it needs: a column of one id a row that is left
+    to the loader from it on is stored so."""
     left_as: ClassVar[str] = "double"
     """The type that a column of ids is then stored as: `double`, with NaN where a value is missing, or `int64`, as
     `whole_numbers` makes them."""

@@ -44,7 +44,8 @@ def step(op: Operator, values: pa.Array, state: Any, extras: Mapping[str, pa.Arr
     if lifted(op, values):
         elements, lengths = flat(values)
         return relisted(step(op, elements, state, extras), lengths)
-    return op.apply(shaped(op, values, extras), state)
+    with np.errstate(over="ignore", invalid="ignore"):  # too large is infinite, and infinite less infinite NaN
+        return op.apply(shaped(op, values, extras), state)
 
 
 def reading(ops: Sequence[Operator]) -> int:

@@ -95,8 +95,7 @@ class Bag(Operator):
             result = result / np.maximum(counts, 1)
         else:
             result = np.full(len(lengths), np.inf if self.of == "min" else -np.inf)
-            with np.errstate(invalid="ignore"):  # a NaN makes its bag's statistic NaN
-                (np.minimum if self.of == "min" else np.maximum).at(result, row, number)
+            (np.minimum if self.of == "min" else np.maximum).at(result, row, number)
         return pa.array(result, mask=counts == 0)
 
 

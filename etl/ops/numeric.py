@@ -21,7 +21,7 @@ COMPARISONS = {"==": pc.equal, "!=": pc.not_equal, "<=": pc.less_equal, "<": pc.
 
 @dataclass(frozen=True, kw_only=True)
 class Fill(Operator):
-    """Puts `value` in place of nulls, NaN and infinities. `indicator` adds a column that says where this was done."""
+    """Puts `value` in place of nulls, NaN and infinities. `indicator` adds a dense column that says where."""
 
     name: ClassVar[str] = "fill"
     takes: ClassVar[tuple[str, ...]] = ("number",)
@@ -148,8 +148,7 @@ class BoxCox(Operator):
     def apply(self, column: pa.Array, _state: Any) -> pa.Array:
         values, nulls = values_of(column)
         logs = np.log(np.maximum(values + self.shift, self.floor))
-        with np.errstate(over="ignore"):  # too large a power is infinite, without a warning
-            return pa.array(logs if self.power == 0 else np.expm1(self.power * logs) / self.power, mask=nulls)
+        return pa.array(logs if self.power == 0 else np.expm1(self.power * logs) / self.power, mask=nulls)
 
 
 @dataclass(frozen=True, kw_only=True)

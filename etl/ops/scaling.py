@@ -138,8 +138,7 @@ class MinMax(Fitted):
     def apply(self, column: pa.Array, state: tuple[float, float]) -> pa.Array:
         values, nulls = values_of(column)
         low, high = state
-        with np.errstate(invalid="ignore", over="ignore"):
-            return pa.array(np.clip((values / 2 - low / 2) / ((high / 2 - low / 2) or 1.0), 0.0, 1.0), mask=nulls)
+        return pa.array(np.clip((values / 2 - low / 2) / ((high / 2 - low / 2) or 1.0), 0.0, 1.0), mask=nulls)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -59,7 +59,9 @@ class Python(Operator):
         given = column.flatten() if pa.types.is_struct(column.type) else [column]
         if len(given) != len(self.inputs):
             raise OperatorError(f"{self.function} takes {len(self.inputs)} columns, but has {len(given)} here")
-        result = state(*[c.cast(_TYPES[kind]) for c, kind in zip(given, self.inputs, strict=True)])
+        # A whole number beyond 2^53 becomes the nearest float, as it does for every other operator.
+        result = state(*[c.cast(_TYPES[kind], safe=not kind.startswith("number"))
+                         for c, kind in zip(given, self.inputs, strict=True)])
         if not isinstance(result, pa.Array) or len(result) != len(column):
             what = f"{len(result)} values" if isinstance(result, pa.Array) else type(result).__name__
             raise OperatorError(f"{self.function} returned {what}, not an Arrow array for {len(column)} rows")

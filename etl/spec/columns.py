@@ -6,6 +6,7 @@ import dataclasses
 import fnmatch
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, get_type_hints
 
 from sluice.etl.common.suggest import nearest
@@ -108,24 +109,48 @@ def read_columns(entries: list[tuple[str, dict[str, Any]]], kinds: Mapping[str, 
             wild[name] = (path, entry)
     chosen = {**wild, **exact}
     names = [n for n in kinds if n in chosen] + [n for n in exact if n not in kinds]
-    columns = [c for name in names for c in _expanded(_column(name, *chosen[name], kinds))]
+    columns = [c for name in names for c in _expanded(_column(name, *chosen[name], kinds), chosen[name][0], kinds)]
     for number, column in enumerate(columns):
-        if any(other.name == column.name for other in columns[:number]):
+        if "\0" in column.name:
+            raise SpecError(f"column {column.name!r}: a file cannot hold a name with the character 0; leave it out")
+        alike = next((other.name for other in columns[:number] if other.name.lower() == column.name.lower()), None)
+        if alike == column.name:
             raise SpecError(f"column {column.name!r} is there twice: an operator adds one of this name")
+        if alike is not None:
+            raise SpecError(f"column {column.name!r}: a Delta table cannot tell it from {alike!r}; give one of them "
+                            "another name, not one with other capitals")
     _joint(columns)
     return tuple(columns)
 
 
-def _expanded(column: ColumnSpec) -> list[ColumnSpec]:
+def _expanded(column: ColumnSpec, path: str, kinds: Mapping[str, str]) -> list[ColumnSpec]:
     """The columns that one entry stands for: one_hot makes a column for each value, a fill's indicator one more."""
-    if any(getattr(op, "indicator", False) for op in column.ops):
-        flag = ColumnSpec(name=f"{column.name}_missing", sources=column.sources, role=column.role, ops=(Missing(),))
+    marked = [number for number, op in enumerate(column.ops) if getattr(op, "indicator", False)]
+    if marked:
         plain = tuple(dataclasses.replace(op, indicator=False) if isinstance(op, _FILLS) else op for op in column.ops)
-        return [dataclasses.replace(column, ops=plain), flag]
+        return [dataclasses.replace(column, ops=plain), _indicator(column, marked[0], path, kinds)]
     if column.ops and isinstance(last := column.ops[-1], OneHot) and column.role != "label":
         return [dataclasses.replace(column, name=f"{column.name}={one}", ops=(*column.ops[:-1], OneHot(values=(one,))))
                 for one in last.values]
     return [column]
+
+
+def _indicator(column: ColumnSpec, number: int, path: str, kinds: Mapping[str, str]) -> ColumnSpec:
+    """The column that says where the fill of that number found no finite number; behind an operator that learns, where
+    the input has none."""
+    here = f"{path}.ops[{number}].indicator"
+    if column.role == "label":
+        raise SpecError(f"{here}: a label has no column beside it")
+    before = column.ops[:number]
+    if any(isinstance(op, Fitted) for op in before):
+        before = ()
+    kind: str | None = kinds[column.sources[0]] if len(column.sources) == 1 else "row"
+    for op in before:
+        kind = follow(op, kind or "")
+    if kind != "number":
+        raise SpecError(f"{here}: the added column is made of {kind} here, not of a number; leave indicator out, and "
+                        'make a column of its own with {op = "missing"}')
+    return ColumnSpec(name=f"{column.name}_missing", sources=column.sources, role="dense", ops=(*before, Missing()))
 
 
 def _joint(columns: list[ColumnSpec]) -> None:
@@ -203,11 +228,8 @@ def may_be_left(op: Operator, role: str, kind: str, sources: tuple[str, ...], he
 
 def left_as(role: str, kind: str, ops: Sequence[Operator], online: int) -> tuple[str, bool]:
     """The type in which a column of that kind is stored for its operators from `online` on, and whether nulls stay."""
-    if role != "id_list" and all(op.online_too for op in ops[online:]):
-        if role == "sparse":
-            return ops[online].left_as, False
-        if _filled(ops[:online]):
-            return ROLE_KINDS[role][1], False
+    if role == "sparse" and all(op.online_too for op in ops[online:]):
+        return ops[online].left_as, False
     number = follow(ops[online], kind) is not None and "number" in ops[online].takes
     if kind in LISTS.values():
         return ("list<double>" if kind == "numbers" else "list<string>"), True
@@ -253,7 +275,7 @@ def operator(raw: Any, path: str) -> tuple[Operator, bool]:
     kind = OPERATORS[raw["op"]]
     parameters = {f.name: f for f in dataclasses.fields(kind)}
     known({k: v for k, v in raw.items() if k not in ("op", "online")}, parameters, path)
-    hints = get_type_hints(kind)
+    hints = _hints(kind)
     given: dict[str, Any] = {}
     for key, parameter in parameters.items():
         if key in raw:
@@ -264,6 +286,11 @@ def operator(raw: Any, path: str) -> tuple[Operator, bool]:
         return kind(**given), bool(value(raw, "online", bool, False, path))
     except OperatorError as error:
         raise SpecError(f"{path}.{error}") from None
+
+
+@cache
+def _hints(kind: type[Operator]) -> dict[str, Any]:
+    return get_type_hints(kind)
 
 
 def _parameter(raw: Mapping[str, Any], key: str, hint: str, path: str) -> Any:

@@ -108,9 +108,10 @@ def _left(numbers: npt.NDArray[Any]) -> dict[str, Any]:
 
 
 def _numbers(wide: npt.NDArray[np.float64]) -> dict[str, Any]:
-    return {"rows": len(wide), "least": float(wide.min(initial=math.inf)),
-            "largest": float(wide.max(initial=-math.inf)), "sum": float(wide.sum()),
-            "bins": _counted(np.rint(np.arcsinh(wide) * 4).astype(np.int64))}
+    with np.errstate(over="ignore", invalid="ignore"):
+        return {"rows": len(wide), "least": float(wide.min(initial=math.inf)),
+                "largest": float(wide.max(initial=-math.inf)), "sum": float(wide.sum()),
+                "bins": _counted(np.rint(np.arcsinh(wide) * 4).astype(np.int64))}
 
 
 def _ids(ids: npt.NDArray[Any], buckets: int) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """Applies the operators that a table leaves to the loader, and measures their cost column by column.
 
-Those of numbers that are stored as a batch holds them work on batches. All others work where a row group is decoded:
-a text that is stored once is worked on once there, and what waits for the shuffle holds four bytes a value.
+They work where a row group is decoded: a number still has its 64 bits there, a text that is stored once is worked on
+once, and what waits for the shuffle holds four bytes a value. Older programs stored some numbers as float32: operators
+on these work on batches, in a stage of their own.
 """
 
 from __future__ import annotations
@@ -28,12 +29,16 @@ from sluice.ingest.stages.number_types import ValueRefused, held
 _SAMPLE_ROWS = 4096
 _TRIES = 3
 _SAMPLES: Mapping[str, npt.NDArray[Any]] = {
-    "float": np.linspace(0.01, 0.99, _SAMPLE_ROWS, dtype=np.float32),
     "double": np.linspace(0.01, 0.99, _SAMPLE_ROWS),
     "int64": np.arange(_SAMPLE_ROWS) * 0x1E3779B97F4A7,
 }
 _CODEC = "lz4_raw"  # the codec that tables are written with
 Function = ops.Online
+
+
+def applied_in_batches(field: Field) -> bool:
+    """Whether an older program stored the column as float32 for the operators that it left to the loader."""
+    return bool(field.online) and field.role == "dense" and not field.nullable
 
 
 class Operators:
@@ -46,7 +51,7 @@ class Operators:
         online = [f for f in fields if f.online]
         self._fields, self._state, self._spec = fields, state, spec
         self._functions = {f.name: ops.online(f, state) for f in online}
-        self._stages = {f.name: ONLINE if f.role == "dense" and not f.nullable else READ.name for f in online}
+        self._stages = {f.name: ONLINE if applied_in_batches(f) else READ.name for f in online}
         self._chains = {f.name: "+".join(str(step["op"]) for step in f.online) for f in online}
         self.chains: Mapping[str, str] = {n: c for n, c in self._chains.items() if self._stages[n] == ONLINE}
         """The names of the operators of each column that is worked on in batches."""
@@ -113,7 +118,7 @@ class Operators:
             number = next((n for n in range(len(column.ops)) if all(op.online_too for op in column.ops[n:])), None)
             if column.name not in kinds or number is None or (self._state is None and column.fitted):
                 continue
-            left = replace(column, online=number, left_as=column.ops[number].left_as if column.role == "sparse" else "")
+            left = replace(column, online=number, left_as=column.ops[number].left_as)
             steps = left.left_to_loader
             function = ops.online(Field(name=left.name, role=left.role, type=left.type, online=steps), self._state)
             values = _SAMPLES[left.type]
@@ -123,8 +128,7 @@ class Operators:
                 function(values)
                 times.append(self._clock() - began)
             found.append({"column": column.name, "operators": "+".join(str(step["op"]) for step in steps),
-                          "stage": READ.name if left.role == "sparse" else ONLINE,
-                          "cpu_s": min(times) / _SAMPLE_ROWS})
+                          "stage": READ.name, "cpu_s": min(times) / _SAMPLE_ROWS})
         return found
 
 

@@ -19,7 +19,6 @@ class Way:
     bytes: float
     decode_s: float = 0.0
     apply_s: float = 0.0
-    in_batches: bool = False
 
 
 def bounds(*, demand: float = math.inf, **stages: StageBound) -> Bounds:
@@ -71,26 +70,7 @@ def test_a_run_without_operators_says_by_its_decoding_how_much_dearer_work_was()
     assert found.choices[1].loader == pytest.approx((1e6 / (4 + 2 * 1), 13.0))
 
 
-def test_a_stage_goes_with_its_last_operator_and_what_waited_for_it_waits_no_more():
-    """`read` does 1 µs of work a row and waits 1 for the lock, which `online` holds for 1 µs."""
-    forms = {"I1": [Way((), 4.0), Way(("log",), 2.0, 0.0, 0.4 * US, in_batches=True)]}
-    run = bounds(read=replace(READ, wait_s=1 * US), online=StageBound(workers=1, cpu_s=1 * US, wait_s=1 * US))
-    (one,) = choose(run, forms, {"I1": ("log",)}, measured_s={}, row_bytes=50.0).choices
-    assert one.loader == pytest.approx((0.5e6, 50.0))
-    assert one.etl == pytest.approx((1e6, 52.0))
-    store = bounds(read=replace(READ, wait_s=9 * US), online=StageBound(workers=1, cpu_s=1 * US))
-    (one,) = choose(store, forms, {"I1": ("log",)}, measured_s={}, row_bytes=50.0).choices
-    assert one.etl[0] == pytest.approx(1e6 / 9)  # eight of the nine were a store's
-
-
 def test_other_programs_on_the_cores_make_each_second_of_work_longer():
     run = bounds(read=replace(READ, wait_s=3 * US, core_wait_s=3 * US), shuffle=StageBound(workers=1, cpu_s=0.0))
     more = run.then({"read": 1 * US})
     assert more.stages["read"].busy_s == pytest.approx(8 * US)
-
-
-def test_a_stage_that_the_run_did_not_have_is_not_foretold():
-    forms = {"I1": [Way((), 4.0), Way(("log",), 2.0, 0.0, 0.1 * US, in_batches=True)]}
-    (one,) = choose(bounds(read=READ), forms, {"I1": ()}, measured_s={}, row_bytes=50.0).choices
-    assert (one.left, one.loader) == ((), None)
-    assert "no stage" in one.reason

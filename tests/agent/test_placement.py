@@ -85,25 +85,24 @@ def test_more_than_twice_is_no_percentage():
     assert move.sentence == "Moving `log I2` into the ETL: 2.3 times the rows/s, +25 % bytes."
 
 
-def test_what_was_foretold_is_what_the_other_placement_saves(tmp_path):
+def test_what_operators_cost_is_a_part_of_what_reading_took(tmp_path):
     """The same rows and features, with and without operators in the loader, by processor time and not by the clock."""
     raw, text = clicks_table.raw_rows(20_000), clicks_table.spec_text()
     left = clicks_table.write(tmp_path / "left", raw)
     moved = clicks_table.write(tmp_path / "moved", raw, text=text.replace(", online = true", ""))
-    cpu_s, labels, foretold, reverse = {}, {}, 0.0, []
+    labels, foretold, reverse = {}, 0.0, []
     for name, table in (("left", left), ("moved", moved)):
         with BatchLoader(table, batch_size=4000, reader="arrow") as loader:
             labels[name] = sum(float(batch.label.sum()) for batch in loader)
             stages = {s.name: s for s in loader.snapshot().stages}
-            cpu_s[name] = stages["online"].cpu_s / stages["online"].rows if "online" in stages else 0.0
+            assert "online" not in stages
             if name == "left":
+                took = stages["read"].cpu_s / stages["read"].rows
                 foretold = sum(c["cpu_s"] for c in loader.operators.costs())
             else:
                 reverse = loader.operators.others()
             deque(loader, maxlen=0)
     assert labels["left"] == labels["moved"]
-    assert cpu_s["moved"] == 0.0
-    assert 0 < foretold <= cpu_s["left"]  # the stage has some work besides
-    assert foretold >= 0.1 * cpu_s["left"]
+    assert 0 < foretold < took
     assert {c["column"]: c["operators"] for c in reverse}["I2"] == "clip+log"
     assert all(c["cpu_s"] > 0 for c in reverse)

@@ -45,6 +45,7 @@ pytestmark = pytest.mark.slow
 
 BATCH = 256
 EXTRA = '[[column]]\nname = "C17"\nrole = "sparse"\nops = [{op = "hash", size = 50}]\n'
+CLIPPED = '[[transform]]\nname = "clipped"\ninputs = ["I1"]\nops = [{op = "log"}, {op = "clip", low = -2}]\n'
 
 
 def columns(*without: str, **more: str) -> dict[str, str]:
@@ -310,8 +311,8 @@ def test_a_run_follows_two_schema_changes_and_a_crash(tmp_path):
     assert left[0].expires <= time.time() + LASTS_S
 
 
-def test_new_columns_with_operators_for_the_loader_are_tuned_while_the_trainer_runs_on(tmp_path):
-    """The first version leaves nothing to the loader. The second does, and more than one worker can do: each operator
+def test_a_new_transform_of_the_loader_is_tuned_while_the_trainer_runs_on(tmp_path):
+    """The first version leaves nothing to the loader. The second does, and more than one worker can do: the transform
     does its work many times over, so that the agent has to act."""
     folder, rows = tmp_path, 8000
     clicks_table.write(folder / "table", clicks_table.raw_rows(rows),
@@ -322,14 +323,14 @@ def test_new_columns_with_operators_for_the_loader_are_tuned_while_the_trainer_r
         env=environment(folder), text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     until(process.stderr, "validation after 1 epoch")
     clicks_table.write(folder / "table", with_c17(clicks_table.raw_rows(rows, first=rows)), mode="overwrite",
-                       text=clicks_table.spec_text(columns(C17="text"), features(more=EXTRA)))
+                       text=clicks_table.spec_text(columns(C17="text"), features(more=EXTRA + CLIPPED)))
     until(process.stderr, "version 0 of the table becomes 1")
-    until(process.stderr, "online is the bottleneck")
+    until(process.stderr, "clipped is the bottleneck")
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=60)
     (followed,) = (one for one in occasions(Run.read(folder / "run")) if one.what == "schema")
     assert followed.text == "version 1 of the table was taken up (new C17, I2, I5)"
-    assert any("online 1 → " in turned for turned in followed.did), followed
+    assert any("clipped 1 → " in turned for turned in followed.did), followed
     report = (folder / "run" / "report.html").read_text()
     assert f"{followed.label}. At " in report
     assert f'"text":"{followed.label}. At ' in report, "in the charts"

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -17,6 +20,26 @@ from sluice.etl.spec.row_split import row_keys
 from sluice.etl.spec.spec import Spec
 from sluice.etl.table.store import TableStore
 from sluice.etl.table.table import FeatureTable
+
+
+def session() -> Any:
+    """The Spark session of this process, which is started at the first call."""
+    from pyspark import SparkConf
+    from pyspark.sql import SparkSession
+
+    from sluice.etl.spark.session import DEFAULTS, ROOT
+
+    conf = SparkConf().setMaster("local[2]").setAppName("tests").setAll(list(DEFAULTS.items()))
+    conf.setAll([("spark.driver.host", "127.0.0.1"), ("spark.driver.bindAddress", "127.0.0.1"),
+                 ("spark.executorEnv.PYTHONPATH", str(ROOT)), ("spark.sql.shuffle.partitions", "2"),
+                 ("spark.python.daemon.module", "sluice.etl.spark.processes.daemon"),
+                 ("spark.ui.showConsoleProgress", "false"), ("spark.pyspark.python", sys.executable),
+                 # What is short-lived is compiled quickly rather than well.
+                 ("spark.driver.extraJavaOptions", " ".join([
+                     f"-Dlog4j2.configurationFile={ROOT}/etl/log4j2.properties", "-XX:TieredStopAtLevel=1",
+                     "-XX:+UseSerialGC"]))])
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    return SparkSession.builder.config(conf=conf).getOrCreate()
 
 
 class Said:

@@ -298,7 +298,7 @@ def test_first_x_ngram_and_bag(lists, size, last):
 def test_bag_statistics(lists):
     column = pa.array(lists, pa.list_(pa.float64()))
     for of, slow in (("sum", sum), ("mean", lambda x: sum(x) / len(x)), ("min", min), ("max", max)):
-        got = Bag(of=of).apply(column, None).to_pylist()
+        got = step(Bag(of=of), column, None, {}).to_pylist()
         for have, row in zip(got, lists, strict=True):
             there = [v for v in row or [] if v is not None]
             want = (math.nan if any(map(math.isnan, there)) else slow(there)) if there else \
@@ -532,6 +532,18 @@ def test_a_users_own_function_is_checked_when_it_is_imported_and_when_it_returns
         own.apply(pa.array([1.0, 2.0]), short)
     with pytest.raises(OperatorError, match="size: must say"):
         Python(function=own.function, inputs=("number",), output="id")
+
+
+@pytest.mark.parametrize("whole", [2**53 + 1, -(2**63)])
+def test_a_function_gets_a_large_whole_number_as_the_nearest_float(whole):
+    own = Python(function=f"{__name__}:double", inputs=("number",), output="number")
+    assert own.apply(pa.array([whole]), double).to_pylist() == [2.0 * whole]
+
+
+def test_operators_on_numbers_too_large_warn_of_nothing():
+    huge = pa.array([1e308, -1e308])
+    assert step(Scale(by=0.1), huge, None, {}).to_pylist() == [math.inf, -math.inf]
+    assert step(Standardise(), huge, (-1e308, 1.0), {}).to_pylist() == [math.inf, 0.0]
 
 
 def test_kinds_follow_each_other_only_where_that_means_something():

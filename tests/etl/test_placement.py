@@ -148,7 +148,7 @@ def test_what_cannot_be_placed_is_refused_by_name(tmp_path):
 def test_a_spec_may_say_it_itself():
     spec = Spec.own(with_placement(SPEC, {"I2": ("clip", "log"), "C12": ("hash",), "C3": ()}))
     assert {c.name: (c.online, c.left_as, c.raw) for c in spec.columns if c.online is not None} == {
-        "I2": (1, "float", False), "C12": (0, "string", True)}
+        "I2": (1, "double", True), "C12": (0, "string", True)}
     marked = Spec.own(SPEC.replace("size = 1000}]", "size = 1000, online = true}]", 1))
     same = {c.name: c for c in spec.columns}["C12"]
     assert {c.name: c for c in marked.columns}["C12"] == same

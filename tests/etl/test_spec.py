@@ -189,6 +189,44 @@ ops = [{op = "one_hot", values = ["a", "b"]}]
                      "kind=b"]
 
 
+@pytest.mark.parametrize(("role", "sources", "before", "made"), [
+    ("dense", '"C1"', '{op = "parse_time"}, ', ("parse_time", "missing")),
+    ("dense", '["I1", "C1"]', '{op = "hour"}, ', ("hour", "missing")),
+    ("sparse", '"I1"', '{op = "clip", low = 0}, ', ("clip", "missing")),
+    ("dense", '"I1"', '{op = "standardise"}, ', ("missing",))])
+def test_an_indicator_is_a_dense_column_of_what_the_fill_fills(role, sources, before, made):
+    after = ', {op = "bucketize", boundaries = [1]}' if role == "sparse" else ""
+    spec = Spec.parse(f'''{GOOD}
+[[column]]
+name = "x"
+from = {sources}
+role = "{role}"
+ops = [{before}{{op = "fill", indicator = true}}{after}]
+''')
+    column = {c.name: c for c in spec.columns}["x_missing"]
+    assert (column.role, tuple(op.name for op in column.ops)) == ("dense", made)
+
+
+@pytest.mark.parametrize(("role", "chain", "complaint"), [
+    ("dense", '{op = "categorify"}, {op = "count"}, {op = "fill", indicator = true}',
+     "indicator: the added column is made of text here, not of a number; leave indicator out"),
+    ("id_list", '{op = "split"}, {op = "parse_time"}, {op = "fill", indicator = true}, {op = "hash", size = 9}',
+     "indicator: the added column is made of numbers here"),
+    ("label", '{op = "parse_time"}, {op = "fill", indicator = true}', "indicator: a label has no column beside it")])
+def test_an_indicator_that_cannot_be_made_is_refused(role, chain, complaint):
+    with pytest.raises(SpecError, match=complaint):
+        Spec.parse(f'{GOOD}\n[[column]]\nname = "x"\nfrom = "C1"\nrole = "{role}"\nops = [{chain}]\n')
+
+
+@pytest.mark.parametrize(("values", "complaint"), [
+    ('"é", "É"', "column 'x=É': a Delta table cannot tell it from 'x=é'; give one of them another name"),
+    (r'"a\u0000b"', r"column 'x=a\\x00b': a file cannot hold a name with the character 0")])
+def test_names_that_no_table_can_hold_are_refused(values, complaint):
+    with pytest.raises(SpecError, match=complaint):
+        Spec.parse(f'{GOOD}\n[[column]]\nname = "x"\nfrom = "C1"\nrole = "dense"\n'
+                   f'ops = [{{op = "one_hot", values = [{values}]}}]\n')
+
+
 def test_what_is_left_to_the_loader_stands_in_the_field():
     text = GOOD.replace('shift = 3}', 'shift = 3, online = true}, {op = "standardise", online = true}')
     field = Spec.parse(text).fields({})[1]

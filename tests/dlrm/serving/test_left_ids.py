@@ -10,7 +10,6 @@ from sluice.dlrm.options import ModelConfig, profile_of, tables_of
 from sluice.dlrm.serving.served_model import Servable, online_of
 from sluice.dlrm.training.input_checks import check_files
 from sluice.etl.apply.features import Features
-from sluice.etl.spec.spec import Spec
 from sluice.etl.table.table import FeatureTable
 from sluice.ingest.column_transforms import ColumnTransforms
 from tests.ingest import left_ids
@@ -21,7 +20,7 @@ def served(table: FeatureTable) -> Servable:
     state, tables = table.state(), tables_of(table.fields, ModelConfig(), profile_of(table))
     return Servable(path=None, meta=SimpleNamespace(dense=tuple(f.name for f in table.fields if f.role == "dense")),
                     spec=None, table=table, model=None, tables=None, rows=SimpleNamespace(complete=dict),
-                    features=Features(Spec.parse(table.record.spec), state), online=online_of(table, state),
+                    features=Features(table.spec(), state), online=online_of(table, state),
                     transforms=ColumnTransforms.of(table),
                     layout=SimpleNamespace(missing=None, columns=tables))
 

@@ -1,0 +1,108 @@
+"""`make fuzz SECONDS=600 [SEED=n] [ONLY=four_ways]`: specs and rows from seeds, through all ways that must agree.
+
+Progress and findings go to standard error. The last line of standard output is JSON. The exit status is 1 if anything
+was found. With SEED one seed runs, and its specs are shown and kept.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import itertools
+import json
+import pkgutil
+import random
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import tests.fuzz
+
+_EVERY_S = 10.0
+
+
+def modules() -> dict[str, ModuleType]:
+    """The fuzzers, by their names."""
+    names = sorted(one.name for one in pkgutil.iter_modules(tests.fuzz.__path__))
+    found = [importlib.import_module(f"tests.fuzz.{name}") for name in names
+             if name != "__main__" and not name.startswith("test_")]
+    return {module.NAME: module for module in found if hasattr(module, "try_seed")}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
+    parser.add_argument("--seconds", type=float, metavar="N", help="begin new seeds for so long")
+    parser.add_argument("--seeds", type=int, metavar="N", help="run so many seeds of each fuzzer")
+    parser.add_argument("--first", type=int, metavar="N", help="the first seed (drawn)")
+    parser.add_argument("--seed", type=int, metavar="N", help="run this seed alone, and show what it draws")
+    parser.add_argument("--only", choices=[*modules()], metavar="NAME", help=f"one of {', '.join(modules())}")
+    options = parser.parse_args()
+    chosen = {name: module for name, module in modules().items() if options.only in (None, name)}
+    if options.seed is not None:
+        return replay(chosen, options.seed)
+    first = random.SystemRandom().randrange(10**9) if options.first is None else options.first
+    seconds = options.seconds if options.seconds is not None or options.seeds is not None else 60.0
+    return many(chosen, first, options.seeds, seconds)
+
+
+def many(chosen: dict[str, ModuleType], first: int, seeds: int | None, seconds: float | None) -> int:
+    began = told = time.monotonic()
+    counts = {name: {"seeds": 0, "findings": 0} for name in chosen}
+    failing: dict[str, list[int]] = {name: [] for name in chosen}
+    for number, (name, module) in _turns(chosen, seeds):
+        seed = first + number
+        with tempfile.TemporaryDirectory(prefix="sluice-fuzz-") as folder:
+            found = module.try_seed(seed, Path(folder))
+        counts[name]["seeds"] += 1
+        counts[name]["findings"] += len(found)
+        if found:
+            failing[name].append(seed)
+            _show(name, seed, found)
+        now = time.monotonic()
+        if now > told + _EVERY_S:
+            told = now
+            print(f"{now - began:.0f} s: {counts}", file=sys.stderr, flush=True)
+        if seconds is not None and now > began + seconds:
+            break
+    return _summed(first, counts, failing, began)
+
+
+def _turns(chosen: dict[str, ModuleType], seeds: int | None) -> Iterator[tuple[int, tuple[str, ModuleType]]]:
+    for number in itertools.count() if seeds is None else range(seeds):
+        for one in chosen.items():
+            yield number, one
+
+
+def replay(chosen: dict[str, ModuleType], seed: int) -> int:
+    began = time.monotonic()
+    counts, failing = {}, {}
+    for name, module in chosen.items():
+        folder = Path(tempfile.mkdtemp(prefix=f"sluice-fuzz-{name}-"))
+        found = module.try_seed(seed, folder)
+        for path in sorted(folder.glob("*.toml")):
+            print(f"---- {path}\n{path.read_text()}", file=sys.stderr)
+        _show(name, seed, found)
+        counts[name] = {"seeds": 1, "findings": len(found)}
+        failing[name] = [seed] if found else []
+    return _summed(seed, counts, failing, began)
+
+
+def _show(name: str, seed: int, found: list[str]) -> None:
+    for one in found:
+        print(f"{name}, seed {seed}: {one}", file=sys.stderr)
+    said = f"replay it with: make fuzz SEED={seed} ONLY={name}" if found else f"{name}, seed {seed}: nothing found"
+    print(said, file=sys.stderr, flush=True)
+
+
+def _summed(first: int, counts: dict[str, dict[str, int]], failing: dict[str, list[int]], began: float) -> int:
+    seeds, findings = (sum(one[key] for one in counts.values()) for key in ("seeds", "findings"))
+    print(json.dumps({"seeds": seeds, "findings": findings, "seconds": round(time.monotonic() - began, 1),
+                      "first": first, "modules": counts, "failing": failing}))
+    return 1 if findings else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

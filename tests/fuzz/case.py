@@ -1,0 +1,202 @@
+"""A spec with rows (`Case`): as the spec's text, as a file, and as a request to a server."""
+
+from __future__ import annotations
+
+import datetime
+import io
+import json
+import math
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from sluice.etl.spec.input_values import ARROW_TYPES
+from sluice.etl.spec.placement import with_placement
+
+KEY = "number"
+"""The input column, and the dense column, that tells rows apart."""
+LABEL = "click"
+MATRIX_ROWS, WIDTH = 4096, 3
+"""The shape of the matrix that a lookup reads."""
+TIME_FORMAT = "%Y-%m-%d %H:%M:%S"
+
+
+@dataclass(frozen=True)
+class Misfit:
+    """A value that its column cannot hold, as a text file and as JSON have it."""
+
+    text: str
+    json: str
+
+
+def toml(value: Any) -> str:
+    """A value as TOML has it."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{name} = {toml(one)}" for name, one in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(toml, value)) + "]"
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return str(value).lower() if isinstance(value, bool) else repr(value)
+
+
+def section(name: str, entry: Mapping[str, Any]) -> str:
+    return "\n".join([f"[[{name}]]", *(f"{key} = {toml(value)}" for key, value in entry.items()), ""])
+
+
+@dataclass(kw_only=True)
+class Case:
+    """A drawn spec with rows."""
+
+    seed: int
+    form: str
+    inputs: dict[str, str]
+    """Input column → its type."""
+    rows: dict[str, list[Any]]
+    """Input column → a value for each row: as the request has it, or a `Misfit`."""
+    folder: Path
+    """Where the files lie that the spec names."""
+    head: str = ""
+    """The sections [input] and [table] of the spec."""
+    entries: list[dict[str, Any]] = field(default_factory=list)
+    """The [[column]] entries, as the ETL applies all of them."""
+    left: list[dict[str, Any]] = field(default_factory=list)
+    """The same entries, of which some leave operators to the loader."""
+    placement: dict[str, list[str]] = field(default_factory=dict)
+    transforms: list[dict[str, Any]] = field(default_factory=list)
+    time: str | None = None
+    """The input column that files hold as the text of a time."""
+    delimiter: str = ","
+    decimal: str = "."
+    header: bool = False
+
+    def etl(self) -> str:
+        """The spec in which the ETL applies every operator."""
+        return self.text(self.entries)
+
+    def loader(self) -> str:
+        """The spec in which some operators are left to the loader, with transforms on top."""
+        text = with_placement(self.text(self.left), self.placement) if self.placement else self.text(self.left)
+        return text + "\n" + "\n".join(section("transform", one) for one in self.transforms)
+
+    def plain(self, columns: Sequence[str]) -> str:
+        """The spec of these columns alone, by which a loader reads the file itself."""
+        entries = [one for one in self.entries if one.get("name") in {LABEL, KEY, *columns}]
+        return "\n".join([self.head.partition("[table]")[0], "[table]", "split = {all = 1}",
+                          *(section("column", one) for one in entries)])
+
+    def text(self, entries: list[dict[str, Any]]) -> str:
+        return self.head + "\n" + "\n".join(section("column", one) for one in entries)
+
+    @property
+    def count(self) -> int:
+        return len(self.rows[KEY])
+
+    def misfits(self, numbers: Sequence[int], names: Sequence[str]) -> list[int]:
+        """The places of those rows in which one of these columns has a value that it cannot hold."""
+        return [n for n in numbers if any(isinstance(self.rows[name][n], Misfit) for name in names)]
+
+    # ---- as a file
+
+    def write(self) -> Path:
+        """Writes the rows as a file of the spec's format, and what else the spec names."""
+        np.save(self.folder / "matrix.npy", np.random.default_rng(7).normal(size=(MATRIX_ROWS, WIDTH)))
+        path = self.folder / f"rows.{self.form}"
+        draw = random.Random(self.seed)
+        if self.form == "parquet":
+            self._write_parquet(path, draw)
+        elif self.form == "json":
+            path.write_text("".join(self._json_line(n, draw) for n in range(self.count)), "utf-8")
+        else:
+            lines = [self.delimiter.join(self.inputs)] * self.header
+            lines += [self.delimiter.join(self._cell(name, n, draw) for name in self.inputs) for n in range(self.count)]
+            path.write_bytes("".join(f"{line}\n" for line in lines).encode())
+        return path
+
+    def _of_file(self, name: str, row: int) -> Any:
+        value = self.rows[name][row]
+        if name != self.time or value is None or isinstance(value, Misfit):
+            return value
+        return f"{datetime.datetime.fromtimestamp(value, datetime.UTC):{TIME_FORMAT}}"
+
+    def _cell(self, name: str, row: int, draw: random.Random) -> str:
+        value, kind = self._of_file(name, row), self.inputs[name]
+        if value is None:
+            return ""
+        if isinstance(value, Misfit):
+            return self._quoted(value.text, draw)
+        if isinstance(value, str):
+            return self._quoted(value, draw)
+        if kind == "int":
+            return draw.choice([f"{value}", f" {value}", f"{value}\t" if self.delimiter != "\t" else f"{value} "])
+        return repr(value).replace(".", self.decimal)
+
+    def _quoted(self, text: str, draw: random.Random) -> str:
+        must = not text or text.startswith('"') or self.delimiter in text
+        if self.form == "tsv" or not (must or draw.random() < 0.2):
+            return text
+        return '"' + text.replace('"', '""') + '"'
+
+    def _json_line(self, row: int, draw: random.Random) -> str:
+        members = [f'"{name}": {literal(self._of_file(name, row), draw)}' for name in self.inputs
+                   if self.rows[name][row] is not None or draw.random() < 0.5]
+        if draw.random() < 0.1:
+            members.insert(draw.randrange(len(members)), '"other": [{"a": 1}]')
+        return "{" + ", ".join(members) + "}\n"
+
+    def _write_parquet(self, path: Path, draw: random.Random) -> None:
+        columns = {}
+        for name, kind in self.inputs.items():
+            values = [self._of_file(name, n) for n in range(self.count)]
+            if any(isinstance(value, Misfit) for value in values):  # fractions in a column of ints
+                values = [float(one.text) if isinstance(one, Misfit) else one for one in values]
+                columns[name] = pa.array([None if one is None else float(one) for one in values], pa.float64())
+                continue
+            array = pa.array(values, pa.string() if name == self.time else ARROW_TYPES[kind])
+            if kind == "text" and draw.random() < 0.5:
+                array = array.dictionary_encode()
+            if kind == "int" and name != self.time and draw.random() < 0.3 and _fits_32_bits(values):
+                array = array.cast(pa.int32())
+            columns[name] = array
+        pq.write_table(pa.table(columns), path, row_group_size=draw.choice([7, 50, 1000]))
+
+    # ---- as a request
+
+    def request(self, numbers: Sequence[int], draw: random.Random) -> tuple[str, bytes]:
+        """The content type and the body of a request for these rows."""
+        values = {name: [self.rows[name][n] for n in numbers] for name in self.inputs if name != LABEL}
+        flat = [one for column in values.values() for value in column
+                for one in (value if isinstance(value, list) else [value])]
+        arrow = any(isinstance(one, float) and not math.isfinite(one) for one in flat)
+        misfits = any(isinstance(one, Misfit) for one in flat)
+        if misfits or not (arrow or draw.random() < 0.5):
+            if misfits and arrow:  # JSON has only finite numbers
+                values = {name: [one if isinstance(one, Misfit) else None for one in column]
+                          for name, column in values.items()}
+            rows = [", ".join(f'"{name}": {literal(column[place], draw)}' for name, column in values.items()
+                              if column[place] is not None or draw.random() < 0.5) for place in range(len(numbers))]
+            return "application/json", f'{{"rows": [{", ".join(f"{{{row}}}" for row in rows)}]}}'.encode()
+        table = pa.table({name: pa.array(column, ARROW_TYPES[self.inputs[name]]) for name, column in values.items()})
+        sink = io.BytesIO()
+        with pa.ipc.new_stream(sink, table.schema) as stream:
+            stream.write_table(table)
+        return "application/vnd.apache.arrow.stream", sink.getvalue()
+
+
+def _fits_32_bits(values: Sequence[int | None]) -> bool:
+    return all(one is None or -(2**31) <= one < 2**31 for one in values)
+
+
+def literal(value: Any, draw: random.Random) -> str:
+    """A value as JSON has it; NaN and infinities as Python's reader takes them."""
+    if isinstance(value, Misfit):
+        return value.json
+    if isinstance(value, int) and value in (0, 1) and draw.random() < 0.05:
+        return "true" if value else "false"
+    return json.dumps(value, ensure_ascii=draw.random() < 0.5)

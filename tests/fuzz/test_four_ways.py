@@ -1,0 +1,96 @@
+"""The fuzzer of the four ways finds mistakes that are planted in one of them, and nothing in the code as it is."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from sluice.dlrm.serving import decode
+from sluice.etl import ops
+from sluice.etl.ops import OPERATORS, ids, lists, numeric, scaling, text
+from sluice.etl.spec import columns
+from tests.fuzz import four_ways
+from tests.fuzz.drawn_specs import PARAMETERS, drawn
+
+REGRESSIONS = (1, 2, 9, 21, 22, 23, 34, 44)
+"""Seeds that once found something."""
+SEEDS = [seed for seed in range(1, 80) if seed % four_ways.SPARK_EVERY]
+SERVER, LOADER, JOB = (four_ways.Server, "features"), (four_ways, "load"), (four_ways, "made")
+
+
+def mutant(function: Callable[..., Any], old: str, new: str) -> Callable[..., Any]:
+    """The function with one piece of its source replaced."""
+    source = textwrap.dedent(inspect.getsource(function))
+    assert source.count(old) == 1, f"{function.__qualname__} has changed: {old}"
+    namespace = dict(function.__globals__)
+    exec(source.replace(old, new), namespace)
+    return namespace[function.__name__]
+
+
+def plant(monkeypatch: pytest.MonkeyPatch, way: tuple[Any, str], mistake: tuple[Any, str, str, str]) -> None:
+    """Changes a function as long as that way runs, and no other."""
+    owner, name, old, new = mistake
+    changed, run = mutant(getattr(owner, name), old, new), getattr(*way)
+
+    def with_mistake(*arguments: Any) -> Any:
+        with monkeypatch.context() as inside:
+            inside.setattr(owner, name, changed)
+            return run(*arguments)
+
+    monkeypatch.setattr(*way, with_mistake)
+
+
+def first_found(tmp_path_factory: pytest.TempPathFactory) -> int | None:
+    return next((seed for seed in SEEDS if four_ways.try_seed(seed, tmp_path_factory.mktemp("seed"))), None)
+
+
+def test_every_operator_is_drawn():
+    assert PARAMETERS.keys() == OPERATORS.keys()
+
+
+def test_a_seed_draws_the_same_in_every_process(tmp_path, repo):
+    case = drawn(11, tmp_path)
+    program = ("import json, pathlib; from tests.fuzz.drawn_specs import drawn; "
+               f"case = drawn(11, pathlib.Path({str(tmp_path)!r})); "
+               "print(json.dumps([case.etl(), case.loader(), repr(case.rows)]))")
+    found = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True, cwd=repo)
+    assert json.loads(found.stdout) == [case.etl(), case.loader(), repr(case.rows)]
+
+
+@pytest.mark.parametrize("seed", REGRESSIONS)
+def test_what_was_found_once_is_found_no_more(seed, tmp_path):
+    assert four_ways.try_seed(seed, tmp_path) == []
+
+
+MISTAKES = {
+    "a value is rounded to float32": (LOADER, scaling.Standardise, "apply", "(values - mean)",
+                                      "(values.astype(np.float32) - mean)"),
+    "a fill leaves infinities": (SERVER, numeric, "filled", "np.isfinite(values)", "~np.isnan(values)"),
+    "a null has another id": (SERVER, ids, "ids_of", "= NULL", "= FIRST"),
+    "zero is missing": (SERVER, decode.Decoder, "_arrays_of", "row.get(name)", "row.get(name) or None"),
+    "a list is one longer": (LOADER, lists.FirstX, "apply", "place < self.size", "place <= self.size"),
+    "a boundary belongs to the range below": (LOADER, numeric, "bucketed", 'side="right"', 'side="left"'),
+    "a null in a dictionary is its first value": (
+        LOADER, ops, "online", "fill_null(values.indices, len(values.dictionary))", "fill_null(values.indices, 0)"),
+    "an empty text has a part": (LOADER, text.Split, "apply", 'pc.equal(column, "")', 'pc.equal(column, " ")'),
+    "a fraction is an int": (SERVER, decode, "fits", "isinstance(value, int) and -(2**63)", "-(2**63)"),
+    "numbers are stored as float32": (
+        JOB, columns, "left_as", 'role == "sparse" and all(op.online_too for op in ops[online:]):',
+        'role == "dense":\n        return "float", False\n    if role == "sparse":')}
+QUICK = {"a null has another id", "a null in a dictionary is its first value", "a fraction is an int",
+         "numbers are stored as float32"}
+
+
+@pytest.mark.parametrize("mistake", [pytest.param(one, marks=[] if one in QUICK else pytest.mark.slow)
+                                     for one in MISTAKES])
+def test_a_mistake_in_one_way_is_found(monkeypatch, tmp_path_factory, mistake):
+    way, *where = MISTAKES[mistake]
+    plant(monkeypatch, way, tuple(where))
+    assert first_found(tmp_path_factory) is not None
