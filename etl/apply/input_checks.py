@@ -1,5 +1,5 @@
 """What is refused of a job's input before any row is read, on every engine: files that are cut short, other headers,
-Parquet files that do not agree. Pure, but for the list of a Delta table's files."""
+Parquet files that do not agree. Pure."""
 
 from __future__ import annotations
 
@@ -95,18 +95,3 @@ def refuse_missing(named: str, have: Collection[str], wanted: Iterable[str]) -> 
     for name in wanted:
         if name not in have:
             raise InputError(f"{named}: there is no column {name!r} (there are: {', '.join(have)})")
-
-
-def files_of_delta(path: str) -> list[str]:
-    """The files that the newest version of a Delta table holds."""
-    from deltalake import DeltaTable
-    from deltalake.exceptions import DeltaError
-
-    try:
-        table = DeltaTable(path)
-        if "deletionVectors" in (table.protocol().reader_features or []):
-            raise InputError(f"{path}: it marks deleted rows in deletion vectors, which cannot be read; rewrite it "
-                             "without them (REORG TABLE … APPLY (PURGE))")
-        return list(table.file_uris())
-    except DeltaError as error:
-        raise InputError(f"{path}: is no Delta table that can be read ({str(error).splitlines()[0]})") from None
