@@ -86,7 +86,8 @@ class FeatureTable:
                              "program? Only tables that etl/job.py writes can be read")
         ordered = sorted((known[p][0].version, p) for p in paths)
         files = tuple(DataFile(path=store.url(p), rows=known[p][1].rows, bytes=known[p][1].bytes,
-                               split=known[p][1].split, row_group_rows=known[p][1].row_group_rows) for _, p in ordered)
+                               split=known[p][1].split, row_group_rows=known[p][1].row_group_rows,
+                               content=known[p][1].sha256) for _, p in ordered)
         newest = max(records.values(), key=lambda r: r.version) if records else None
         schema = pa.schema(delta.schema())
         fields = tuple(_field(f, newest, records.values()) for f in schema if METADATA_KEY in (f.metadata or {}))

@@ -142,7 +142,8 @@ class ParquetFiles:
             kinds = [there[name] for name in recipe.sources]
             recipe.check(kinds)
             fields.append(recipe.field(kinds))
-        files = tuple(DataFile(path=prefix + p, rows=sum(f.row_groups), bytes=f.bytes, row_group_rows=f.row_groups)
+        files = tuple(DataFile(path=prefix + p, rows=sum(f.row_groups), bytes=f.bytes, row_group_rows=f.row_groups,
+                               content=f.digest)
                       for p, f in zip(paths, footers, strict=True))
         rows = max(1, sum(f.rows for f in files))
         bags = {recipe.name: recipe.sources[0] for recipe in recipes
