@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import math
@@ -211,10 +212,15 @@ def _lock(path: Path) -> TextIO:
         holder = file.read().strip() or "unknown"
         file.close()
         raise RunError(f"{path}: in use by process {holder}; wait for it or choose another folder") from None
-    file.seek(0)
-    file.truncate()
-    file.write(f"{os.getpid()}\n")
-    file.flush()
+    try:
+        file.seek(0)
+        file.truncate()
+        file.write(f"{os.getpid()}\n")
+        file.flush()
+    except OSError as error:
+        with contextlib.suppress(OSError):  # closing writes what is left
+            file.close()
+        raise RunError(f"{path}: cannot be written ({error.strerror}); choose another folder for the run") from None
     return file
 
 

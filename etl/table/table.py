@@ -212,7 +212,10 @@ def _record(store: TableStore, job: str) -> JobRecord:
     except FileNotFoundError:
         raise TableError(f"{store.url(path)}: the job's record is missing, and its files cannot be read without it; "
                          "was this version removed by vacuum?") from None
-    except (RecordError, OSError, ValueError) as error:
+    except OSError as error:
+        raise DamagedRecord(f"{store.url(path)}: cannot be read ({_first_line(error)}); see that its disk or store "
+                            "works, and try again") from None
+    except (RecordError, ValueError) as error:
         raise DamagedRecord(f"{store.url(path)}: {_first_line(error)}") from None
 
 
