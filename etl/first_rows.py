@@ -16,6 +16,7 @@ from sluice.etl.apply.input_checks import headers_of, refuse_header
 from sluice.etl.apply.parse import InputParser
 from sluice.etl.apply.rejected import texts_of
 from sluice.etl.common.errors import InputError
+from sluice.etl.common.foreign_tables import ForeignTableError
 from sluice.etl.jobs.engine import JobFailure
 from sluice.etl.jobs.job_run import Job
 from sluice.etl.ops import Fitted
@@ -74,7 +75,7 @@ def _first_rows(source: Input, paths: tuple[str, ...]) -> FirstRows | None:
         return None
     try:
         files = files_of(paths)
-    except SameFile:
+    except (SameFile, ForeignTableError):
         raise
     except InputError:  # whoever reads all of them says so, if it is an error there
         return None

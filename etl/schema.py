@@ -67,6 +67,8 @@ class DataFile:
     """`train`, `validation`, `test`, or what the spec names."""
     row_group_rows: tuple[int, ...] = ()
     """The number of rows in each row group, in order; empty if the table does not know (then the footer does)."""
+    content: str = ""
+    """A digest: of the file, as its job recorded it, or of its footer. Empty if it is not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -150,6 +150,8 @@ class BatchLoader(IterableDataset[Batch]):
             groups=groups, local_only={"a packed copy": packed, "before_read (--store-latency-ms)": before_read,
                                        "what Petastorm's Reader is asked for": petastorm.asked_for},
             rank=f"{rank}/{ranks}", functions=[t.function for t in [*left, *given] if t.sendable])
+        if self._remote is not None:
+            weakref.finalize(self, self._remote.close)  # also if what follows fails
         self._origins = Origins(self.plan, share)
         aside = RowQuarantine(self._books, self._origins, lambda file: groups.files[file].path)
         groups.rescue = aside if aside.allowed else None
@@ -173,8 +175,7 @@ class BatchLoader(IterableDataset[Batch]):
         for every choice of knobs; each rank has its own."""
         _open.add(self._pipeline)
         weakref.finalize(self, self._pipeline.close).atexit = False
-        if self._remote is not None:
-            weakref.finalize(self, self._remote.close)
+        weakref.finalize(self, groups.close).atexit = False  # the collector may come much later
 
     # ---- the content of a batch
 

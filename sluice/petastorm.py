@@ -24,6 +24,7 @@ import pyarrow as pa
 from sluice.agent.report.run_folder import RunFolder
 from sluice.agent.tunable import Policy
 from sluice.agent.tuning import TunedRun, TuningStatus, policy_of
+from sluice.etl.common.foreign_tables import LocalTables
 from sluice.etl.schema import DataFile
 from sluice.ingest.knobs import Knobs
 from sluice.ingest.machine import Machine
@@ -113,11 +114,16 @@ def _files(urls: str | Sequence[str]) -> tuple[list[DataFile], list[dict[str, in
     """The files of a folder, as Petastorm lists them (all but those whose names begin with _ or a point), and the
     columns that stand in the names of each one's folders, as day=3."""
     found: list[tuple[str, list[str]]] = []
+    tables = LocalTables()
     for url in [urls] if isinstance(urls, str) else urls:
         if "://" not in url:
             raise PetastormError(f"{url}: write a URL, for instance file://{os.path.abspath(url)}")
         path = unquote(url.removeprefix("file://"))
         below = sorted(_below(path)) if os.path.isdir(path) else [path]
+        if os.path.isdir(path):
+            tables.refuse_listed([f"{path}/", *below], "give the list of its newest version's files")
+        elif "://" not in path:
+            tables.refuse_removed(below)
         if not below or (url.startswith("file://") and not os.path.exists(path)):
             raise PetastormError(f"{url}: no such file, or a folder without files")
         found += [(one, os.path.relpath(one, path).split(os.sep)[:-1]) for one in below]

@@ -24,7 +24,8 @@ SHARED_WITH_AGENT = {"sluice.ingest.knobs", "sluice.ingest.stats", "sluice.inges
 FOR_EVERY_ROOM = {"sluice.etl.common.arguments", "sluice.etl.common.control_groups", "sluice.etl.common.errors",
                   "sluice.etl.common.extras", "sluice.etl.common.interpreter", "sluice.etl.common.settings",
                   "sluice.etl.common.slow_path", "sluice.etl.common.suggest"}
-CONTRACTS_OF_ETL = ("sluice.etl.table.table", "sluice.etl.spec.spec", "sluice.etl.spec.permission",
+CONTRACTS_OF_ETL = ("sluice.etl.table.table", "sluice.etl.common.foreign_tables", "sluice.etl.spec.spec",
+                    "sluice.etl.spec.permission",
                     "sluice.etl.spec.code_options", "sluice.etl.spec.table_transform",
                     "sluice.etl.spec.input_values", "sluice.etl.spec.nested_columns",
                     "sluice.etl.spec.row_split",

@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import math
@@ -211,12 +212,12 @@ def _lock(path: Path) -> TextIO:
         holder = file.read().strip() or "unknown"
         file.close()
         raise RunError(f"{path}: in use by process {holder}; wait for it or choose another folder") from None
-    os.ftruncate(file.fileno(), 0)
     try:
+        os.ftruncate(file.fileno(), 0)
         os.write(file.fileno(), f"{os.getpid()}\n".encode())
-    except OSError:
+    except OSError as error:
         file.close()
-        raise
+        raise RunError(f"{path}: cannot be written ({error.strerror}); choose another folder for the run") from None
     return file
 
 

@@ -1,9 +1,9 @@
 """What is refused of a job's input before any row is read, on every engine: files that are cut short, other headers,
-Parquet files that do not agree. Pure, but for the list of a Delta table's files."""
+Parquet files that do not agree. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from itertools import accumulate
 from urllib.parse import unquote
 
@@ -12,6 +12,7 @@ from sluice.etl.spec.spec import Input
 
 HEAD, TAIL = 10, 11
 """How many of a compressed file's first and last bytes `fault` looks at."""
+_ZSTD, _ZSTD_SKIPPED = b"\x28\xb5\x2f\xfd", b"\x2a\x4d\x18"
 _BLOCK, _END = b"1AY&SY", 0x177245385090  # π and √π, as bzip2 writes them before a block and behind the last one
 
 
@@ -29,6 +30,33 @@ def fault(name: str, head: bytes, tail: bytes) -> str | None:
     if not any(bits >> (32 + spare) & (1 << 48) - 1 == _END for spare in range(8)):
         return "its end is missing, or something else follows it"
     return None
+
+
+def zstd_fault(read: Callable[[int, int], bytes], size: int) -> str | None:
+    """What is wrong with the frames of a .zst file of this size, by the heads of its blocks alone; None if no fault is
+    seen. `read` returns so many bytes from a place on."""
+    at, cut = 0, "it is cut short"
+    while at < size:
+        head = read(at, min(8, size - at))
+        if len(head) < len(_ZSTD) + 1:
+            return cut if _ZSTD.startswith(head[:4]) else "something else follows its end"
+        if head[1:4] == _ZSTD_SKIPPED and head[0] >> 4 == 5:
+            at += 8 + int.from_bytes(head[4:8], "little")
+            continue
+        if head[:4] != _ZSTD:
+            return "something else follows its end" if at else "it is no zstd file"
+        about = head[4]
+        is_single, has_checksum = about >> 5 & 1, about >> 2 & 1
+        at += 5 + (not is_single) + (0, 1, 2, 4)[about & 3] + (is_single, 2, 4, 8)[about >> 6]
+        is_last = False
+        while not is_last:
+            if at + 3 > size:
+                return cut
+            block = int.from_bytes(read(at, 3), "little")
+            is_last, is_repeated = bool(block & 1), block >> 1 & 3 == 1
+            at += 3 + (1 if is_repeated else block >> 3)
+        at += 4 * has_checksum
+    return cut if at > size else None
 
 
 def refuse_faults(faults: Iterable[tuple[str, str | None]]) -> None:
@@ -95,18 +123,3 @@ def refuse_missing(named: str, have: Collection[str], wanted: Iterable[str]) -> 
     for name in wanted:
         if name not in have:
             raise InputError(f"{named}: there is no column {name!r} (there are: {', '.join(have)})")
-
-
-def files_of_delta(path: str) -> list[str]:
-    """The files that the newest version of a Delta table holds."""
-    from deltalake import DeltaTable
-    from deltalake.exceptions import DeltaError
-
-    try:
-        table = DeltaTable(path)
-        if "deletionVectors" in (table.protocol().reader_features or []):
-            raise InputError(f"{path}: it marks deleted rows in deletion vectors, which cannot be read; rewrite it "
-                             "without them (REORG TABLE … APPLY (PURGE))")
-        return list(table.file_uris())
-    except DeltaError as error:
-        raise InputError(f"{path}: is no Delta table that can be read ({str(error).splitlines()[0]})") from None

@@ -77,7 +77,8 @@ def clearly() -> Iterator[None]:
         raise JobFailure(f"this machine's memory does not do for it ({error}); nothing was published") from error
     except OSError as error:
         words = "the disk is full: make room for output and TMPDIR " if error.errno == errno.ENOSPC else \
-            "a folder cannot be written: the output, or TMPDIR " if error.errno in (errno.EROFS, errno.EACCES) else ""
+            "a folder cannot be written: the output, or TMPDIR " if error.errno in (errno.EROFS, errno.EACCES) else \
+            "a disk does not work: that of the input, the output or TMPDIR " if error.errno == errno.EIO else ""
         place = f"{error.filename}: " if error.filename else ""
         raise JobFailure(f"{place}{words}({error}); nothing was published") from error
 

@@ -11,8 +11,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from sluice.etl.apply.input_checks import HEAD, TAIL, fault, files_of_delta, refuse_faults, refuse_header
+from sluice.etl.apply.input_checks import HEAD, TAIL, fault, refuse_faults, refuse_header
 from sluice.etl.common.errors import InputError
+from sluice.etl.common.foreign_tables import files_of_delta
 from sluice.etl.local.columns import RowGroups, check_columns, row_groups_of
 from sluice.etl.local.input_paths import InputFile, files_of, store_of
 from sluice.etl.local.pieces import PIECE_BYTES, Piece, first_line, pieces_of
@@ -42,16 +43,16 @@ class LocalInput:
             paths = tuple(file for path in paths for file in self._of_delta(path))
             if not paths:
                 raise InputError(f"{self._named}: holds no rows")
-        self._files = files_of(paths)
+        self._files = files_of(paths, by_log=source.format == "delta")
         self._groups: list[RowGroups] = []
 
     def _of_delta(self, path: str) -> list[str]:
         """The files of a Delta table; what its log alone says of their rows is kept."""
         from deltalake import DeltaTable
 
-        found = sorted(files_of_delta(path))
+        found = files_of_delta(path)
         added = pa.table(DeltaTable(path).get_add_actions(flatten=True)).to_pylist()
-        for file, one in zip(found, sorted(added, key=lambda one: one["path"]), strict=True):
+        for file, one in zip(found, added, strict=True):
             values = {name[10:]: value for name, value in one.items() if name.startswith("partition.")}
             for name, value in values.items():
                 if isinstance(value, str) and name in self._source.columns and _NUMBER.fullmatch(value):

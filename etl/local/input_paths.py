@@ -7,14 +7,17 @@ import os
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 
 import pyarrow as pa
 import pyarrow.fs as pafs
 
 from sluice.etl.common.errors import InputError
+from sluice.etl.common.foreign_tables import ForeignTableError, LocalTables, TableFinder
 
 _MAGIC, _QUERY = re.compile(r"[*?\[{]"), re.compile(r"\?\w+=.*$")
+_DENIED = re.compile(r"ACCESS_DENIED|HTTP status 403|Forbidden", re.IGNORECASE)
 _FOLDER, _FILE = pafs.FileType.Directory, pafs.FileType.File
 
 
@@ -36,21 +39,26 @@ class InputFile:
         return self.fs.open_input_file(self.path)
 
 
-def files_of(paths: Iterable[str]) -> list[InputFile]:
+def files_of(paths: Iterable[str], *, by_log: bool = False) -> list[InputFile]:
     """All files that these name, sorted by name; those that begin with _ or . are none, as in Spark. SameFile if two of
-    them name the same."""
-    found = []
+    them name the same. ForeignTableError if one lies in a table's folder, unless a table's log named all (`by_log`)."""
+    found: list[InputFile] = []
     for path in paths:
         try:
             fs, inner, prefix = store_of(path)
-            matched = [info for one in _braces(inner) for info in _matched(fs, one)]
+            listed: list[pafs.FileInfo] = []
+            matched = [info for one in _braces(inner) for info in _matched(fs, one, listed)]
             if not matched:
                 raise InputError(f"{path}: matches no file")
+            taken: list[pafs.FileInfo] = []
             for info in matched:
                 below = fs.get_file_info(pafs.FileSelector(info.path, recursive=True)) if info.type == _FOLDER else []
+                listed += below
                 base = len(info.path if info.type == _FOLDER else os.path.dirname(info.path))
-                found += [InputFile(fs, f.path, f.size, prefix + f.path) for f in below or [info]
-                          if f.type == _FILE and not _hidden(f.path[base:])]
+                taken += [f for f in below or [info] if f.type == _FILE and not _hidden(f.path[base:])]
+            if not by_log:
+                _refuse_tables(fs, [*matched, *taken], listed, prefix)
+            found += [InputFile(fs, f.path, f.size, prefix + f.path) for f in taken]
         except (OSError, pa.ArrowInvalid) as error:
             raise InputError(f"{path}: cannot be read ({error})") from None
     found.sort(key=lambda file: file.name)
@@ -81,6 +89,40 @@ def store_of(path: str) -> tuple[pafs.FileSystem, str, str]:
     return pafs.PyFileSystem(pafs.FSSpecHandler(other)), inner, f"{scheme}://"
 
 
+def _refuse_tables(fs: pafs.FileSystem, taken: Iterable[pafs.FileInfo], listed: Iterable[pafs.FileInfo], prefix: str
+                   ) -> None:
+    """Raises a ForeignTableError if one of these files or folders lies in a table's folder. In a store far away a look
+    at a folder takes up to eight requests, so what a listing has shown is not asked for again."""
+    known: dict[str, set[str]] = {}
+    for info in listed:
+        folder, _, name = info.path.rpartition("/")
+        known.setdefault(folder, set()).add(name)
+
+    def is_folder(path: str) -> bool:
+        folder, _, name = path.rpartition("/")
+        return name in known[folder] if folder in known else _is_folder(fs, path)
+
+    local = isinstance(fs, pafs.LocalFileSystem)
+    tables = LocalTables() if local else TableFinder(is_folder, partial(_names_in, fs))
+    paths = (f"{info.path}/" if info.type == _FOLDER else info.path for info in taken)
+    if table := next(filter(None, map(tables.above, paths)), None):
+        named = table._replace(path=prefix.removeprefix("file://") + table.path)
+        raise ForeignTableError(named.refusal("read it with input.format = \"delta\""))
+
+
+def _is_folder(fs: pafs.FileSystem, path: str) -> bool:
+    try:
+        return bool(fs.get_file_info(path).type == _FOLDER)
+    except OSError as error:
+        if _DENIED.search(str(error)):  # a right to one folder alone does not show what lies above it
+            return False
+        raise
+
+
+def _names_in(fs: pafs.FileSystem, folder: str) -> list[str]:
+    return [info.base_name for info in fs.get_file_info(pafs.FileSelector(folder, allow_not_found=True))]
+
+
 def _hidden(path: str) -> bool:
     return any(part.startswith(".") or (part.startswith("_") and "=" not in part) for part in path.split("/"))
 
@@ -94,16 +136,18 @@ def _braces(path: str) -> Iterator[str]:
         yield from _braces(path[:found.start()] + one + path[found.end():])
 
 
-def _matched(fs: pafs.FileSystem, path: str) -> list[pafs.FileInfo]:
-    """The files and folders that a path with wildcards names; a wildcard does not match a slash."""
+def _matched(fs: pafs.FileSystem, path: str, listed: list[pafs.FileInfo]) -> list[pafs.FileInfo]:
+    """The files and folders that a path with wildcards names; a wildcard does not match a slash. All that lies in the
+    folders that were listed for it is added to `listed`."""
     parts = path.rstrip("/").split("/")
     first = next((number for number, part in enumerate(parts) if _MAGIC.search(part)), len(parts))
     found = ["/".join(parts[:first])]
     for part in parts[first:]:
         if _MAGIC.search(part):
-            below = [info.path for folder in found
+            below = [info for folder in found
                      for info in fs.get_file_info(pafs.FileSelector(folder or "/", allow_not_found=True))]
-            found = [one for one in below if fnmatch.fnmatchcase(one.rsplit("/", 1)[-1], part)]
+            listed += below
+            found = [one for one in (info.path for info in below) if fnmatch.fnmatchcase(one.rsplit("/", 1)[-1], part)]
         else:
             found = [f"{folder}/{part}" for folder in found]
     return [info for info in fs.get_file_info(found) if info.type in (_FILE, _FOLDER)]

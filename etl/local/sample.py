@@ -15,10 +15,10 @@ from sluice.etl.spec.spec import Input
 def cut(source: Input, paths: tuple[str, ...], folder: Path, rows: int, parts: int) -> tuple[int, float] | None:
     """Writes about so many rows to `parts` files, and returns how many rows they are, and the share of the input's
     bytes that they come from; None of formats whose rows are not in files alone."""
-    files = files_of(paths)
-    whole = max(1, sum(file.size for file in files))
     if source.format == "delta":
         return None
+    files = files_of(paths)
+    whole = max(1, sum(file.size for file in files))
     if source.format == "parquet":
         with files[0].open() as stream:
             reader = pq.ParquetFile(stream)

@@ -11,6 +11,7 @@ from collections.abc import Container, Mapping
 from typing import TYPE_CHECKING, Any
 
 from sluice.etl.common.errors import InputError
+from sluice.etl.spark.table_folders import refuse_tables
 from sluice.etl.spec.row_rules import BETWEEN, ESCAPED, Dedup, History, Join
 from sluice.etl.spec.row_split import TIES
 from sluice.etl.spec.spec import Spec
@@ -100,6 +101,7 @@ def read_side(spark: SparkSession, join: Join) -> DataFrame:
             side = spark.read.options(**options).csv(join.path)
         else:
             side = spark.read.format(join.format).load(join.path)
+            refuse_tables(spark, side.inputFiles())
     except (AnalysisException, IllegalArgumentException, OSError) as error:
         raise SpecError(f"join.path = {join.path!r}: cannot be read ({str(error).splitlines()[0]})") from None
     if join.fields:

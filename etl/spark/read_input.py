@@ -13,7 +13,6 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 from sluice.etl.apply.input_checks import (
-    files_of_delta,
     headers_of,
     refuse_differences,
     refuse_header,
@@ -22,9 +21,11 @@ from sluice.etl.apply.input_checks import (
 )
 from sluice.etl.apply.parse import INFINITY
 from sluice.etl.common.errors import InputError
+from sluice.etl.common.foreign_tables import files_of_delta
 from sluice.etl.spark.compressed_files import refuse_cut
 from sluice.etl.spark.joins import joined_by, relate
 from sluice.etl.spark.parquet_footers import types_of
+from sluice.etl.spark.table_folders import refuse_tables
 from sluice.etl.spark.time_texts import check_orders
 from sluice.etl.spark.workers.parsed_rows import Before, parsed_cells, rows_with_ties
 from sluice.etl.spec.row_split import TIES
@@ -196,6 +197,8 @@ class Raw:
                              "column of its own")
         if source.format == "parquet":
             with self._named():
+                listing = self.spark.read.option("recursiveFileLookup", "true").text(list(self.paths))
+                refuse_tables(self.spark, listing.inputFiles())  # as text, so that no footer is read before
                 files = self._parquet().inputFiles()
             refuse_differences(types_of(self.spark, files), source.columns, source.optional)
         if source.format not in ("parquet", "delta"):

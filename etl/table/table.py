@@ -92,7 +92,8 @@ class FeatureTable:
                              "program? Only what `sluice etl` writes can be read: make the table again with it")
         ordered = sorted((known[p][0].version, p) for p in paths)
         files = tuple(DataFile(path=store.url(p), rows=known[p][1].rows, bytes=known[p][1].bytes,
-                               split=known[p][1].split, row_group_rows=known[p][1].row_group_rows) for _, p in ordered)
+                               split=known[p][1].split, row_group_rows=known[p][1].row_group_rows,
+                               content=known[p][1].sha256) for _, p in ordered)
         newest = max(records.values(), key=lambda r: r.version) if records else None
         fields = tuple(_field(f, newest, records.values()) for f in schema if METADATA_KEY in (f.metadata or {}))
         in_files = pa.schema([pa.field(f.name, schema.field(f.name).type, nullable=f.nullable) for f in fields])
@@ -222,7 +223,10 @@ def _record(store: TableStore, job: str) -> JobRecord:
     except FileNotFoundError:
         raise TableError(f"{store.url(path)}: the job's record is missing, and its files cannot be read without it; "
                          "was this version removed by vacuum?") from None
-    except (RecordError, OSError, ValueError) as error:
+    except OSError as error:
+        raise DamagedRecord(f"{store.url(path)}: cannot be read ({_first_line(error)}); see that its disk or store "
+                            "works, and try again") from None
+    except (RecordError, ValueError) as error:
         raise DamagedRecord(f"{store.url(path)}: {_first_line(error)}") from None
 
 

@@ -7,6 +7,7 @@ nobody could write who could not write the data as well.
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -57,6 +58,9 @@ def metadata_of(path: str, opened: Any) -> tuple[pq.FileMetaData, pa.Schema]:
         counts = [metadata.row_group(n).num_rows for n in range(metadata.num_row_groups)]
         str(schema)  # only this finds names that are not text
     except Exception as error:  # bits may be flipped anywhere: any kind of error is possible
+        if isinstance(error, OSError) and error.errno == errno.EIO:
+            raise FooterError(f"{path}: cannot be read ({error}); see that its disk or mount works, or copy the file "
+                              "from elsewhere") from error
         raise FooterError(f"{path}: its footer cannot be read ({type(error).__name__}: {error}); the file is damaged, "
                           "or no Parquet (other logs become a table by `sluice etl`)") from error
     if min(counts, default=0) < 0 or sum(counts) != metadata.num_rows:

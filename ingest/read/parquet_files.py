@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from sluice.etl.common.foreign_tables import LocalTables
 from sluice.etl.common.slow_path import plain_path, slow_path
 from sluice.etl.schema import DataFile, Field, Fingerprint
 from sluice.etl.spec.nested_columns import parts
@@ -45,6 +46,7 @@ __all__ = ["GuessError", "ParquetError", "ParquetFiles", "Paths", "Roles", "role
 
 ONLY_SPLIT = "train"
 _SEVERAL_TYPES, _NOT_EVERYWHERE = "of several types", "not in every file, which a spec can say"
+_BY_LOG = "name the files of its newest version (deltalake.DeltaTable(…).file_uris())"
 Paths = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 
 
@@ -140,7 +142,8 @@ class ParquetFiles:
             kinds = [there[name] for name in recipe.sources]
             recipe.check(kinds)
             fields.append(recipe.field(kinds))
-        files = tuple(DataFile(path=prefix + p, rows=sum(f.row_groups), bytes=f.bytes, row_group_rows=f.row_groups)
+        files = tuple(DataFile(path=prefix + p, rows=sum(f.row_groups), bytes=f.bytes, row_group_rows=f.row_groups,
+                               content=f.digest)
                       for p, f in zip(paths, footers, strict=True))
         rows = max(1, sum(f.rows for f in files))
         bags = {recipe.name: recipe.sources[0] for recipe in recipes
@@ -317,9 +320,19 @@ def _types_there(path: str) -> dict[str, pa.DataType]:
 
 def _paths(source: Paths) -> tuple[str, str, list[str]]:
     """The name of the source, what comes before each path to open it slowly, and the files' paths in the order of
-    their names (a list, of files, folders and globs, keeps its own)."""
+    their names (a list, of files, folders and globs, keeps its own). ForeignTableError for a file that a table may have
+    removed."""
+    tables = LocalTables()
+    found = _found(source, tables)
+    tables.refuse_removed(found[2])
+    return found
+
+
+def _found(source: Paths, tables: LocalTables) -> tuple[str, str, list[str]]:
+    """What `_paths` returns. Folders and globs with files in a table's folder are refused here; files that are named
+    one by one are not looked at."""
     if not isinstance(source, (str, os.PathLike)):
-        each = [_paths(one) for one in source]
+        each = [_found(one, tables) for one in source]
         if not each:
             raise ParquetError("an empty list of files")
         prefixes, found = {prefix for _, prefix, _ in each}, [path for _, _, some in each for path in some]
@@ -331,17 +344,16 @@ def _paths(source: Paths) -> tuple[str, str, list[str]]:
                                "of them one delay, or none")
         return f"{len(found)} files from {each[0][0]}", prefixes.pop(), found
     if (at := slow_path(os.fspath(source))) is not None:
-        return os.fspath(source), at.prefix, _paths(at.path)[2]
+        return os.fspath(source), at.prefix, _found(at.path, tables)[2]
     text = os.fspath(source)
     if os.path.isdir(text):
-        if os.path.isdir(os.path.join(text, "_delta_log")):
-            raise ParquetError(f"{text}: a Delta table, but none of ours; its folder may hold removed files, so give "
-                               "the list of its version's files (deltalake.DeltaTable(…).file_uris())")
         paths = sorted(str(p) for p in Path(text).rglob("*.parquet")
                        if not any(part.startswith(("_", ".")) for part in p.relative_to(text).parts))
         what = "no file *.parquet in this folder or below (`sluice guess` and `sluice etl` make a table of other logs)"
+        tables.refuse_listed([f"{text}/", *paths], _BY_LOG)
     elif glob.has_magic(text) and not os.path.exists(text):
         paths, what = sorted(glob.glob(text, recursive=True)), "no file matches"
+        tables.refuse_listed(paths, _BY_LOG)
     else:
         paths, what = ([text] if os.path.exists(text) else []), "no such file or folder"
     if not paths:

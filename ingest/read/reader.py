@@ -103,7 +103,9 @@ class RowGroupReader:
         self._opened = opened or FileOpener()
         self.rescue: Rescue | None = None
         self._footers: dict[int, pq.FileMetaData] = {}
+        self._seen: dict[int, tuple[int, int, int]] = {}  # which file was there when its footer was found right
         self._idle: deque[tuple[int, OpenFile]] = deque()
+        self._closed = False
         self._lock = threading.Lock()
         self._check_sizes()
         self.row_groups = self._row_groups()
@@ -247,9 +249,9 @@ class RowGroupReader:
         self._opened.close()
 
     def close(self) -> None:
-        """Closes the files that are kept open."""
+        """Closes the files that are kept open, and those that are read now, once they are."""
         with self._lock:
-            idle, self._idle = self._idle, deque()
+            idle, self._idle, self._closed = self._idle, deque(), True
         for _, file in idle:
             file.close()
         if self.packed:
@@ -270,7 +272,20 @@ class RowGroupReader:
         opened = StoreFile(self._opened.open(path), footer, self._dictionaries) if local is None else \
             LocalFile(local, footer, self._dictionaries)
         self._footers[number] = opened.metadata
+        if isinstance(opened, LocalFile) and footer is not None:
+            self._refuse_replaced(number, opened)
         return opened
+
+    def _refuse_replaced(self, number: int, file: LocalFile) -> None:
+        """Raises a SourceError if another file lies at the path than the one whose footer is known. Its rows may fit
+        that footer by chance."""
+        about = file.status()
+        known = about.st_ino, about.st_mtime_ns, about.st_size
+        if self._seen.get(number) != known and not file.is_as_described():
+            file.close()
+            raise SourceError("another file has taken its place since its footer was read; write files under new "
+                              "names, and start again")
+        self._seen[number] = known
 
     def _give_back(self, number: int, file: OpenFile) -> None:
         try:
@@ -280,7 +295,7 @@ class RowGroupReader:
             return
         with self._lock:
             self._idle.append((number, file))
-            oldest = self._idle.popleft()[1] if len(self._idle) > _KEPT_OPEN else None
+            oldest = self._idle.popleft()[1] if self._closed or len(self._idle) > _KEPT_OPEN else None
         if oldest is not None:
             oldest.close()
 

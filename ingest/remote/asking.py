@@ -18,8 +18,9 @@ from sluice.ingest.memory.governor import Charge
 from sluice.ingest.read.reader import RowGroupReader, SourceError
 from sluice.ingest.remote.calls import Call, source_digest
 from sluice.ingest.remote.client import WorkerLost
-from sluice.ingest.remote.fleet import Fleet, RemoteWorker
+from sluice.ingest.remote.fleet import Fleet, RemoteWorker, say
 from sluice.ingest.remote.unit import RemoteError, Unit, WrongAnswer
+from sluice.ingest.stages.completed_windows import NobodyThere
 from sluice.ingest.stages.pool import Closed
 from sluice.ingest.stages.shuffle import Decoded, ReadRows, ReadTask, WindowPiece
 from sluice.ingest.stages.transform import Arrays
@@ -29,7 +30,7 @@ _TRIES = {SourceError: 2, WrongAnswer: 3, WorkerLost: 20}
 """How often a unit may fail in which way. A store that one worker cannot see may be seen by another. So many workers
 that answered before, and are lost one after the other with the same unit, are lost by it."""
 _TIMEOUT_S, _LOOK_S = 60.0, 0.25
-_NOBODY_S = 60.0  # how long a request waits while no worker is there at all, or none answers
+_NOBODY_S = 20.0  # how long requests wait while no worker is there at all, or none answers
 _QUIET_S, _PING_S = 0.5, 0.75  # whoever has not answered for so long is asked whether it is there, and has so long
 _TELL = 3  # pings in a row that are not answered: a busy host may miss one
 
@@ -83,6 +84,8 @@ class Asking:
         self._sources: dict[str, str] = {}
         self._pid = os.getpid()
         self._at_the_end: int | None = None
+        self._alone_since: float | None = None
+        self._is_alone = False
         self._rates: defaultdict[str, deque[float]] = defaultdict(lambda: deque(maxlen=64))
         self._over, self._watcher = threading.Event(), threading.Thread(
             target=self._watch, daemon=True, name="sluice-remote-watch")
@@ -107,8 +110,9 @@ class Asking:
         return found
 
     def get(self, unit: Unit | Call) -> Any:
-        """The rows of a unit, or the columns of a call. `Closed`, if this was closed meanwhile."""
-        fleet, race, alone_since = self._fleet, _Race(threading.Condition(self._fleet.lock)), self._clock()
+        """The rows of a unit, or the columns of a call. `Closed`, if this was closed meanwhile; `NobodyThere`, if no
+        worker has been there for a while."""
+        fleet, race = self._fleet, _Race(threading.Condition(self._fleet.lock))
         try:
             while True:
                 with fleet.lock:
@@ -121,11 +125,9 @@ class Asking:
                     if error := race.error or fleet.error:
                         raise error
                     now = self._clock()
-                    if fleet.starting or any(worker.is_there for worker in fleet.workers):
-                        alone_since = now
-                    elif now - alone_since > _NOBODY_S:
-                        raise RemoteError(f"no worker was there for {_NOBODY_S:g} s; the last: "
-                                          f"{fleet.last_lost or 'there was none'}")
+                    self._look_for_workers(now)
+                    if self._is_alone:
+                        raise NobodyThere
                     wait_s = race.slow_at - now if any(not w.silent for w in race.asked) else 0.0
                     if wait_s > 0:  # all but the answer is seen at the next look: there may be many who wait
                         race.changed.wait(min(_LOOK_S, wait_s))
@@ -142,6 +144,20 @@ class Asking:
                                  daemon=True, name="sluice-remote-ask").start()
         finally:
             race.over = True
+
+    def _look_for_workers(self, now: float) -> None:
+        """Notes whether no worker has been there for too long, and tells the user when that changes. Call it with the
+        lock held."""
+        if any(worker.is_there for worker in self._fleet.workers):
+            if self._is_alone:
+                say("a worker is there: row groups are asked of workers again")
+            self._alone_since, self._is_alone = None, False
+            return
+        self._alone_since = now if self._alone_since is None else self._alone_since
+        if not self._is_alone and now - self._alone_since > _NOBODY_S:
+            self._is_alone = True
+            say(f"no worker was there for {_NOBODY_S:g} s ({self._fleet.why_alone}); this loader reads the rows itself "
+                "until one is there")
 
     def watch(self, charge: Callable[[int], None]) -> None:
         self._fleet.charge = charge
@@ -175,7 +191,7 @@ class Asking:
             with self._fleet.lock:
                 since = self._clock() - _QUIET_S
                 quiet = [w for w in self._fleet.workers
-                         if (w.asked or w.silent or not w.threads) and not w.pinged and w.heard <= since]
+                         if (w.asked or not w.is_there or not w.threads) and not w.pinged and w.heard <= since]
                 for worker in quiet:
                     worker.pinged = True
             for worker in quiet:
@@ -188,6 +204,8 @@ class Asking:
             if threads:
                 self._fleet.core_s()
                 worker.heard, worker.threads = self._clock(), threads
+                if not worker.leaving:
+                    worker.lost = ""
             else:
                 self._fleet.last_lost = worker.lost or f"worker {worker.connection.address} does not even answer a ping"
                 if worker.silent == _TELL:

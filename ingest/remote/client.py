@@ -68,8 +68,8 @@ class Connection:
             wrong = f"{len(chunks)} batches where one was asked for"
         elif batch.num_rows != unit.rows or not batch.schema.equals(self._schema):
             wrong = f"{batch.num_rows} rows of other columns than those of the {unit.rows} that were asked for"
-        elif sent is None or int.from_bytes(sent.to_pybytes(), "little") != checksum(batch):
-            wrong = "values that differ from their checksum (CRC-32)"
+        elif sent is None or int.from_bytes(sent.to_pybytes(), "little") != checksum(batch, self._job, unit):
+            wrong = "values that differ from their checksum (CRC-32), or are of another table, version or request"
         else:
             return batch
         reader.cancel()

@@ -26,6 +26,11 @@ _PROGRAM = "sluice.ingest.remote.worker:local"
 _REST_S = 1.0  # how long a worker that could not be reached is left alone
 _FAILED_STARTS = 3  # processes in a row that end before they listen
 _LEAVE_S = 5.0
+_REST_MOST_S = 30.0
+
+
+def say(line: str) -> None:
+    print(f"sluice: {line}", file=sys.stderr, flush=True)
 
 
 class RunningWorker(contextlib.AbstractContextManager[Any], Protocol):
@@ -107,7 +112,12 @@ class Fleet:
         """Tells the user that a worker is lost, in a line."""
         self.last_lost = why
         if not self.closed:
-            print(f"sluice: {why}; what it was asked for is asked of others", file=sys.stderr, flush=True)
+            say(f"{why}; what it was asked for is asked of others")
+
+    @property
+    def why_alone(self) -> str:
+        """Why no worker is there, in words."""
+        return self.last_lost or "none has answered yet"
 
     def lease(self, others_than: Collection[RemoteWorker], key: str = "") -> RemoteWorker | None:
         """The least busy worker, with one more request; of those that are hardly busier the one that other loaders ask
@@ -166,13 +176,16 @@ class StartedFleet(Fleet):
     slack = 0.0
 
     def __init__(self, start: Callable[[dict[str, Any]], RunningWorker], job: RemoteJob, table: str | list[str],
-                 functions: Sequence[str], *, most: int, first: int, at_once: int, local: bool):
+                 functions: Sequence[str], *, most: int, first: int, at_once: int, local: bool,
+                 leave: Callable[[], None] = lambda: None):
         """A worker opens the `table`, or the files, and may call the `functions`. So many are there at `most`, and at
         `first`; so many start `at_once`, as that takes a core each, and some shall be at work soon. `local` ones are
-        processes of this host."""
+        processes of this host: if they cannot start, the run ends. Others are tried again, after a while. `leave` is
+        called at the end."""
         super().__init__()
         self._start, self._job, self._given = start, job, {"table": table, "functions": list(functions)}
         self.requests, self._most, self._at_once, self._local = REQUESTS_A_CORE * first, most, at_once, local
+        self._leave = leave
         self._lives: dict[threading.Thread, RunningWorker | None] = {}
         self._failed = self._target = 0
         self.scale = {"requests_a_core": REQUESTS_A_CORE}
@@ -211,6 +224,13 @@ class StartedFleet(Fleet):
         end = time.monotonic() + _LEAVE_S
         for thread in threads:
             thread.join(max(0.0, end - time.monotonic()))
+        self._leave()
+
+    @property
+    def why_alone(self) -> str:
+        waiting = f"{self.starting} are starting" if self._local else \
+            f"{self.starting} wait for a free core of the Ray cluster; `ray status` shows what it has"
+        return "; ".join([*([waiting] if self.starting else []), *([self.last_lost] if self.last_lost else [])])
 
     def _staff(self) -> None:
         """Starts the workers that are missing, each by a thread that sees it through. Call it with the lock held."""
@@ -225,7 +245,9 @@ class StartedFleet(Fleet):
         """One worker, from its start to its end."""
         worker, token, me, began = None, secrets.token_hex(16), threading.current_thread(), self._clock()
         try:
-            job = asdict(self._job) if self._reads else None
+            with self.lock:
+                self._rest()
+                job = asdict(self._job) if self._reads else None
             with self._start({**self._given, "token": token, "job": job}) as process:
                 with self.lock:
                     self._lives[me] = process
@@ -246,7 +268,7 @@ class StartedFleet(Fleet):
                 self.weigh()
                 code = process.wait()
             why = f"a worker process ended with {f'signal {-code}' if code < 0 else f'exit code {code}'}"
-        except OSError as error:
+        except (OSError, RemoteError) as error:
             why = f"a worker process could not be started: {error}"
         with self.lock:
             self._lives.pop(me)
@@ -255,6 +277,11 @@ class StartedFleet(Fleet):
             worker.connection.close()
             self.charge(-worker.bytes)
 
+    def _rest(self) -> None:
+        """Waits before a worker of another host is started after others could not. Call it with the lock held."""
+        if self._failed and not self._local:
+            self.changed.wait_for(lambda: self.closed, min(_REST_MOST_S, 2.0 ** self._failed))
+
     def _gone(self, worker: RemoteWorker | None, why: str) -> None:
         if worker is not None:
             self.core_s()
@@ -262,9 +289,9 @@ class StartedFleet(Fleet):
         else:
             self._failed, self.starting = self._failed + 1, self.starting - 1
         if not self.closed and (worker is None or not worker.leaving or worker.lost):
-            if worker is None or not worker.lost:
+            if why != self.last_lost if worker is None else not worker.lost:
                 self.tell(why)
-            if self._failed >= _FAILED_STARTS:
+            if self._failed >= _FAILED_STARTS and self._local:
                 self.error = RemoteError(f"{_FAILED_STARTS} worker processes in a row could not start; the last: "
                                          f"{why}, and said why on standard error")
         self._staff()

@@ -44,7 +44,8 @@ def job_of(source: FeatureTable | ParquetFiles, *, plan: RowsPlan, split: str, c
     for recipe in plain.recipes if plain else ():
         roles.setdefault(recipe.role, []).append(recipe.name)
     # Hosts may have the files under different paths.
-    files = [[file.path.rpartition("/")[2].partition("?")[0], file.bytes] for file in source.files_of(split)]
+    files = [[file.path.rpartition("/")[2].partition("?")[0], file.bytes, file.content]
+             for file in source.files_of(split)]
     return RemoteJob(
         package=package(), version=str(source.version), files=digest(files), split=split, reader=reader,
         sample=sample, roles=roles, hash=dict(plain.hash) if plain else {}, order=plan.digest,

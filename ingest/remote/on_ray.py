@@ -1,22 +1,157 @@
-"""Workers that a Ray cluster places: `PlacedWorker`. Ray starts them where a core is free and says when one is lost;
-what they read comes by Arrow Flight, as from all others, and never through Ray's object store.
+"""Workers that a Ray cluster places: `RayCluster`. Ray finds a host with a free core for each and says when one is
+lost. What the workers read comes by Arrow Flight, as from all others, and never through Ray's object store.
 
-A worker is an actor of one core that starts a process such as `local:N` has on its host. It is no part of a job that
-outlives its loader, and Ray restarts none: the fleet does, as it does with its own processes."""
+Only a child process imports Ray: Ray's client ends its own process, from C++, a minute after the cluster's head is
+lost. A worker is an actor of one core that starts a process such as `local:N` has on its host. Ray restarts no actor:
+the fleet replaces workers, as it does with its own processes."""
 
 from __future__ import annotations
 
 import contextlib
+import importlib.util
+import json
+import os
+import queue
 import signal
 import socket
+import subprocess
 import sys
+import threading
+from itertools import count
 from typing import Any
 
+from sluice.etl.common import interpreter
 from sluice.ingest.remote.fleet import started
 from sluice.ingest.remote.unit import RemoteError
 
-_CONNECT_S = 5.0
+_CONNECT_S, _LEAVE_S = 5.0, 5.0
 
+
+class PlacedWorker(contextlib.AbstractContextManager[Any]):
+    """An actor as the fleet sees a process that it has started, and as what that says once it listens."""
+
+    pid = 0
+    """Of the process on its host."""
+    returncode: int | None = None
+
+    def __init__(self, cluster: RayCluster, number: int):
+        self._cluster, self._number, self.stdout = cluster, number, self
+        self.told: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+        """What the child says of it: that it listens, then that it has ended."""
+
+    def readline(self) -> bytes:
+        """Waits until Ray has found a place and the worker listens; nothing comes if it has ended."""
+        said = self.told.get()
+        if "line" not in said:
+            self.told.put(said)
+            return b""
+        self.pid = said["pid"]
+        return bytes(said["line"].encode())
+
+    def wait(self) -> int:
+        self.returncode = int(self.told.get()["ended"])
+        return self.returncode
+
+    def kill(self) -> None:
+        """Ends the actor, and so its process."""
+        if self.returncode is None:
+            self.returncode = -signal.SIGKILL
+        self._cluster.tell({"number": self._number})
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing is open."""
+
+
+class RayCluster:
+    """The cluster at `address`, the HOST:PORT that `ray start --address` takes; this host is one of its nodes."""
+
+    def __init__(self, address: str):
+        self._address, self._lock, self._numbers = address, threading.Lock(), count()
+        self._child: subprocess.Popen[bytes] | None = None
+        self._placed: dict[int, PlacedWorker] = {}
+        self._closed = False
+
+    def join(self) -> None:
+        """Starts the child, and waits until it has joined the cluster. RemoteError if it cannot."""
+        named = f"workers='ray://{self._address}'"
+        if importlib.util.find_spec("ray") is None:
+            raise RemoteError(f"{named}: Ray is not installed here: pip install 'sluice[ray]'")
+        host, _, port = self._address.rpartition(":")
+        try:
+            with socket.create_connection((host, int(port)), _CONNECT_S):  # Ray itself would try for minutes
+                pass
+            child = subprocess.Popen(interpreter.command("sluice.ingest.remote.on_ray:place", os.getpid(),
+                                                         self._address),
+                                     stdin=subprocess.PIPE, stdout=subprocess.PIPE, process_group=0)
+            assert child.stdout is not None
+            said = json.loads(child.stdout.readline() or b'{"error": "Ray has ended its process"}')
+            if "error" in said:
+                self._end(child)
+                raise RuntimeError(said["error"])
+        except (OSError, RuntimeError, ValueError) as error:
+            raise RemoteError(f"{named}: no Ray cluster of which this host is a node (ray start "
+                              f"--address={self._address} makes it one): {error}") from None
+        self._child = child
+        threading.Thread(target=self._listen, args=(child,), daemon=True, name="sluice-ray").start()
+
+    def start(self, given: dict[str, Any]) -> PlacedWorker:
+        """Has a worker placed. RemoteError if the child has ended, and the cluster cannot be joined again."""
+        with self._lock:
+            if self._closed:
+                raise RemoteError("the loader was closed")
+            if self._child is None:
+                self.join()
+            number = next(self._numbers)
+            worker = self._placed[number] = PlacedWorker(self, number)
+        self.tell({"number": number, "given": given})
+        return worker
+
+    def tell(self, what: dict[str, Any]) -> None:
+        """Sends the child a line. One that has ended hears nothing: whoever waits for an answer has it already."""
+        with self._lock, contextlib.suppress(OSError, ValueError):
+            if self._child is not None and self._child.stdin is not None:
+                self._child.stdin.write(json.dumps(what).encode() + b"\n")
+                self._child.stdin.flush()
+
+    def close(self) -> None:
+        """Ends the child, and so all that it has placed."""
+        with self._lock:
+            self._closed, child = True, self._child
+        if child is not None:
+            self._end(child)
+
+    def _listen(self, child: subprocess.Popen[bytes]) -> None:
+        """Hands on what the child says. Once it has ended, so have its workers."""
+        assert child.stdout is not None
+        for line in child.stdout:
+            said = json.loads(line)
+            with self._lock:
+                worker = self._placed.pop(said["number"]) if "ended" in said else self._placed[said["number"]]
+            worker.told.put(said)
+        self._end(child)
+        with self._lock:
+            self._child, lost, self._placed = None, self._placed, {}
+            closed = self._closed
+        if not closed:
+            print(f"sluice: the process that speaks with Ray has ended (exit code {child.returncode}), and so have its "
+                  f"{len(lost)} workers: was the head of the cluster at {self._address} lost?", file=sys.stderr,
+                  flush=True)
+        for worker in lost.values():
+            worker.told.put({"ended": -signal.SIGKILL})
+
+    @staticmethod
+    def _end(child: subprocess.Popen[bytes]) -> None:
+        assert child.stdin is not None
+        with contextlib.suppress(OSError):
+            child.stdin.close()
+        try:
+            child.wait(_LEAVE_S)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()
+
+
+# ---- the child
 
 class WorkerHost:
     """What an actor does, on whatever host it is."""
@@ -37,61 +172,56 @@ class WorkerHost:
         return self._process.wait()
 
 
-class PlacedWorker(contextlib.AbstractContextManager[Any]):
-    """An actor as the fleet sees a process that it has started, and as what that says once it listens."""
+def place(_owner: str, address: str) -> None:
+    """Places workers as lines of standard input ask for them, until the input ends: `number` with what a worker is
+    `given` places one, `number` alone ends it. A line of standard output says of each that it listens, or has ended."""
+    told = os.dup(1)
+    os.dup2(2, 1)  # what others print
+    lock = threading.Lock()
 
-    pid = 0
-    """Of the process on its host."""
-    returncode: int | None = None
+    def tell(**what: Any) -> None:
+        with lock, contextlib.suppress(OSError):
+            os.write(told, json.dumps(what).encode() + b"\n")
 
-    def __init__(self, given: dict[str, Any]):
+    try:
         import ray
 
-        host = ray.remote(WorkerHost).options(num_cpus=1, max_restarts=0, scheduling_strategy="SPREAD")
-        self._ray, self._actor, self.stdout = ray, host.remote(given), self
-
-    def readline(self) -> bytes:
-        """Waits until Ray has found a place and the worker listens; nothing comes if it has ended."""
-        try:
-            line, self.pid = self._ray.get(self._actor.announced.remote())
-        except self._ray.exceptions.RayError as error:
-            if self.returncode is None:
-                why = str(error).strip().splitlines()[-1:]
-                print(f"sluice: Ray could not start a worker: {''.join(why)}", file=sys.stderr, flush=True)
-            return b""
-        return bytes(line)
-
-    def wait(self) -> int:
-        try:
-            self.returncode = int(self._ray.get(self._actor.wait.remote()))
-        except self._ray.exceptions.RayError:  # the actor has ended, or its host
-            self.returncode = -signal.SIGKILL
-        self.kill()
-        return self.returncode
-
-    def kill(self) -> None:
-        """Ends the actor, and so its process."""
-        if self.returncode is None:
-            self.returncode = -signal.SIGKILL
-        with contextlib.suppress(self._ray.exceptions.RayError):
-            self._ray.kill(self._actor)
-
-    def __exit__(self, *_: object) -> None:
-        """Nothing is open."""
-
-
-def join(address: str) -> None:
-    """Makes this process one of the cluster at `address`, the HOST:PORT that `ray start --address` takes. This host is
-    one of its nodes."""
-    import ray
-
-    if ray.is_initialized():
-        return
-    host, _, port = address.rpartition(":")
-    try:
-        with socket.create_connection((host, int(port)), _CONNECT_S):  # Ray itself would try for minutes
-            pass
         ray.init(address=address, log_to_driver=False, configure_logging=False)
-    except (OSError, RuntimeError, ValueError) as error:
-        raise RemoteError(f"workers='ray://{address}': no Ray cluster of which this host is a node (ray start "
-                          f"--address={address} makes it one): {error}") from None
+    except Exception as error:
+        tell(error=str(error).strip() or type(error).__name__)
+        return
+    tell(joined=True)
+    host = ray.remote(WorkerHost).options(num_cpus=1, max_restarts=0, scheduling_strategy="SPREAD")
+    actors: dict[int, Any] = {}
+
+    def attend(number: int, actor: Any) -> None:
+        code = -signal.SIGKILL  # unless the worker itself says otherwise, its actor or its host has ended
+        try:
+            line, pid = ray.get(actor.announced.remote())
+            if line:
+                tell(number=number, line=line.decode(), pid=pid)
+            code = int(ray.get(actor.wait.remote()))
+        except ray.exceptions.RayError as error:
+            if number in actors:
+                print(f"sluice: Ray lost a worker: {str(error).strip().splitlines()[-1:]}", file=sys.stderr, flush=True)
+        end(number)
+        tell(number=number, ended=code)
+
+    def end(number: int) -> None:
+        actor = actors.pop(number, None)
+        if actor is not None:
+            with contextlib.suppress(ray.exceptions.RayError):
+                ray.kill(actor)
+
+    for line in sys.stdin.buffer:
+        asked = json.loads(line)
+        number = asked["number"]
+        if "given" in asked:
+            actors[number] = host.remote(asked["given"])
+            threading.Thread(target=attend, args=(number, actors[number]), daemon=True).start()
+        else:
+            end(number)
+    leaving = threading.Thread(target=ray.shutdown, daemon=True)  # it may wait for a head that is lost
+    leaving.start()
+    leaving.join(_LEAVE_S / 2)
+    os._exit(0)

@@ -44,9 +44,10 @@ def remote_reads(workers: str, source: FeatureTable | ParquetFiles, *, plan: Row
     if workers.startswith("ray://"):
         from sluice.ingest.remote import on_ray
 
-        on_ray.join(workers.removeprefix("ray://"))
-        return Asking(StartedFleet(on_ray.PlacedWorker, job, table, functions, most=_MOST, first=1, local=False,
-                                   at_once=_MOST), groups)  # it is their hosts' cores that they take to start
+        cluster = on_ray.RayCluster(workers.removeprefix("ray://"))
+        cluster.join()
+        return Asking(StartedFleet(cluster.start, job, table, functions, most=_MOST, first=1, local=False,
+                                   at_once=_MOST, leave=cluster.close), groups)  # their hosts' cores start them
     return Asking(Fleet(_connections(workers, job, (rank, secrets.token_hex(8)))), groups)
 
 

@@ -74,7 +74,7 @@ class WorkerServer(flight.FlightServerBase):  # type: ignore[misc]
             def make() -> Made:
                 with self._free:
                     batch = maker.rows(unit)
-                    return batch, checksum(batch).to_bytes(4, "little")
+                    return batch, checksum(batch, job, unit).to_bytes(4, "little")
 
             made = self._shared.get(f"{job.digest} {rank}", loader, unit.key, make)
         return flight.GeneratorStream(job.schema, iter([made]))

@@ -51,8 +51,9 @@ def check_package(given: Any) -> None:
 @dataclass(frozen=True, kw_only=True)
 class RemoteJob:
     """Which rows a loader reads, in which order and as what. A worker that finds anything else than this refuses it.
-    Digests stand for the files' names and sizes, the plan of rows with all row groups (`order`), and the operators that
-    make columns of what is stored (`made`). Only plain Parquet has `roles`: a feature table says them itself."""
+    Digests stand for the files (names, sizes, and what is known of their content), the plan of rows with all row groups
+    (`order`), and the operators that make columns of what is stored (`made`). Only plain Parquet has `roles`: a feature
+    table says them itself."""
 
     package: str
     version: str
@@ -156,9 +157,10 @@ class Unit:
         return RemoteJob.of(job), str(rank), str(loader), unit
 
 
-def checksum(batch: pa.RecordBatch) -> int:
-    """CRC-32 of all values of a batch, which has no empty ones."""
-    found = 0
+def checksum(batch: pa.RecordBatch, job: RemoteJob, unit: Unit) -> int:
+    """CRC-32 of a unit of a job, and of all values of the batch that was made of it, which has no empty ones. An answer
+    to another request has another one."""
+    found = crc32(f"{job.digest} {unit.key}".encode())
     for column in batch.columns:
         for part in column.buffers():
             found = crc32(part, found) if part is not None else found

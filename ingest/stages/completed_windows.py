@@ -8,6 +8,7 @@ do it. Windows may be complete out of order, and `in_order` puts them right agai
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import threading
 from collections.abc import Callable, Iterator
@@ -91,8 +92,13 @@ def _first(schedule: EpochSchedule, number: int) -> int:
     return schedule.windows[-1].first + schedule.windows[-1].rows
 
 
+class NobodyThere(Exception):
+    """No worker of another process or host answers: the caller does the work itself."""
+
+
 class RemoteWork(Protocol):
-    """Workers of other processes or hosts (`ingest/remote`). All may be called from any thread."""
+    """Workers of other processes or hosts (`ingest/remote`). All may be called from any thread. Work that is asked for
+    while none of them is there raises `NobodyThere`."""
 
     requests: int
     """How many reads are asked for at once to begin with."""
@@ -112,12 +118,15 @@ class RemoteWork(Protocol):
 
 def switched(read: Callable[[ReadTask, Charge], ReadRows], remote: RemoteWork | None, backend: Callable[[], str]
              ) -> Callable[[ReadTask, Charge], ReadRows]:
-    """Reads here or elsewhere, as `backend` says at that moment."""
+    """Reads here or elsewhere, as `backend` says at that moment; here if nobody is there elsewhere."""
     if remote is None:
         return read
 
     def wherever(task: ReadTask, charge: Charge) -> ReadRows:
-        return remote.read(task, charge) if backend() == REMOTE else read(task, charge)
+        if backend() == REMOTE:
+            with contextlib.suppress(NobodyThere):
+                return remote.read(task, charge)
+        return read(task, charge)
 
     return wherever
 

@@ -7,6 +7,7 @@ which the function fails are found by halving the batch.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -24,7 +25,7 @@ from sluice.ingest.process import protocol
 from sluice.ingest.process.child_main import load
 from sluice.ingest.process.worker import RestartBudget, RestartsExhausted, WorkerClosed, WorkerCrashed, WorkerProcess
 from sluice.ingest.stages.batch import Stretch, lengths_name
-from sluice.ingest.stages.completed_windows import RemoteWork
+from sluice.ingest.stages.completed_windows import NobodyThere, RemoteWork
 from sluice.ingest.stages.pool import Closed
 from sluice.ingest.stages.quarantine import PROGRAM_ERRORS, RowQuarantine, isolate, kinds_of, weights_of
 from sluice.ingest.stages.transform import Arrays, Function, Given, Transform, TransformError, over_arrow, shown
@@ -197,8 +198,10 @@ class TransformWorker:
             given: Given = protocol.called(stage.function, shown(stage.transform, arrays))
             return given
         if self._backend == REMOTE:
-            self.close()
-            return stage.call_elsewhere(arrays, where)
+            with contextlib.suppress(NobodyThere):
+                found = stage.call_elsewhere(arrays, where)
+                self.close()
+                return found
         if self._worker is None:
             self._worker = stage.worker()
         try:

@@ -100,6 +100,17 @@ def test_an_older_file_of_a_delta_table_lacks_what_was_added_later(spark, tmp_pa
     assert got == [("a", -1.0), ("b", 2.5)]
 
 
+def test_files_that_a_table_has_removed_are_never_read(spark, tmp_path):
+    write_deltalake(tmp_path / "in" / "dl", table("a"), partition_by=["item"])
+    write_deltalake(tmp_path / "in" / "dl", table("b"), mode="overwrite")
+    for path in ("in", "in/dl", "in/dl/item=a", "in/dl/*", "in/*/*/*.parquet"):
+        with pytest.raises(InputError, match=rf'{tmp_path}/in/dl: this is the folder of a Delta .*format = "delta"'):
+            run(spark, tmp_path / "t", tmp_path / path, text=PARQUET)
+    assert not list((tmp_path / "t").rglob("*.parquet"))
+    run(spark, tmp_path / "t", tmp_path / "in" / "dl", text=PARQUET.replace('"parquet"', '"delta"'))
+    assert [row["item"] for row in rows_of(FeatureTable.open(tmp_path / "t"))] == ["b"]
+
+
 def test_a_quoted_field_may_hold_lines_if_the_spec_says_so(spark, tmp_path):
     folder = tmp_path / "in"
     folder.mkdir()

@@ -5,9 +5,10 @@ from __future__ import annotations
 import bz2
 import gzip
 
+import pyarrow as pa
 import pytest
 
-from sluice.etl.apply.input_checks import fault
+from sluice.etl.apply.input_checks import fault, zstd_fault
 from sluice.etl.common.errors import InputError
 from sluice.etl.jobs.engine import JobFailure
 from sluice.etl.spark.errors import cause, clearly
@@ -65,6 +66,54 @@ def test_what_java_says_of_damage_names_the_file_and_what_to_do():
              "Caused by: java.io.IOException: gzip stream CRC failure")
     assert cause(trace) == ("file:///data/day_1.csv.gz: it is damaged: copy it here anew (gzip stream CRC failure); "
                             "nothing was published")
+
+
+def test_zstandard_is_whole_only_with_the_ends_of_all_its_frames():
+    def fault_of(data: bytes) -> str | None:
+        return zstd_fault(lambda start, count: data[start:start + count], len(data))
+
+    skipped = b"\x5a\x2a\x4d\x18\x03\0\0\0abc"
+    repeated = zstd(b"0" * 400_000)
+    for frames in ([zstd(LINES)], [zstd(LINES[:999]), zstd(b"")], [zstd(LINES), skipped, repeated]):
+        data = b"".join(frames)
+        assert fault_of(data) is None
+        ends = {sum(map(len, frames[:number])) for number in range(len(frames))}
+        assert [cut for cut in range(max(0, len(data) - 3000), len(data)) if fault_of(data[:cut]) is None] == \
+            sorted(ends & {*range(max(0, len(data) - 3000), len(data))})
+        assert fault_of(data + b"more") == "something else follows its end"
+    assert fault_of(LINES) == "it is no zstd file"
+
+
+def zstd(data: bytes) -> bytes:
+    with pa.BufferOutputStream() as kept:
+        with pa.CompressedOutputStream(kept, "zstd") as stream:
+            stream.write(data)
+        return kept.getvalue().to_pybytes()
+
+
+@pytest.mark.spark
+@pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")  # pyspark's, of a job that failed
+@pytest.mark.parametrize("local", [True, False], ids=["local", "spark"])
+def test_zstandard_of_several_frames_is_read_whole_or_refused_by_name(spark, tmp_path, local):
+    """Spark alone would read the frames before the one that is cut."""
+    engine, name = None if local else spark, "a.csv.zst"
+    frames = zstd(LINES[:-6000]), zstd(LINES[-6000:])
+    good = {"frames": b"".join(frames), "empty": b"", "nothing": zstd(b"")}
+    for kind, data in good.items():
+        (tmp_path / kind).mkdir()
+        (tmp_path / kind / name).write_bytes(data)
+        (tmp_path / kind / "b.csv").write_bytes(b"1,x\n")
+        found = run(engine, tmp_path / f"t-{kind}", tmp_path / kind, text=TEXT)
+        assert found.rows_out == (40_001 if kind == "frames" else 1)
+    bad = {"cut": frames[0] + frames[1][:-4], "head": frames[0] + frames[1][:3], "half": frames[0][:-9],
+           "behind": frames[0] + b"more\n" * 9, "none": LINES}
+    for kind, data in bad.items():
+        (tmp_path / kind).mkdir()
+        (tmp_path / kind / name).write_bytes(data)
+        said = rf"/{kind}/a\.csv\.zst: (it is|something else) .*copy it here"
+        with pytest.raises((InputError, JobFailure), match=said):
+            run(engine, tmp_path / f"t-{kind}", tmp_path / kind, text=TEXT)
+        assert not list((tmp_path / f"t-{kind}").rglob("*.parquet"))
 
 
 @pytest.mark.spark

@@ -27,7 +27,7 @@ class S3Server:
         self._lock = threading.Lock()
         self._chance = random.Random(0)
         self._rate, self._status = 0.0, 503
-        self.refused = 0
+        self.refused = self.requests = 0
         self.ranges: list[str] = []
         self.thread = threading.Thread(target=self._server.serve_forever, name="moto", daemon=True)
         self.thread.start()
@@ -51,6 +51,7 @@ class S3Server:
 
     def _door(self, environ, start_response):
         with self._lock:
+            self.requests += 1
             refuse = environ["REQUEST_METHOD"] in ("GET", "HEAD") and self._chance.random() < self._rate
             self.refused += refuse
             if "HTTP_RANGE" in environ:

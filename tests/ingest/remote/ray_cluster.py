@@ -18,6 +18,8 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -64,21 +66,65 @@ class Node:
 
 
 @contextlib.contextmanager
-def cluster(folder: Path) -> Any:
-    """The address of a cluster, and its two nodes."""
+def cluster(folder: Path, nodes: int = 2) -> Any:
+    """The address of a cluster, its head, and the node that it has besides."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    with contextlib.ExitStack() as nodes:
+    with contextlib.ExitStack() as started:
         head = Node("--head", f"--port={port}", "--include-dashboard=false", f"--temp-dir={folder}")
-        nodes.callback(head.end)
-        second = Node(f"--address=127.0.0.1:{port}")
-        nodes.callback(second.end)
-        import ray
+        started.callback(head.end)
+        second = Node(f"--address=127.0.0.1:{port}") if nodes > 1 else None
+        if second is not None:
+            started.callback(second.end)
+        yield f"127.0.0.1:{port}", head, second
+
+
+class Taken(contextlib.AbstractContextManager[Any]):
+    """Another program that holds all cores of a cluster, until it is ended."""
+
+    _PROGRAM = ("import ray, sys; ray.init(address=sys.argv[1], log_to_driver=False, configure_logging=False)\n"
+                "pg = ray.util.placement_group([{'CPU': 1}] * int(sys.argv[2]))\n"
+                "assert pg.wait(60); print('taken', flush=True); sys.stdin.read()")
+
+    def __init__(self, address: str, cores: int):
+        self._process = subprocess.Popen([sys.executable, "-c", self._PROGRAM, address, str(cores)],
+                                         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert self._process.stdout is not None
+        while (line := self._process.stdout.readline()).strip() != "taken":
+            assert line, "the cores could not be taken"
+
+    def free(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+    def __exit__(self, *_: object) -> None:
+        self.free()
+
+
+@contextlib.contextmanager
+def lines_of_stderr() -> Any:
+    """Keeps what this process and its children write to standard error meanwhile; yields what reads it."""
+    with tempfile.TemporaryFile("w+") as kept:
+        before = os.dup(2)
+        os.dup2(kept.fileno(), 2)
+
+        def read() -> str:
+            return os.pread(kept.fileno(), 2**20, 0).decode(errors="replace")
 
         try:
-            yield f"127.0.0.1:{port}", head, second
+            yield read
         finally:
-            ray.shutdown()
+            os.dup2(before, 2)
+            os.close(before)
+            sys.stderr.write(read())
+
+
+def iter_hashes(loader: Any) -> Iterator[str]:
+    """The order hash of one epoch after the other."""
+    while True:
+        for _ in loader:
+            pass
+        yield loader.order_hash
 
 
 def listening(*nodes: Node) -> set[str]:
@@ -147,6 +193,72 @@ def places_restarts_and_scales(table: Any, address: str, head: Node, second: Nod
         f"{stats['retries']} requests were made again")
 
 
+def reads_itself_where_no_core_is_free(table: Any, address: str, taken: Taken) -> None:
+    """All cores are another job's: the loader says so and reads the rows. Once a core is free, a worker comes."""
+    with BatchLoader(table, batch_size=160, epochs=400, reader="arrow") as loader:
+        expected = hashes(loader, 2)
+    with taken, lines_of_stderr() as said, BatchLoader(table, batch_size=160, epochs=400, reader="arrow",
+                                                       workers=f"ray://{address}") as loader:
+        assert hashes(loader, 2) == expected, "the order of some epoch differs"
+        assert loader.remote["units"] == 0, loader.remote
+        assert "wait for a free core of the Ray cluster" in said(), said()
+        say("without a free core the loader says so, and reads the rows itself")
+        taken.free()
+        fleet = loader._remote._fleet
+        with fleet.changed:
+            assert fleet.changed.wait_for(lambda: bool(fleet.workers), _STARTS_S), "no worker came"
+        for _ in range(300):
+            if loader.remote["units"]:
+                break
+            for _ in loader:
+                pass
+        assert loader.remote["units"] > 0, loader.remote
+    say("once a core is free, a worker comes and is asked")
+
+
+def outlives_the_head(table: Any, head: Node, address: str) -> None:
+    """The head is killed while rows are read. After a minute Ray's client ends its process, the other node ends, and
+    with it the workers; the loader goes on alone, in the same order."""
+    with BatchLoader(table, batch_size=160, epochs=10_000, reader="arrow") as loader:
+        twin = iter_hashes(loader)
+        with lines_of_stderr() as said, BatchLoader(table, batch_size=160, epochs=10_000, reader="arrow",
+                                                    workers=f"ray://{address}") as other:
+            fleet, found = other._remote._fleet, iter_hashes(other)
+            assert next(found) == next(twin)
+            with fleet.changed:
+                assert fleet.changed.wait_for(lambda: bool(fleet.workers), _STARTS_S), "no worker came"
+                pids = [w.process.pid for w in fleet.workers]
+            client = fleet._start.__self__._child
+            head.end()
+            began = time.monotonic()
+            while client.poll() is None or fleet.workers or "reads the rows itself" not in said():
+                assert next(found) == next(twin), "the order of some epoch differs"
+                assert time.monotonic() - began < _STARTS_S, said()
+            for _ in range(3):
+                assert next(found) == next(twin), "the order of some epoch differs"
+            assert "the process that speaks with Ray has ended" in said(), said()
+            assert f"no Ray cluster of which this host is a node (ray start --address={address}" in said(), said()
+    assert all(ended(pid) for pid in pids), "no worker outlives its loader"
+    say(f"the head was killed: Ray's client ended after {time.monotonic() - began:.0f} s, and the loader went on")
+
+
+def comes_back(table: Any, folder: Path) -> None:
+    """Ray's client has ended, and the cluster is there still."""
+    with cluster(folder, nodes=1) as (address, _, _), lines_of_stderr() as said, BatchLoader(
+            table, batch_size=160, epochs=10_000, reader="arrow", workers=f"ray://{address}") as loader:
+        fleet, found = loader._remote._fleet, iter_hashes(loader)
+        client = fleet._start.__self__._child
+        next(found)
+        client.kill()  # as Ray's own code ends it
+        with fleet.changed:
+            assert fleet.changed.wait_for(lambda: fleet._start.__self__._child not in (client, None)
+                                          and bool(fleet.workers), _STARTS_S), said()
+        before = loader.remote["units"]
+        while loader.remote["units"] == before:
+            next(found)
+    say("another client of Ray's takes the place of one that was killed, and has workers placed")
+
+
 def names_a_cluster_that_is_not_there(table: Any) -> None:
     with pytest.raises(RemoteError, match=r"ray://127\.0\.0\.1:1'.*ray start"):
         BatchLoader(table, batch_size=160, reader="arrow", workers="ray://127.0.0.1:1")
@@ -162,6 +274,11 @@ def main(_: list[str]) -> dict[str, Any]:
         say("a cluster that is not there is named")
         with cluster(folder / "ray") as (address, head, second):
             places_restarts_and_scales(table, address, head, second)
+        with cluster(folder / "cores", nodes=1) as (address, _, _):
+            reads_itself_where_no_core_is_free(table, address, Taken(address, 2))
+        comes_back(table, folder / "client")
+        with cluster(folder / "head") as (address, head, _):
+            outlives_the_head(table, head, address)
     finally:
         shutil.rmtree(folder)
     return {"passed": True}

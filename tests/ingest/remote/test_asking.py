@@ -16,7 +16,9 @@ import pyarrow as pa
 import pytest
 from pyarrow import flight
 
+from sluice.etl.spec.permission import Permission
 from sluice.etl.table.table import FeatureTable
+from sluice.ingest.knobs import Knobs
 from sluice.ingest.loader import BatchLoader
 from sluice.ingest.remote import asking as asking_file
 from sluice.ingest.remote.asking import Asking, slow_after
@@ -25,8 +27,10 @@ from sluice.ingest.remote.fleet import Fleet
 from sluice.ingest.remote.maker import UnitMaker, job_of
 from sluice.ingest.remote.server import WorkerServer
 from sluice.ingest.remote.unit import RemoteError, Unit, checksum
+from sluice.ingest.stages.completed_windows import NobodyThere
 from sluice.ingest.stages.pool import Closed
 from sluice.ingest.stages.shuffle import ReadTask
+from sluice.ingest.stages.transform import Transform
 from tests.ingest.remote.conftest import TOKEN
 
 
@@ -73,7 +77,7 @@ def first(fleet):
 
 def right(batch, open_job, job, unit):
     maker = open_job(job)
-    assert checksum(batch) == checksum(maker.rows(unit))
+    assert checksum(batch, job, unit) == checksum(maker.rows(unit), job, unit)
     maker.close()
 
 
@@ -113,7 +117,7 @@ def test_what_is_slow_is_judged_by_what_was_measured():
 class Wrong(WorkerServer):
     """A worker whose first answers are damaged on the way."""
 
-    damages = ("value", "rows", "none", "many")
+    damages = ("another", "rows", "none", "many", "value")
 
     def __init__(self, *given, **how):
         self.left = deque(self.damages)
@@ -125,9 +129,9 @@ class Wrong(WorkerServer):
         job, _, _, unit = Unit.from_request(ticket.ticket)
         maker = self.open(job)
         batch = maker.rows(unit)
-        summed = checksum(batch).to_bytes(4, "little")
-        made = [(batch, summed)]
         how = self.left.popleft()
+        summed = checksum(batch, job, replace(unit, epoch=9) if how == "another" else unit).to_bytes(4, "little")
+        made = [(batch, summed)]
         if how == "value":
             values = batch.column(0).to_numpy().copy()
             values[5] += 1
@@ -136,7 +140,7 @@ class Wrong(WorkerServer):
             made[0] = batch.slice(1), summed
         elif how == "none":
             made = []
-        else:
+        elif how == "many":
             made += made
         return flight.GeneratorStream(maker.job.schema, iter(made))
 
@@ -146,8 +150,8 @@ def test_a_wrong_answer_is_asked_for_again_and_one_that_stays_wrong_is_an_error(
     asker, _ = asking(job, damaged)
     with pytest.raises(RemoteError, match=r"asked for 3 times in vain; the last time: 0 batches where"):
         asker.get(unit)
-    right(asker.get(unit), open_job, job, unit)  # of the fourth damage, and then no more
-    assert asker.counts["retries"] == 3
+    right(asker.get(unit), open_job, job, unit)  # of two more damages, and then no more
+    assert asker.counts["retries"] == 4
     damaged.left.extend(["value"] * 9)
     asker, _ = asking(job, damaged, worker)
     for _ in range(4):
@@ -164,11 +168,12 @@ def test_a_worker_that_ended_or_never_was_there_costs_a_retry(serve, worker, job
     assert asker.counts["retries"] == 1
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))  # and does not listen: the port is nobody else's meanwhile
-        alone, _ = asking(job, type("Nobody", (), {"port": silent.getsockname()[1]}),
+        alone, others = asking(job, type("Nobody", (), {"port": silent.getsockname()[1]}),
                           clock=iter(range(0, 10**6, 10)).__next__)
-        with pytest.raises(RemoteError, match=r"no worker was there for 60 s; the last: worker 127.0.0.1:\d+: "):
+        with pytest.raises(NobodyThere):
             alone.get(unit)
     assert alone.counts["retries"] > 0
+    assert others.why_alone.startswith("worker 127.0.0.1:")
 
 
 def test_whoever_waits_is_let_go_when_it_is_closed(serve, job, unit, open_job):
@@ -264,12 +269,44 @@ def test_a_worker_that_hangs_is_asked_again_once_it_answers(serve, worker, job, 
     assert asker.counts["late"] == 1
 
 
-def test_where_nobody_answers_the_run_ends_and_says_who(job, unit, monkeypatch):
+class Reachable(Held):
+    """A worker that answers nothing, not even a ping, before it may."""
+
+    def do_action(self, context, action):
+        self.may_answer.wait(60)
+        return super().do_action(context, action)
+
+
+def test_while_no_worker_answers_a_loader_reads_the_rows_itself_and_says_so(serve, named, table, monkeypatch, capsys):
+    """Also the function that workers were to call is called here. Then workers are asked again."""
+    def loading(**how):
+        return BatchLoader(table, batch_size=160, epochs=60, reader="arrow", fill=0.0,
+                           transforms=[Transform("mine", "tests.ingest.remote.functions:halved")], **how)
+
+    def values(loader):
+        return [[part.tolist() for part in (batch.label, batch.values, batch.dense)] for batch in loader]
+
     monkeypatch.setattr(asking_file, "_NOBODY_S", 0.5)
-    with socket.create_server(("127.0.0.1", 0)) as dead:
-        asker, _ = asking(job, type("Dead", (), {"port": dead.getsockname()[1]}))
-        with pytest.raises(RemoteError, match=r"no worker was there for 0.5 s; the last: .* not even answer"):
-            asker.get(unit)
+    held = serve(lambda job: UnitMaker(job, FeatureTable.open(table.uri)), Reachable,
+                 permission=Permission(functions=frozenset(["tests.ingest.remote.functions:halved"])))
+    elsewhere = Knobs(workers={"read": 2, "mine": 2}, backend={"read": "remote", "mine": "remote"})
+    with loading() as here, loading(workers=named(held), knobs=elsewhere) as loader:
+        expected = values(here)
+        order = here.order_hash
+        assert values(loader) == expected
+        assert loader.order_hash == order
+        assert (loader.remote["units"], loader.remote["calls"]) == (0, 0)
+        assert capsys.readouterr().err.count("no worker was there for 0.5 s (") == 1
+        held.may_answer.set()
+        fleet = loader._remote._fleet
+        with fleet.changed:
+            assert fleet.changed.wait_for(lambda: fleet.workers[0].is_there, 60)
+        epochs = 1
+        while not (loader.remote["units"] and loader.remote["calls"]):  # much was read ahead
+            assert values(loader) == values(here)
+            epochs += 1
+            assert epochs < 60
+        assert "a worker is there: row groups are asked of workers again" in capsys.readouterr().err
 
 
 @pytest.fixture(scope="module")
@@ -295,9 +332,10 @@ def test_tls_from_end_to_end_and_a_wrong_certificate_by_name(serve, job, unit, o
         asker, _ = asking(job, other, authority=another[0])
         with pytest.raises(RemoteError, match=r"worker 127.0.0.1:\d+: its certificate is not from the authority"):
             asker.get(unit)
-    plain, _ = asking(job, server, clock=iter(range(0, 10**6, 10)).__next__)
-    with pytest.raises(RemoteError, match=r"no worker was there for .*&ca=FILE"):
+    plain, fleet = asking(job, server, clock=iter(range(0, 10**6, 10)).__next__)
+    with pytest.raises(NobodyThere):
         plain.get(unit)
+    assert "&ca=FILE" in fleet.why_alone
 
 
 class Mortal:

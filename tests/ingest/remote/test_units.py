@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import re
 import shutil
 import threading
@@ -25,6 +26,7 @@ from sluice.etl.table.table import FeatureTable
 from sluice.ingest.columns import ColumnError
 from sluice.ingest.knobs import Knobs
 from sluice.ingest.loader import BatchLoader
+from sluice.ingest.read.parquet_files import ParquetFiles
 from sluice.ingest.read.reader import SourceError
 from sluice.ingest.remote.maker import UnitMaker, job_of
 from sluice.ingest.remote.unit import RemoteError, RemoteJob, Unit, checksum
@@ -128,7 +130,7 @@ def test_a_unit_is_made_the_same_each_time_on_any_thread_and_by_any_worker(asked
     other, sums = UnitMaker(sent, FeatureTable.open(table.uri)), []
 
     def make(one):
-        sums.append([checksum(one.rows(unit)) for unit in units])
+        sums.append([checksum(one.rows(unit), job, unit) for unit in units])
 
     threads = [threading.Thread(target=make, args=(one,)) for one in (maker, maker, other)]
     for thread in threads:
@@ -171,6 +173,72 @@ def test_another_version_plan_or_table_is_refused_by_name(asked, table, tmp_path
     other = small_table(tmp_path / "other", rows=5000, files=3, row_group_rows=256, seed=1)
     with pytest.raises(RemoteError, match=r"files: .* there"):
         UnitMaker(job, other)
+
+
+def plain(folder: Path, seed: int, rows: int = 400) -> list[str]:
+    """Files whose names, sizes and row groups are the same for each seed."""
+    folder.mkdir()
+    values = np.random.default_rng(seed)
+    for n in range(2):
+        pq.write_table(pa.table({"label": pa.array([0, 1] * (rows // 2), pa.int8()),
+                                 "x": pa.array(values.random(rows))}), folder / f"part-{n}.parquet",
+                       row_group_size=100, use_dictionary=False, compression="none")
+    return sorted(map(str, folder.glob("*.parquet")))
+
+
+def test_files_of_the_same_names_and_sizes_with_other_values_are_another_table(serve, named, tmp_path):
+    ours, theirs = plain(tmp_path / "ours", 1), plain(tmp_path / "theirs", 2)
+    assert ParquetFiles.open(ours, "label=label;dense=x").version == ParquetFiles.open(theirs, "label=label;dense=x"
+                                                                                      ).version
+    how = {"roles": {"label": "label", "dense": "x"}, "reader": "arrow"}
+    same(hashes(ours, **how, workers=named(serve(partial(opened, ours, NOTHING)))), hashes(ours, **how))
+    with pytest.raises(RemoteError, match=r"worker 127.0.0.1:\d+: .*this worker sees another table.* \(files: "):
+        hashes(ours, **how, workers=named(serve(partial(opened, theirs, NOTHING))))
+
+
+def test_a_feature_table_whose_records_tell_of_other_content_is_another_table(asked, table, tmp_path):
+    job, _, _ = asked
+    copy = Path(shutil.copytree(table.uri, tmp_path / "copy"))
+    UnitMaker(job, FeatureTable.open(copy)).close()
+    [record] = (copy / "_sluice" / "jobs").glob("*.json")
+    digest = next(f.sha256 for one in table.records.values() for f in one.files if f.split == "train")
+    record.write_text(record.read_text().replace(digest, digest[::-1]))
+    with pytest.raises(RemoteError, match=r"this worker sees another table.* \(files: "):
+        UnitMaker(job, FeatureTable.open(copy))
+
+
+@pytest.mark.parametrize("when", ["before the file is read", "after a row group of it was read"])
+@pytest.mark.parametrize("how", ["of other values", "of another shape"])
+def test_a_file_that_another_one_replaced_is_refused_by_name(tmp_path, when, how):
+    """The other one has the same name, and the same size if only its values differ."""
+    ours = plain(tmp_path / "ours", 1)
+    other = plain(tmp_path / "other", 2, rows=400 if how == "of other values" else 200)
+    roles = {"roles": {"label": "label", "dense": "x"}}
+    with BatchLoader(ours, batch_size=160, reader="arrow", **roles) as loader:
+        schedule = loader.plan.schedule(0)
+        job = job_of(loader._plain, plan=loader.plan, split="train", columns=loader._columns, reader="arrow",
+                     sample=None)
+    units = [Unit.of(ReadTask(schedule, read)) for read in schedule.reads if read.file == 0]
+    maker = opened(ours, NOTHING, job)
+    if when.startswith("after"):
+        maker.rows(units[0])
+        with maker._groups._lock:  # files that are open still stay what they are
+            maker._groups._idle.clear()
+    os.replace(other[0], ours[0])
+    for unit in units[1:]:
+        with pytest.raises(SourceError, match=r"part-0\.parquet, row group \d: another file has taken its place"):
+            maker.rows(unit)
+    maker.close()
+
+
+def test_an_answer_to_another_request_is_none(asked):
+    """Of another unit, epoch, version or plan of the same shape."""
+    job, maker, units = asked
+    batch, unit = maker.rows(units[0]), units[0]
+    for other in (replace(unit, epoch=unit.epoch + 1), replace(unit, group=unit.group + 1), replace(unit, draw=1)):
+        assert checksum(batch, job, other) != checksum(batch, job, unit)
+    for name in ("version", "files", "order", "made", "split"):
+        assert checksum(batch, replace(job, **{name: "7"}), unit) != checksum(batch, job, unit)
 
 
 def test_what_cannot_be_done_elsewhere_is_refused_and_so_is_a_name_that_says_nothing(table, named, worker):

@@ -1,0 +1,122 @@
+"""Finds the tables in whose folders data files lie, so that no file that a table has removed is read: `TableFinder`.
+
+A table of Delta, Iceberg or Hudi keeps in a log which of its files count. A removed file stays in the folder for days.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from functools import cache
+from typing import NamedTuple
+from urllib.parse import unquote
+
+from sluice.etl.common.errors import InputError
+
+_KINDS = {"_sluice": "feature", "_delta_log": "Delta", ".hoodie": "Hudi"}
+
+
+class ForeignTableError(InputError):
+    """Files that lie in a table's folder, and were to be read without the table's log."""
+
+
+class TableFolder(NamedTuple):
+    """The folder of a table, and who writes such tables."""
+
+    path: str
+    kind: str
+
+    def refusal(self, instead: str = "") -> str:
+        """The message for a reader that was about to list files in this folder."""
+        if self.kind == "feature":
+            return f"{self.path}: this is the folder of a feature table; name the table's folder itself, not its files"
+        delta = f"{instead}, or " if instead and self.kind == "Delta" else ""
+        one = "an" if self.kind == "Iceberg" else "a"
+        return (f"{self.path}: this is the folder of {one} {self.kind} table, which may hold rows that the table has "
+                f"removed. Files are not listed there: {delta}write the rows to plain "
+                f"Parquet by the table's log (Spark: spark.read.format({self.kind.lower()!r}).load({self.path!r})"
+                ".write.parquet(FOLDER)) and name that folder")
+
+
+class TableFinder:
+    """Looks for tables in one store: `is_folder` and `names_in` take paths of it. Each folder is looked at once."""
+
+    def __init__(self, is_folder: Callable[[str], bool], names_in: Callable[[str], Iterable[str]]) -> None:
+        self._is_folder, self._names_in = is_folder, names_in
+        self._at = cache(self._find)
+
+    def above(self, path: str) -> TableFolder | None:
+        """The table in whose folder, or below it, this file lies; the innermost one."""
+        return self._at(path.rpartition("/")[0])
+
+    def _find(self, folder: str) -> TableFolder | None:
+        if not folder or folder.endswith(("/", ":")):  # the root of the store, or what stands before it in a URI
+            return None
+        for mark, kind in _KINDS.items():
+            if self._is_folder(f"{folder}/{mark}"):
+                return TableFolder(folder, kind)
+        metadata = f"{folder}/metadata"
+        if self._is_folder(metadata) and any(name.endswith(".metadata.json") for name in self._names_in(metadata)):
+            return TableFolder(folder, "Iceberg")
+        return self._at(folder.rpartition("/")[0])
+
+
+class LocalTables:
+    """The tables of this machine's file system. A link is followed: its target may lie in a table's folder."""
+
+    def __init__(self) -> None:
+        self._finder = TableFinder(os.path.isdir, _names_in)
+        self._of_folder = cache(self._find)
+
+    def above(self, path: str) -> TableFolder | None:
+        """The table in whose folder this file lies, by its name or where its links lead."""
+        found = self._of_folder(os.path.dirname(path))
+        return found or self._of_folder(os.path.dirname(os.path.realpath(path))) if os.path.islink(path) else found
+
+    def refuse_listed(self, paths: Iterable[str], instead: str) -> None:
+        """Raises a ForeignTableError if one of these, which a listing found, lies in a table's folder."""
+        if table := next(filter(None, map(self.above, paths)), None):
+            raise ForeignTableError(table.refusal(instead))
+
+    def refuse_removed(self, files: Iterable[str]) -> None:
+        """Raises a ForeignTableError if one of these, which were named one by one, lies in a table's folder and is no
+        file of its newest version."""
+        current = cache(lambda path: {*map(os.path.realpath, files_of_delta(path))})
+        for file in files:
+            table = self.above(file)
+            if table is None:
+                continue
+            if table.kind not in ("Delta", "feature"):
+                raise ForeignTableError(table.refusal())
+            if os.path.realpath(file) not in current(table.path):
+                raise ForeignTableError(f"{file}: the newest version of the {table.kind} table {table.path} does not "
+                                        "hold this file, so its rows may be removed; name only files of "
+                                        "deltalake.DeltaTable(…).file_uris()")
+
+    def _find(self, folder: str) -> TableFolder | None:
+        named, real = os.path.abspath(folder), os.path.realpath(folder)
+        return self._finder.above(f"{named}/") or self._finder.above(f"{real}/")
+
+
+def _names_in(folder: str) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except OSError:  # a folder that this user cannot list is no table that this user can read
+        return []
+
+
+def files_of_delta(path: str) -> list[str]:
+    """The files that the newest version of a Delta table holds."""
+    import pyarrow as pa
+    from deltalake import DeltaTable
+    from deltalake.exceptions import DeltaError
+
+    try:
+        table = DeltaTable(path)
+        if "deletionVectors" in (table.protocol().reader_features or []):
+            raise InputError(f"{path}: it marks deleted rows in deletion vectors, which cannot be read; rewrite it "
+                             "without them (REORG TABLE … APPLY (PURGE))")
+        names = [unquote(name) for name in pa.table(table.get_add_actions())["path"].to_pylist()]
+    except DeltaError as error:
+        raise InputError(f"{path}: is no Delta table that can be read ({str(error).splitlines()[0]})") from None
+    return [name if "://" in name else f"{path.rstrip('/')}/{name}" for name in names]

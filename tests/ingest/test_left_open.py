@@ -1,0 +1,81 @@
+"""Loaders that come and go in one process leave no open file, no thread and no process, closed or not."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+from collections import Counter
+
+import pytest
+
+from sluice.ingest.knobs import Knobs
+from sluice.ingest.loader import BatchLoader
+from sluice.ingest.row_order import PlanError
+from sluice.ingest.stages.transform import Transform
+
+ROUNDS = 12
+
+
+def is_open() -> Counter[str]:
+    """What this process has open, by where it leads."""
+    found: Counter[str] = Counter()
+    for number in os.listdir("/proc/self/fd"):
+        try:
+            found[os.readlink(f"/proc/self/fd/{number}").partition(":")[0]] += 1
+        except FileNotFoundError:  # the listing itself
+            continue
+    return found
+
+
+def closed(uri: str, **how) -> None:
+    with BatchLoader(uri, batch_size=160, **how) as loader:
+        for _ in loader:
+            pass
+
+
+def left_in_the_middle(uri: str, **how) -> None:
+    with BatchLoader(uri, batch_size=160, **how) as loader:
+        next(iter(loader))
+
+
+def dropped(uri: str, **how) -> None:
+    for _ in BatchLoader(uri, batch_size=160, **how):
+        pass
+
+
+def dropped_in_the_middle(uri: str, **how) -> None:
+    next(iter(BatchLoader(uri, batch_size=160, **how)))
+
+
+def never_used(uri: str, **how) -> None:
+    BatchLoader(uri, batch_size=160, **how)
+
+
+def refused(uri: str, **how) -> None:
+    with pytest.raises(PlanError):
+        BatchLoader(uri, batch_size=0, **how)
+
+
+@pytest.mark.parametrize("use", [closed, left_in_the_middle, dropped, dropped_in_the_middle, never_used, refused])
+@pytest.mark.parametrize("kind", ["arrow", "petastorm", "processes"])
+def test_nothing_stays_open_of_many_loaders_without_help_of_the_garbage_collector(table, use, kind):
+    """Cycles of garbage hold files open until the collector comes, which may be hundreds of files later."""
+    how = {"reader": "petastorm" if kind == "petastorm" else "arrow"}
+    if kind == "processes":
+        how |= {"fill": 0.0, "transforms": [Transform("mine", "tests.ingest.remote.functions:halved")],
+                "knobs": Knobs(backend={"mine": "process"})}
+    use(table.uri, **how)  # imports, compiles and opens what stays
+    gc.collect()
+    before, threads = is_open(), set(threading.enumerate())
+    gc.disable()
+    try:
+        for _ in range(ROUNDS):
+            use(table.uri, **how)
+            for thread in set(threading.enumerate()) - threads:
+                thread.join(30)
+        assert set(threading.enumerate()) <= threads
+        left = {name: count for name, count in (is_open() - before).items() if not name.startswith("/proc/")}
+        assert left == {}
+    finally:
+        gc.enable()

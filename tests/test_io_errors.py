@@ -1,0 +1,182 @@
+"""A disk that answers with EIO, at each reader and writer: what is said, what survives, that nothing half is seen."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from sluice.agent.report.run_folder import RunError, RunFolder
+from sluice.dlrm.checkpoint.meta import CheckpointError, damage, latest
+from sluice.dlrm.checkpoint.save_load import Checkpoints
+from sluice.etl.jobs.engine import JobFailure
+from sluice.etl.jobs.engine import clearly as clearly_here
+from sluice.etl.synth.small_table import small_table
+from sluice.etl.table.pins import PinKeeper
+from sluice.etl.table.table import FeatureTable, TableError
+from sluice.ingest.read.cache import FileCache
+from sluice.ingest.read.footers import REMEMBERED
+from sluice.ingest.read.parquet_files import ParquetError, ParquetFiles
+from sluice.ingest.read.reader import RowGroupReader, SourceError
+from tests.dlrm.test_checkpoint import META, Alone, Weights
+from tests.etl.jobs import run
+from tests.io_errors import fail_from_now_on, is_known, struck
+
+pytestmark = pytest.mark.skipif(not is_known, reason="the numbers of the system's calls are those of x86-64")
+READ, WRITE, SYNC = ("read", "pread64", "readv"), ("write", "pwrite64", "writev"), ("fsync", "fdatasync")
+NAME = ("rename", "renameat", "renameat2", "link", "linkat")
+WRITES = pytest.mark.parametrize("calls", [WRITE, SYNC, NAME], ids=["write", "sync", "rename"])
+SPEC = """
+[input]
+format = "parquet"
+columns = ["click:int", "item:text"]
+[table]
+split = {all = 1.0}
+[[column]]
+name = "click"
+role = "label"
+[[column]]
+name = "item"
+role = "sparse"
+ops = [{op = "categorify"}]
+"""
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory):
+    return small_table(tmp_path_factory.mktemp("table") / "clicks", rows=5000, files=3, row_group_rows=256)
+
+
+@pytest.fixture
+def rows(tmp_path):
+    (tmp_path / "in").mkdir()
+    pq.write_table(pa.table({"click": np.arange(400) % 2, "item": [f"i{n % 30}" for n in range(400)]}),
+                   tmp_path / "in" / "0.parquet", row_group_size=100)
+    return tmp_path / "in"
+
+
+def test_a_row_group_that_cannot_be_read_is_named(table):
+    file = table.files_of("train")[0]
+    groups = RowGroupReader([file], [field.name for field in table.stored if field.role == "dense"])
+    before = groups.decoded(0, 0)
+    error = struck(lambda: groups.decoded(0, 1), "pread64")
+    assert isinstance(error, SourceError), error
+    assert str(error).startswith(f"{file.path}, row group 1: ")
+    assert "Input/output error" in str(error)
+    assert groups.decoded(0, 0).equals(before)  # the file is opened anew
+    groups.close()
+
+
+def test_a_table_or_a_folder_that_cannot_be_read_is_named_with_what_to_do(table, rows):
+    error = struck(lambda: FeatureTable.open(table.uri), *READ)
+    assert isinstance(error, TableError), error
+    assert "Input/output error" in str(error)
+    assert "see that its disk or store works" in str(error)
+    ParquetFiles.open(rows, "label=click;sparse=item")  # imports
+    (rows / REMEMBERED).unlink()
+    error = struck(lambda: ParquetFiles.open(rows, "label=click;sparse=item"), *READ)
+    assert isinstance(error, ParquetError), error
+    assert f"{rows}/0.parquet: " in str(error)
+    assert "Input/output error" in str(error)
+
+
+@pytest.mark.parametrize("calls", [READ, WRITE, SYNC, NAME], ids=["read", "write", "sync", "rename"])
+def test_a_job_on_such_a_disk_publishes_nothing_and_the_version_before_stays(rows, tmp_path, calls):
+    run(None, tmp_path / "t", rows, text=SPEC)
+    before = FeatureTable.open(tmp_path / "t")
+
+    def job():
+        with clearly_here():
+            run(None, tmp_path / "t", rows, text=SPEC, mode="append")
+
+    error = struck(job, *calls)
+    assert isinstance(error, Exception), "it went through"
+    assert "Input/output error" in str(error)
+    assert "\n" not in str(error)
+    if isinstance(error, JobFailure):
+        assert "nothing was published" in str(error)
+    after = FeatureTable.open(tmp_path / "t")
+    assert (after.version, after.files) == (before.version, before.files)
+    assert after.check() == []
+    run(None, tmp_path / "t", rows, text=SPEC, mode="append")  # once the disk works again
+    assert FeatureTable.open(tmp_path / "t").rows == 2 * before.rows
+
+
+@WRITES
+def test_a_pin_costs_a_line(table, calls):
+    lines: list[str] = []
+
+    def pin():
+        with PinKeeper("reader", lines.append) as keeper:
+            keeper.take(table.uri, 0)
+
+    assert struck(pin, *calls) is None
+    assert len(lines) == 1
+    assert "cannot be pinned (Input/output error)" in lines[0]
+
+
+@pytest.mark.parametrize("calls", [READ, WRITE, NAME], ids=["read", "write", "rename"])
+def test_a_cache_costs_itself_and_never_gives_other_bytes(tmp_path, calls):
+    with FileCache(tmp_path, 2**20, "table") as cache:
+        cache.put("kept", b"x" * 1000)
+
+        def use():
+            fail_from_now_on(*calls)
+            cache.put("new", b"y" * 1000)
+            return cache.get("kept"), cache.get("new")
+
+        kept, new = struck(use)
+        assert kept in (b"x" * 1000, None)
+        assert new in (b"y" * 1000, None)
+        assert cache.get("kept") in (b"x" * 1000, None)
+
+
+@pytest.mark.parametrize("calls", [WRITE, NAME], ids=["write", "rename"])
+def test_a_run_folder_that_cannot_be_written_is_named_before_anything_runs(tmp_path, calls):
+    error = struck(lambda: RunFolder.create(tmp_path / "run", {"kind": "train"}), *calls)
+    assert isinstance(error, RunError), error
+    assert f"{tmp_path}/run: cannot be written (Input/output error); choose another folder" in str(error)
+    RunFolder.create(tmp_path / "run", {}).close()
+
+
+@WRITES
+def test_a_checkpoint_that_cannot_be_written_keeps_the_last_good_one(tmp_path, calls):
+    weights, nothing = Weights(1.0), SimpleNamespace(state_dict=dict)
+    parts = SimpleNamespace(model=SimpleNamespace(state_dict=weights.state_dict, fused_optimizer=nothing),
+                            dense=nothing)
+
+    def save(step: int, *strike: str) -> None:
+        if strike:
+            fail_from_now_on(*strike)  # the thread that writes is started by the first save
+        checkpoints = Checkpoints(tmp_path, parts, Alone(), keep=2, record=lambda _: None)
+        try:
+            checkpoints.save(replace(META, step=step))
+            checkpoints.wait()
+        finally:
+            checkpoints.close()
+
+    save(1)
+    weights.tensor.fill_(2.0)
+    error = struck(lambda: save(2, *calls))
+    assert isinstance(error, CheckpointError), error
+    assert f"{tmp_path}/step-000000002" in str(error)
+    assert "Input/output error" in str(error)
+    path, meta = latest(tmp_path)[:2]
+    assert meta.step == 1
+    assert damage(path) == []
+    assert os.listdir(tmp_path) != []
+    save(3)
+    assert latest(tmp_path)[1].step == 3
+
+
+def test_a_new_table_is_there_whole_or_not_at_all(tmp_path):
+    for name, calls in {"write": WRITE, "sync": SYNC, "rename": NAME}.items():
+        error = struck(lambda: small_table(tmp_path / name, rows=100, files=1), *calls)  # noqa: B023
+        assert isinstance(error, OSError), error
+        with pytest.raises(TableError, match="no feature table"):
+            FeatureTable.open(tmp_path / name)
