@@ -56,8 +56,8 @@ class Decoder:
         """Raw feature → its type in the spec: what a request should bring."""
         self._known = spec.input.columns
         self._fingerprint, self._row_limit = fingerprint, most_rows
-        # A text file cannot distinguish an empty text from a missing one.
-        self._empty_is_none = spec.input.format in ("tsv", "csv")
+        # TSV cannot tell an empty text from a missing one; csv writes the text as "", json and columns as it is.
+        self._empty_is_none = spec.input.format == "tsv"
 
     def read(self, content_type: str, body: bytes) -> RequestRows:
         """Reads a request's body; raises Refusal if it cannot be answered."""
