@@ -1,17 +1,22 @@
-"""The commands `sluice synth | show | check | vacuum`."""
+"""The commands `sluice synth | show | check | audit | vacuum`."""
 
 from __future__ import annotations
 
 import json
+import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NoReturn
 
 from sluice.etl.common.errors import UsageError
-from sluice.etl.common.program import FAILED, run, say
+from sluice.etl.common.program import FAILED, USAGE, run, say
 from sluice.etl.common.settings import parse, setting
 from sluice.etl.common.suggest import nearest
+from sluice.etl.spec.code_options import CodeOptions
+from sluice.etl.spec.spec import Spec
 from sluice.etl.table.store import TableStore
+from sluice.etl.table.table import FeatureTable
 from sluice.etl.table.vacuum import vacuum
 from sluice.etl.table_commands import CheckRequest, Say, ShowRequest, SynthRequest
 
@@ -43,7 +48,44 @@ class VacuumRequest:
                 "pinned": list(done.pinned), "passed_over": list(done.passed_over), "dry_run": self.dry_run}
 
 
-COMMANDS = {"synth": SynthRequest, "show": ShowRequest, "check": CheckRequest, "vacuum": VacuumRequest}
+@dataclass(frozen=True, kw_only=True)
+class AuditRequest:
+    """Shows whether a feature holds its own label, a test row's label, or what came later. Ends with 2 if one does.
+
+    The command recomputes the features of a table from its raw input, or of the table that a spec makes. It flips
+    labels and leaves out later rows, and names each column that changes although it must not, with its operator, a
+    row, and the value before and after. Nothing is published. For a table, give all files that it was made from."""
+
+    title = "what"
+    subject: str = setting(help="a table's folder or URI, or a spec, a TOML file", metavar="TABLE|SPEC",
+                           positional=True)
+    input: tuple[str, ...] = setting(help="raw files, folders or globs", metavar="PATH", several=True)
+    version: int | None = setting(None, "an older version of a table (default: the newest)")
+    flips: int = setting(50, "how many rows have their labels flipped one by one", metavar="N", least=1)
+    seed: int = setting(0, "decides which rows these are")
+    code: CodeOptions = field(default_factory=CodeOptions)
+
+    def answer(self, say: Say) -> dict[str, Any]:
+        from sluice.etl.audit import audit_spec, audit_table
+        from sluice.etl.engines import choose, opened
+        from sluice.etl.jobs.progress import JobProgress
+
+        table = None if Path(self.subject).is_file() else FeatureTable.open(
+            self.subject, self.version, allow_code=self.code.permission)
+        spec = table.spec() if table else Spec.read(self.subject)
+        with opened(choose(None, spec, [], lambda _: None), self.input, JobProgress(sys.stderr)) as engine_for:
+            found = audit_table(table, self.input, engine_for, flips=self.flips, seed=self.seed) if table else \
+                audit_spec(spec, self.input, engine_for, flips=self.flips, seed=self.seed)
+        for leak in found.leaks:
+            say(leak.text)
+        say(f"{found.rows:,} rows of the input are in the table as recomputed, {found.other_rows:,} are not; looked "
+            f"for: {', '.join(f'{what} ({times}×)' for what, times in found.tried.items())}")
+        say(f"{len(found.leaks) or 'no'} {'leak' if len(found.leaks) == 1 else 'leaks'}")
+        return found.to_json()
+
+
+COMMANDS = {"synth": SynthRequest, "show": ShowRequest, "check": CheckRequest, "audit": AuditRequest,
+            "vacuum": VacuumRequest}
 _EXAMPLES = """examples:
   sluice synth --rows 1000000 --seed 1 --out logs/clicks.tsv
   sluice show table
@@ -69,15 +111,17 @@ def main(argv: list[str]) -> dict[str, Any] | None:
     kind: Any = COMMANDS[argv[0]]
     request = parse(kind, argv=argv[1:], prog=f"sluice {argv[0]}", description=kind.__doc__)
     found: dict[str, Any] | None = request.answer(say)
-    if found and found.get("problems"):
-        print(json.dumps(found), flush=True)
-        raise SystemExit(FAILED)
+    if found and (found.get("problems") or found.get("leaks")):
+        print(json.dumps(found, default=str), flush=True)
+        raise SystemExit(FAILED if "problems" in found else USAGE)
     return found
 
 
 def program() -> NoReturn:
     """Runs the whole program, as its command does."""
-    run(main)
+    from sluice.etl.jobs.engine import JobFailure
+
+    run(main, failures=(JobFailure,))
 
 
 if __name__ == "__main__":

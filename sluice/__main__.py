@@ -11,6 +11,7 @@ VERBS = {
     "synth": ("sluice.etl.__main__", "synth", "write synthetic raw logs whose best reachable AUC is known"),
     "show": ("sluice.etl.__main__", "show", "say what a feature table holds"),
     "check": ("sluice.etl.__main__", "check", "verify a feature table's files, counts and checksums"),
+    "audit": ("sluice.etl.__main__", "audit", "show whether a feature holds a label or what came later"),
     "vacuum": ("sluice.etl.__main__", "vacuum", "remove the files that no kept or pinned version needs"),
     "bench": ("sluice.ingest.__main__", "bench", "load a table as a trainer would, and say how fast"),
     "worker": ("sluice.ingest.remote.worker", None, "read row groups for loaders on other hosts"),

@@ -1,15 +1,49 @@
-"""The first rows of an input as an input of their own: `cut`, by which a job's time is told before it runs."""
+"""Rows of an input without a job: `cut` writes the first ones as an input of their own, by which a job's time is told
+before it runs; `numbered_rows` reads all of them with their places."""
 
 from __future__ import annotations
 
+import contextlib
+from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from sluice.etl.apply.input_checks import headers_of
+from sluice.etl.apply.parse import InputParser
+from sluice.etl.local.input import LocalInput
 from sluice.etl.local.input_paths import files_of
 from sluice.etl.local.pieces import PIECE_BYTES, pieces_of
-from sluice.etl.spec.spec import Input
+from sluice.etl.local.threads import Threads
+from sluice.etl.spec.spec import Input, Spec
+
+
+def numbered_rows(spec: Spec, paths: tuple[str, ...], file: str, line: str) -> pa.Table:
+    """All rows of an input that parse, in order, with two more columns: the file of each row, and its line there (in
+    formats without lines, its number)."""
+    headers = tuple(header.encode(spec.input.encoding) for header in headers_of(spec.input))
+    parser, tables, places, total = InputParser(spec), list[pa.Table](), list[np.ndarray](), 0
+    seen = Counter[str]()
+    with contextlib.closing(Threads(1)) as threads:
+        source = LocalInput(spec.input, paths, threads)
+        source.check()
+        for piece in source.pieces():
+            name = piece.file.name
+            for batch in piece.batches(headers):
+                parsed = parser.parse(batch)
+                good = np.delete(np.arange(batch.num_rows), [number for number, _ in parsed.rejected])
+                lines = good + seen[name] + (2 if spec.input.header else 1)
+                names = pa.array([name]).take(pa.array(np.zeros(len(good), np.int64)))
+                tables.append(pa.table({**parsed.columns, file: names, line: lines}))
+                places.append(good + total)
+                seen[name] += batch.num_rows
+                total += batch.num_rows
+    found = pa.concat_tables(tables)
+    if spec.input.place:
+        found = found.append_column(spec.input.place, pa.array(np.concatenate(places) / total))
+    return found.combine_chunks()
 
 
 def cut(source: Input, paths: tuple[str, ...], folder: Path, rows: int, parts: int) -> tuple[int, float] | None:

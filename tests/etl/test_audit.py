@@ -1,0 +1,278 @@
+"""An audit finds leaks that are planted, each by column and operator, and none where there is none."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+
+from sluice.etl import ops
+from sluice.etl.__main__ import main
+from sluice.etl.apply import counts
+from sluice.etl.audit import LABEL, audit_spec, audit_table
+from sluice.etl.common.errors import InputError
+from sluice.etl.common.program import run as run_program
+from sluice.etl.jobs.progress import JobProgress
+from sluice.etl.local.engine import LocalEngine
+from sluice.etl.ops.statistics import Target
+from sluice.etl.spark import joins
+from sluice.etl.spark.engine import SparkEngine
+from sluice.etl.spec.permission import Permission
+from sluice.etl.spec.spec import Spec
+from sluice.etl.table.table import FeatureTable
+from tests.etl.jobs import Said, run
+
+ROWS = 400
+HEAD = """
+[input]
+format = "parquet"
+columns = ["click:int", "user:text", "item:text", "at:float", "price:float"]
+[table]
+key = ["user", "item", "at"]
+%s
+[[column]]
+name = "click"
+role = "label"
+"""
+BY_HASH = "split = {train = 0.7, test = 0.3}"
+BY_TIME = 'split_time = "at"\nsplit = {train = 0, test = 70}'
+MOMENT = "labels of the same moment, or later ones"
+
+
+def column(name: str, ops: str, source: str = "", role: str = "dense") -> str:
+    return (f'[[column]]\nname = "{name}"\nrole = "{role}"\nops = [{ops}]\n'
+            + (f"from = [{source}]\n" if source else ""))
+
+
+def rows(seed: int = 0, count: int = ROWS) -> pa.Table:
+    draw = np.random.default_rng(seed)
+    return pa.table({"click": draw.integers(0, 2, count), "user": [f"u{n}" for n in draw.integers(0, 20, count)],
+                     "item": [f"i{n}" for n in draw.integers(0, 9, count)],
+                     "at": draw.integers(0, 100, count).astype(float), "price": draw.random(count)})
+
+
+@pytest.fixture
+def file(tmp_path):
+    pq.write_table(rows(), tmp_path / "rows.parquet")
+    return str(tmp_path / "rows.parquet")
+
+
+def engine(spark=None):
+    return partial(LocalEngine if spark is None else partial(SparkEngine, spark), progress=JobProgress(Said()))
+
+
+def audited(text: str, file: str, spark=None, flips: int = 20):
+    spec = Spec.parse(text)
+    allowed = replace(spec, permission=Permission(functions=spec.functions))
+    return audit_spec(allowed, [file], engine(spark), flips=flips)
+
+
+def found(audit) -> set[tuple[str, str, str]]:
+    return {(leak.column, leak.operator, leak.holds) for leak in audit.leaks}
+
+
+CLEAN = column("user", '{op = "target"}') + column("price", '{op = "fill_mean"}, {op = "standardise"}') + column(
+    "item", '{op = "categorify"}', role="sparse") + column("mean", '{op = "group"}, {op = "fill"}', '"user", "price"')
+
+
+@pytest.mark.parametrize("table", [BY_HASH, BY_TIME])
+def test_a_table_without_leaks_is_said_to_have_none(table, file):
+    past = table == BY_TIME
+    text = HEAD % table + (CLEAN.replace('"target"', '"target", past = true').replace('"group"', '"group", past = true')
+                           if past else CLEAN)
+    audit = audited(text, file)
+    assert audit.leaks == []
+    assert (audit.rows, audit.other_rows) == (ROWS, 0)
+    assert audit.tried["its own label"] == 20
+    assert audit.tried.get(MOMENT, 0) == 3 * past
+
+
+class Whole(Target):
+    """Encodes each row from all rows, itself among them."""
+
+    name = "whole"
+
+    def apply(self, column, state):
+        value, label, keys = column.flatten()
+        fields = [value, label, pa.nulls(len(keys), keys.type)]
+        return super().apply(pa.StructArray.from_arrays(fields, ["value", *self.needs]), state)
+
+
+class Eager(Target):
+    """Takes what was known just after a row's moment, not before it."""
+
+    name = "eager"
+
+    def apply(self, column, state):
+        value, label, times = column.flatten()
+        later = pa.array(np.nextafter(times.to_numpy(zero_copy_only=False), np.inf), mask=times.is_null().to_numpy(
+            zero_copy_only=False))
+        return super().apply(pa.StructArray.from_arrays([value, label, later], ["value", *self.needs]), state)
+
+
+class Prophet(Target):
+    """Takes what is known ten moments later."""
+
+    name = "prophet"
+
+    def apply(self, column, state):
+        value, label, times = column.flatten()
+        return super().apply(pa.StructArray.from_arrays([value, label, pc.add(times, 10.0)], ["value", *self.needs]),
+                             state)
+
+
+def test_a_rows_own_label_is_found_in_a_target_encoding_without_folds(file, monkeypatch):
+    monkeypatch.setitem(ops.OPERATORS, "whole", Whole)
+    audit = audited(HEAD % BY_HASH + column("user", '{op = "whole"}') + column("price", '{op = "fill"}'), file)
+    assert found(audit) == {("user", "whole", "its own label")}
+    leak = audit.leaks[0]
+    there = rows().slice(leak.line - 1, 1).to_pylist()[0]
+    assert leak.file.endswith("rows.parquet")
+    assert (float(leak.before) > float(leak.after)) == there["click"]
+    assert "--refit" in leak.text
+
+
+@pytest.mark.parametrize(("name", "kind", "holds"), [
+    ("eager", Eager, {"its own label", MOMENT}),
+    ("prophet", Prophet, {"its own label", MOMENT, "rows of later moments"})])
+def test_an_encoding_that_sees_its_own_moment_or_later_ones_is_found(name, kind, holds, file, monkeypatch):
+    monkeypatch.setitem(ops.OPERATORS, name, kind)
+    audit = audited(HEAD % BY_TIME + column("user", f'{{op = "{name}", past = true}}'), file)
+    assert found(audit) == {("user", name, one) for one in holds}
+
+
+def test_a_state_that_is_learned_from_test_rows_is_found(file, monkeypatch):
+    def everything(spec, columns, keys):
+        return columns, counts.row_keys(columns, spec) if keys is None else keys
+
+    monkeypatch.setattr(counts, "_training", everything)
+    audit = audited(HEAD % BY_HASH + column("price", '{op = "standardise"}, {op = "fill"}') + column(
+        "user", '{op = "categorify"}', role="sparse"), file)
+    assert ("price", "standardise", "rows of split 'test'") in found(audit)
+    assert ("user", "categorify", "rows of split 'test'") in found(audit)
+
+
+def test_a_column_made_of_the_label_is_found_also_through_a_users_function(file):
+    text = HEAD % BY_HASH + column("copy", '{op = "fill"}', '"click"') + column(
+        "mixed", '{op = "python", function = "tests.etl.test_audit:mixed", inputs = ["number", "number"], '
+        'output = "number"}, {op = "fill"}', '"price", "click"')
+    assert found(audited(text, file)) == {(name, by, holds) for name, by in (
+        ("copy", LABEL), ("mixed", "tests.etl.test_audit:mixed"))
+        for holds in ("its own label", "its own label, read as it is")}
+
+
+def mixed(price: pa.Array, click: pa.Array) -> pa.Array:
+    return pc.add(price, click)
+
+
+def test_only_allowed_code_runs_in_an_audit_of_a_table(file, tmp_path):
+    text = HEAD % BY_HASH + column("twice", '{op = "python", function = "tests.etl.test_audit:mixed", '
+                                   'inputs = ["number", "number"], output = "number"}, {op = "fill"}', '"price", "at"')
+    run(None, tmp_path / "table", file, text=text)
+    with pytest.raises(ops.OperatorError, match=r"--allow-code tests\.etl\.test_audit"):
+        audit_table(FeatureTable.open(tmp_path / "table"), [file], engine())
+    table = FeatureTable.open(tmp_path / "table", allow_code=("tests.etl.test_audit",))
+    assert audit_table(table, [file], engine()).leaks == []
+
+
+# ---- tables with a history of versions
+
+def test_sums_that_are_kept_while_folds_are_drawn_anew_are_found_in_the_table(tmp_path, monkeypatch):
+    """What an older program published: it kept the sums of folds, and a key that is named later moves the folds."""
+    monkeypatch.setattr(Spec, "learned_from_labels", {}, raising=False)
+    text = HEAD % BY_TIME + column("user", '{op = "target"}')
+    first = text.replace('key = ["user", "item", "at"]', "")
+    then = text.replace('"price:float"', '"price:float", "more:int"') + column("more", '{op = "fill"}')
+    pq.write_table(rows(), tmp_path / "first.parquet")
+    pq.write_table(rows().append_column("more", pa.array(np.arange(ROWS) % 7)), tmp_path / "then.parquet")
+    out, files = tmp_path / "table", [str(tmp_path / "then.parquet")]
+    run(None, out, tmp_path / "first.parquet", text=first)
+    run(None, out, *files, text=then, mode="overwrite", update_state=True)
+    assert ("user", "target", "its own label") in found(audit_table(FeatureTable.open(out), files, engine()))
+    run(None, out, *files, text=then, mode="overwrite", refit=True)
+    assert audit_table(FeatureTable.open(out), files, engine()).leaks == []
+
+
+def test_each_row_is_held_against_what_its_own_version_learned(tmp_path):
+    """Appended rows were not learned from, and a renamed column is known by its older name in an older version."""
+    text = HEAD % BY_HASH + CLEAN
+    pq.write_table(rows(1), tmp_path / "one.parquet")
+    pq.write_table(rows(2), tmp_path / "two.parquet")
+    out, both = tmp_path / "table", [str(tmp_path / name) for name in ("one.parquet", "two.parquet")]
+    run(None, out, both[0], text=text)
+    run(None, out, both[1], text=text, mode="append", update_state=True)
+    audit = audit_table(FeatureTable.open(out), both, engine(), flips=5)
+    assert (audit.rows, audit.other_rows, audit.leaks) == (2 * ROWS, 0, [])
+    part = audit_table(FeatureTable.open(out, 0), both, engine(), flips=5)
+    assert (part.rows, part.other_rows, part.leaks) == (ROWS, ROWS, [])
+
+
+def test_an_input_that_is_not_what_the_table_was_made_from_shows_nothing(file, tmp_path):
+    pq.write_table(rows().slice(0, 300), tmp_path / "some.parquet")
+    pq.write_table(rows(7).set_column(1, "user", pa.array(["stranger"] * ROWS)), tmp_path / "other.parquet")
+    run(None, tmp_path / "table", file, text=HEAD % BY_HASH + column("user", '{op = "target"}'))
+    with pytest.raises(InputError, match="what target of column 'user' learned cannot be learned again"):
+        audit_table(FeatureTable.open(tmp_path / "table"), [str(tmp_path / "some.parquet")], engine())
+    with pytest.raises(InputError, match="no row of it is in version 0"):
+        audit_table(FeatureTable.open(tmp_path / "table"), [str(tmp_path / "other.parquet")], engine())
+
+
+# ---- the command
+
+def test_the_command_ends_with_2_where_it_finds_a_leak_and_names_it(file, tmp_path, capsys):
+    (tmp_path / "spec.toml").write_text(HEAD % BY_HASH + CLEAN)
+    with pytest.raises(SystemExit) as end:
+        run_program(main, argv=["audit", str(tmp_path / "spec.toml"), "--input", file, "--flips", "3"])
+    said = capsys.readouterr()
+    assert (end.value.code, json.loads(said.out)["leaks"]) == (0, [])
+    assert "no leaks" in said.err
+    (tmp_path / "leaky.toml").write_text(HEAD % BY_HASH + column("copy", '{op = "fill"}', '"click"'))
+    with pytest.raises(SystemExit) as end:
+        run_program(main, argv=["audit", str(tmp_path / "leaky.toml"), "--input", file, "--flips", "3"])
+    said = capsys.readouterr()
+    assert end.value.code == 2
+    assert {leak["column"] for leak in json.loads(said.out.splitlines()[-1])["leaks"]} == {"copy"}
+    assert "leak: column 'copy', made from the label: it holds its own label" in said.err
+
+
+# ---- rows that meet other rows
+
+@pytest.mark.spark
+@pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")  # pyspark 4.1 leaves them to the collector
+def test_joins_and_lags_that_see_a_label_or_what_comes_later_are_found(spark, tmp_path, monkeypatch):
+    from pyspark.sql import Window
+    from pyspark.sql import functions as sql
+
+    def lag(rows, history, _spec, _earlier):
+        more = {"tied": ["click"], "seen": ["item"], "ahead": []}[history.name]
+        window = Window.partitionBy(history.by).orderBy(history.order, *more)
+        step = sql.lead if history.name == "ahead" else sql.lag
+        return rows.withColumn(history.name, step(sql.col(history.of), 1).over(window))
+
+    def join(rows, one, spec):
+        return timely(rows, replace(one, time=None, their_time=None), spec)
+
+    timely, draw = joins._join, np.random.default_rng(5)
+    monkeypatch.setattr(joins, "_history", lag)
+    monkeypatch.setattr(joins, "_join", join)
+    side = tmp_path / "side.parquet"
+    pq.write_table(pa.table({"user": [f"u{n}" for n in draw.integers(0, 20, 200)], "age": draw.integers(0, 90, 200),
+                             "since": draw.integers(0, 100, 200).astype(float)}), side)
+    pq.write_table(rows(), tmp_path / "rows.parquet")
+    lags = "".join(f'[[lag]]\nname = "{name}"\nof = "{of}"\nby = "user"\norder = "at"\n'
+                   for name, of in (("tied", "price"), ("seen", "click"), ("ahead", "price")))
+    text = HEAD % BY_TIME + lags + (
+        f'[[join]]\npath = "{side}"\non = ["user"]\ncolumns = ["age:int"]\ntime = "at"\ntheir_time = "since"\n'
+        ) + "".join(column(name, '{op = "fill"}') for name in ("tied", "seen", "ahead", "age", "price"))
+    leaks = found(audited(text, str(tmp_path / "rows.parquet"), spark))
+    later = "rows of later moments"
+    assert {("tied", "[[lag]] tied", "its own label"), ("seen", "[[lag]] seen", MOMENT),
+            ("ahead", "[[lag]] ahead", later), ("age", f"[[join]] {side}", later)} <= leaks
+    assert {name for name, _, holds in leaks if holds == later} == {"ahead", "age"}
+    assert "price" not in {name for name, _, _ in leaks}
