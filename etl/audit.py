@@ -385,9 +385,9 @@ class _Versions:
         if version not in self._tables:
             later, rows = self.table_of(version + 1)
             table = FeatureTable.open(later.uri, version, allow_code=later.permission)
-            was = later.spec().input.was
-            rows = rows.rename_columns([was.get(name, name) for name in rows.column_names])
-            for name, kind in table.spec().input.columns.items():
+            was, had = later.spec().input.was, table.spec().input.columns
+            rows = rows.rename_columns([name if name in had else was.get(name, name) for name in rows.column_names])
+            for name, kind in had.items():
                 if name in rows.column_names:
                     number = rows.column_names.index(name)
                     rows = rows.set_column(number, name, rows[name].cast(ARROW_TYPES[kind]))
