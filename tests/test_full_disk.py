@@ -139,7 +139,7 @@ def test_a_run_on_a_full_registry_is_a_line_for_each_record(tmp_path):
 
 
 def test_a_lock_without_room_is_one_line(tmp_path):
-    with no_more_than(0), pytest.raises(RunError, match=r"run: cannot be made \(File too large\); choose another"):
+    with no_more_than(0), pytest.raises(RunError, match=r"run: cannot be written \(File too large\); choose another"):
         RunFolder.create(tmp_path / "run", {"kind": "train"})
     RunFolder.create(tmp_path / "run", {}).close()
 

@@ -265,15 +265,17 @@ def test_rows_that_are_drawn_and_appends_keep_the_counts(tmp_path):
     added = run(None, tmp_path / "t", tmp_path / "second", text=text, mode="append")
     assert (added.rows_in, added.rows_out, added.rejected) == (300, 299, {"x: NaN, or too large for float32": 1})
     drawn = HEAD % ("csv", "", '[negatives]\ncolumn = "word"\n') + \
-        made("sums", ["word", "b"], 'op = "group", of = "sum"', 'op = "fill"', 'op = "scale", by = 3e-37')
-    write(tmp_path / "third", [(1.0, 60.0 if n % 3 else 1.0, "ab"[n % 3 > 0]) for n in range(9)])
+        made("rate", "word", 'op = "target", smoothing = 1', 'op = "scale", by = 2e-39')
+    lines = [*(f"1,{n},,,b\n" for n in range(30)), *(f"{int(n < 32)},{n},,,a\n" for n in range(30, 60))]
+    (tmp_path / "third").write_text("".join(lines))
     result = run(None, tmp_path / "u", tmp_path / "third", text=drawn, max_rejects=1.0)
-    rejected = sum(result.rejected.values())
-    assert (result.rows_in, rejected) == (9, 6), "those of word b, of which the sum is 360"
+    assert (result.rows_in, result.rejected) == (60, {"rate: NaN, or too large for float32": 30})
     rows = rows_of(FeatureTable.open(tmp_path / "u"))
-    assert len(rows) == result.rows_out
-    assert {int(row["row"]) for row in rows if row["label"]} <= {0, 3, 6}
-    assert all(math.isfinite(row["sums"]) for row in rows)
+    # Those of word b are rejected, and so are rows of word b that are drawn for the two clicks of word a.
+    assert sorted(int(row["row"]) for row in rows) == list(range(60))
+    assert sum(row["label"] for row in rows) == 2
+    assert len(rows) == result.rows_out == 60
+    assert all(math.isfinite(row["rate"]) for row in rows)
 
 
 @pytest.mark.parametrize(("unit", "value", "seconds"), [
