@@ -47,8 +47,8 @@ def plant(monkeypatch: pytest.MonkeyPatch, way: tuple[Any, str], mistake: tuple[
     monkeypatch.setattr(*way, with_mistake)
 
 
-def first_found(tmp_path_factory: pytest.TempPathFactory) -> int | None:
-    return next((seed for seed in SEEDS if four_ways.try_seed(seed, tmp_path_factory.mktemp("seed"))), None)
+def first_found(seeds: list[int], tmp_path_factory: pytest.TempPathFactory) -> int | None:
+    return next((seed for seed in seeds if four_ways.try_seed(seed, tmp_path_factory.mktemp("seed"))), None)
 
 
 def test_every_operator_is_drawn():
@@ -69,28 +69,27 @@ def test_what_was_found_once_is_found_no_more(seed, tmp_path):
     assert four_ways.try_seed(seed, tmp_path) == []
 
 
+# The first of SEEDS that finds it, as rows and specs are drawn now, then the way, and what is changed there.
 MISTAKES = {
-    "a value is rounded to float32": (LOADER, scaling.Standardise, "apply", "(values - mean)",
+    "a value is rounded to float32": (14, LOADER, scaling.Standardise, "apply", "(values - mean)",
                                       "(values.astype(np.float32) - mean)"),
-    "a fill leaves infinities": (SERVER, numeric, "filled", "np.isfinite(values)", "~np.isnan(values)"),
-    "a null has another id": (SERVER, ids, "ids_of", "= NULL", "= FIRST"),
-    "zero is missing": (SERVER, decode.Decoder, "_arrays_of", "row.get(name)", "row.get(name) or None"),
-    "a list is one longer": (LOADER, lists.FirstX, "apply", "place < self.size", "place <= self.size"),
-    "a boundary belongs to the range below": (LOADER, numeric, "bucketed", 'side="right"', 'side="left"'),
+    "a fill leaves infinities": (2, SERVER, numeric, "filled", "np.isfinite(values)", "~np.isnan(values)"),
+    "a null has another id": (1, SERVER, ids, "ids_of", "= NULL", "= FIRST"),
+    "zero is missing": (15, SERVER, decode.Decoder, "_arrays_of", "row.get(name)", "row.get(name) or None"),
+    "a list is one longer": (65, LOADER, lists.FirstX, "apply", "place < self.size", "place <= self.size"),
+    "a boundary belongs to the range below": (19, LOADER, numeric, "bucketed", 'side="right"', 'side="left"'),
     "a null in a dictionary is its first value": (
-        LOADER, ops, "online", "fill_null(values.indices, len(values.dictionary))", "fill_null(values.indices, 0)"),
-    "an empty text has a part": (LOADER, text.Split, "apply", 'pc.equal(column, "")', 'pc.equal(column, " ")'),
-    "a fraction is an int": (SERVER, decode, "fits", "isinstance(value, int) and -(2**63)", "-(2**63)"),
+        1, LOADER, ops, "online", "fill_null(values.indices, len(values.dictionary))",
+        "fill_null(values.indices, 0)"),
+    "an empty text has a part": (29, LOADER, text.Split, "apply", 'pc.equal(column, "")', 'pc.equal(column, " ")'),
+    "a fraction is an int": (5, SERVER, decode, "fits", "isinstance(value, int) and -(2**63)", "-(2**63)"),
     "numbers are stored as float32": (
-        JOB, columns, "left_as", 'role == "sparse" and all(op.online_too for op in ops[online:]):',
+        1, JOB, columns, "left_as", 'role == "sparse" and all(op.online_too for op in ops[online:]):',
         'role == "dense":\n        return "float", False\n    if role == "sparse":')}
-QUICK = {"a null has another id", "a null in a dictionary is its first value", "a fraction is an int",
-         "numbers are stored as float32"}
 
 
-@pytest.mark.parametrize("mistake", [pytest.param(one, marks=[] if one in QUICK else pytest.mark.slow)
-                                     for one in MISTAKES])
+@pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_mistake_in_one_way_is_found(monkeypatch, tmp_path_factory, mistake):
-    way, *where = MISTAKES[mistake]
+    first, way, *where = MISTAKES[mistake]
     plant(monkeypatch, way, tuple(where))
-    assert first_found(tmp_path_factory) is not None
+    assert first_found([first, *SEEDS], tmp_path_factory) is not None
