@@ -47,6 +47,7 @@ NOT_A_USERS_MISTAKE = {
     "TooLarge": "a batch has no place in shared memory, so the worker is handed it in parts",
     "ValueRefused": "told as a ColumnError or a TransformError, with its place",
     "WorkerClosed": "between a loader's threads",
+    "NobodyThere": "the loader reads the rows itself",
     "WorkerCrashed": "a worker process ended",
     "WorkerError": "the root of those of worker processes",
 }

@@ -147,8 +147,7 @@ def test_a_run_folder_that_cannot_be_written_is_named_before_anything_runs(tmp_p
 @WRITES
 def test_a_checkpoint_that_cannot_be_written_keeps_the_last_good_one(tmp_path, calls):
     weights, nothing = Weights(1.0), SimpleNamespace(state_dict=dict)
-    parts = SimpleNamespace(model=SimpleNamespace(state_dict=weights.state_dict, fused_optimizer=nothing),
-                            dense=nothing)
+    parts = SimpleNamespace(model=SimpleNamespace(state_dict=weights.state_dict), table_states=nothing, dense=nothing)
 
     def save(step: int, *strike: str) -> None:
         if strike:

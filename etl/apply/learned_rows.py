@@ -49,7 +49,7 @@ def why_labels_leak(state: FittedState, parent: JobRecord, spec: Spec) -> str | 
     cannot. A row is kept apart from its own label by its fold, or by its time: both must be as they were."""
     if state.tables.keys().isdisjoint(spec.learned_from_labels):
         return None
-    before, rule, was = Spec.parse(parent.spec), rule_of(parent), spec.input.was
+    before, rule = Spec.parse(parent.spec), rule_of(parent)
     needed = {name for op in spec.learned_from_labels.values() for name in op.needs}
     if parent.rules < RULES and ("key" in needed or saw_others(state, spec)):
         return "an older program learned it, by a rule of folds that does not keep each row apart from its own label"
@@ -58,7 +58,7 @@ def why_labels_leak(state: FittedState, parent: JobRecord, spec: Spec) -> str | 
     names = [(spec.label, before.label)]
     names += [(spec.table.split_time or "", before.table.split_time or "")] if "time" in needed else []
     for name, old in names:
-        if old not in (name, was.get(name)):
+        if old not in (name, spec.input.was.get(name)):
             return f"it was learned by column {old!r}, and the spec goes by {name!r}"
     return None
 

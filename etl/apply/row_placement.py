@@ -75,7 +75,8 @@ class RowPlacement:
         if spec.rows.negatives:
             columns, origin = spec.rows.negatives.drawn(columns, spec.label, keys, self._drawn_from)
             # What is drawn for a row reveals that row's label, so both lie in one split and one fold.
-            keys, split, folds = row_keys(columns, spec), split[origin], folds[origin]
+            keys = row_keys(columns, spec)
+            split, folds = split[origin], folds[origin]
         files, first = placement.place(self._features, columns, keys, split)
         order = [*([] if first is None else [first]),
                  *([pa.array(whole_rows(columns).view(np.int64))] if placement.has_ties else []),

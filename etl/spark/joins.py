@@ -223,7 +223,8 @@ def _history(rows: DataFrame, history: History, spec: Spec, earlier: str | None)
     from pyspark.sql import functions as sql
 
     by, at, value = (sql.col(f"`{name}`") for name in (history.by, history.order, history.of))
-    names, ties, length = rows.columns, _tied(rows.select(*spec.input.with_place)), history.lag or history.length
+    names, ties = rows.columns, _tied(rows.select(*spec.input.with_place))
+    length = history.lag or history.length
     rows = _salted(rows, [history.by])
     window = Window.partitionBy(by, "_salt").orderBy(sql.asc_nulls_first(f"`{history.order}`"), *ties)
     moment = sql.first("_found").over(Window.partitionBy(by, "_salt", at).orderBy(*ties))

@@ -357,13 +357,14 @@ def _spec(raw: dict[str, Any], text: str) -> Spec:
 
 def _uses_of_label(spec: Spec) -> Iterator[str]:
     """Says where a spec would let a row's own label decide its features, its split, or its place among others."""
-    label, table, rows = spec.label, spec.table, spec.rows
+    label, rows = spec.label, spec.rows
     for made in spec.columns:
         # What is learned of the past is of other rows alone, as long as the label is not what groups.
         of_past = made.sources[0] != label and any(getattr(op, "past", False) for op in made.ops[:1])
         if made.role in ("dense", "sparse", "id_list") and label in made.sources and not of_past:
             yield f"column {made.name!r} is made from {label!r}"
-    named = [(f"table.{key}", getattr(table, key)) for key in ("key", "split_by", "split_time", "order", "together")]
+    keys = ("key", "split_by", "split_time", "order", "together")
+    named = [(f"table.{key}", getattr(spec.table, key)) for key in keys]
     named += [("dedup.order", rows.dedup.order)] if rows.dedup else []
     named += [("join.on", join.on) for join in rows.joins] + [("join.time", join.time) for join in rows.joins]
     for history in rows.histories:

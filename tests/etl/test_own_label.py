@@ -54,7 +54,8 @@ def write(path: Path, rows: list[dict], types: dict[str, pa.DataType] | None = N
 
 # A program of its own for keys, splits, folds and encodings: whole numbers and dicts.
 
-G, A, M1, M2 = 0x9E3779B97F4A7C15, 0xD6E8FEB86659FD93, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+G, A = 0x9E3779B97F4A7C15, 0xD6E8FEB86659FD93
+M1, M2 = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 NULL, ALL = 0x5851F42D4C957F2D, 2**64 - 1
 
 

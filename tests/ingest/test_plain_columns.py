@@ -270,8 +270,12 @@ class TestSpecs:
             self.changed(clicks, split="tset")
 
     def test_a_label_is_0_or_1(self, clicks):
-        with self.changed(clicks, ('name = "clicked"', 'name = "clicked"\nfrom = "user_id"')) as loader, \
-                pytest.raises(ColumnError, match=r"row group \d .*: column 'user_id' holds -?\d+, and a label is 0"):
+        others = [('split_by = "user_id"\nsplit = {train = 0.7, test = 0.3}', "split = {train = 1}"),
+                  ('["user_id", "country"]', '["is_new", "country"]'),
+                  ('name = "user_id"', 'name = "user_id"\nfrom = "is_new"')]
+        label = ('name = "clicked"', 'name = "clicked"\nfrom = "user_id"')
+        said = r"row group \d.*: column 'user_id' holds -?\d+, and a label is 0"
+        with self.changed(clicks, *others, label) as loader, pytest.raises(ColumnError, match=said):
             next(iter(loader))
 
     def test_a_split_by_time_reads_only_the_row_groups_on_the_bound(self, clicks, monkeypatch):
@@ -330,7 +334,7 @@ from = "{source}"
 role = "label"
 ops = [{ops}]
 [[column]]
-name = "user_id"
+name = "{feature}"
 role = "sparse"
 ops = [{{op = "hash", size = 100}}]
 [[column]]
@@ -346,7 +350,9 @@ ops = [{{op = "fill"}}]
 def test_a_comparison_makes_the_label_by_roles_by_a_guess_by_a_spec_and_by_a_job(clicks, tmp_path, asked, ops, is_one):
     source = asked.split()[0]
     expected = {n: float(is_one(n)) for n in range(ROWS * FILES)}
-    spec, guessed = Spec.own(RATED.format(source=source, ops=ops)), Spec.own(guessed_spec(str(clicks), asked))
+    feature = "country" if source == "user_id" else "user_id"
+    spec = Spec.own(RATED.format(source=source, ops=ops, feature=feature))
+    guessed = Spec.own(guessed_spec(str(clicks), asked))
     on(None, Job(spec=spec, inputs=(str(clicks),), store=TableStore(tmp_path / "table")))
     for name, files in (("liked", FeatureTable.open(tmp_path / "table")),
                               ("liked", ParquetFiles.open(clicks, spec=spec)),
@@ -360,8 +366,9 @@ def test_a_comparison_makes_the_label_by_roles_by_a_guess_by_a_spec_and_by_a_job
 
 
 def test_the_rows_that_have_a_label_stay_and_a_sample_goes_by_what_was_compared(clicks, tmp_path):
-    text = RATED.format(source="score", ops='{op = "compare", to = "< 300"}') + (
+    text = RATED.format(source="score", ops='{op = "compare", to = "< 300"}', feature="user_id") + (
         "[sample]\nnegatives = 0.5\nweight = 'w'\n")
+    text = text.replace('role = "dense"\nops = [{op = "fill"}]', 'role = "time"')
     on(None, Job(spec=Spec.own(text), inputs=(str(clicks),), store=TableStore(tmp_path / "table")))
     rows = rows_of_table(FeatureTable.open(tmp_path / "table"))
     positive = [row for row in rows if row["liked"]]
