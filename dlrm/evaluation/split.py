@@ -47,7 +47,8 @@ class Findings:
     positives: int
     spread: float
     """Standard deviation of the logits."""
-    largest_dense: tuple[str, float]
+    largest_dense: tuple[str, float] | None
+    """The dense column with the largest absolute value, and that value; None without dense columns."""
     constant: tuple[str, ...]
     """Sparse columns with one id in all rows."""
 
@@ -106,11 +107,14 @@ def evaluate(parts: TrainingParts, feed: EvaluationBatches, checker: BatchChecke
     largests, lows, highs, spreads = zip(*world.gather_objects((largest, low, high, spread)), strict=True)
     largest, low, high = torch.stack(largests).amax(0), torch.stack(lows).amin(0), torch.stack(highs).amax(0)
     count, total, squares = torch.stack(spreads).sum(0).tolist()
-    top = int(largest.argmax())
+    largest_dense = None
+    if len(largest):
+        top = int(largest.argmax())
+        largest_dense = feed.dense_names[top], float(largest[top])
     return Findings(
         quality=quality_of_all, slices=dict(zip(slices, slice_parts, strict=True)), positives=positives,
         spread=max(0.0, squares / count - (total / count) ** 2) ** 0.5,
-        largest_dense=(feed.dense_names[top], float(largest[top])),
+        largest_dense=largest_dense,
         constant=tuple(n for n, a, b in zip(names, low.tolist(), high.tolist(), strict=True) if a == b))
 
 
