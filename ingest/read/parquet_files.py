@@ -30,6 +30,7 @@ from sluice.ingest.columns import Columns
 from sluice.ingest.plain.file_types import SEVERAL, common_number, common_types, refuse_mixed
 from sluice.ingest.plain.from_spec import recipes_of_spec, selection_of
 from sluice.ingest.plain.guess import Proposal, proposals
+from sluice.ingest.plain.hashed_ids import can_hash
 from sluice.ingest.plain.made_columns import MadeColumns
 from sluice.ingest.plain.probe import ColumnFacts, check_values, probe
 from sluice.ingest.plain.recipe import Recipe
@@ -124,6 +125,8 @@ class ParquetFiles:
                 facts = _probed(paths, {name: kind for name, kind in types.items() if name not in edited}, footers)
                 facts |= {name: ColumnFacts(there[name]) for name in edited}
                 found = proposals(facts, sum(sum(footer.row_groups) for footer in footers), label, by_caller)
+                found = {name: one if one.hash is None or can_hash(types[name]) else replace(one, role="dense", size=0)
+                         for name, one in found.items()}  # ids that are stored as floats
                 hashed |= {one.name: one.hash for one in found.values() if one.hash and one.name not in by_caller}
                 others = {name: _SEVERAL_TYPES for name in types if name not in found}
                 roles, fill = _guessed(uri, found, others | dict.fromkeys(lacking, _NOT_EVERYWHERE), say)
