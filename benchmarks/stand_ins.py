@@ -117,8 +117,8 @@ STAND_INS: Mapping[str, tuple[Callable[[Path, int, int], None], str]] = {
 
 
 def logistic_auc(table: Any, *, size: int = 2**15, epochs: int = 30) -> float:
-    """The AUC on the test split of a logistic regression over the table's numbers and hashed ids. Its penalty is the one
-    that does best on the validation split."""
+    """The AUC on the test split of a logistic regression over the table's numbers and hashed ids. Its penalty is the
+    one that does best on the validation split."""
     import pyarrow.parquet as pq
 
     from sluice.dlrm.evaluation.metrics import auc

@@ -14,17 +14,18 @@ from sluice.ingest.plain.probe import ColumnFacts, elements
 
 _WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|[0-9]+")
 _IDS = frozenset(_WORDS.findall("""
-    ad advertiser album app artist author banner brand browser campaign carrier category cat channel city class code cohort
-    connection country creative customer device domain film gender genre geo group hash id ids ip item keyword kind lang
-    language location member merchant model movie network os page pid placement platform pos position postcode product
-    publisher query region search segment seller session sex shop site sku slot song source state status store tag topic
-    type uid user uuid vendor version video visitor website zip zipcode zone"""))
+    ad advertiser album app artist author banner brand browser campaign carrier cat category channel city class
+    code cohort connection country creative customer device domain film gender genre geo group hash id ids ip
+    item keyword kind lang language location member merchant model movie network os page pid placement platform
+    pos position postcode product publisher query region search segment seller session sex shop site sku slot
+    song source state status store tag topic type uid user uuid vendor version video visitor website zip zipcode
+    zone"""))
 _AMOUNTS = frozenset(_WORDS.findall("""
-    age amount average avg balance bid budget bytes clicks cnt conversions cost count counts days depth discount distance
-    duration elapsed fee freq frequency height hours impressions income installs latency len length likes max mean median
-    min minutes num number orders pct percent price probability purchases qty quantity rank rate rating ratio revenue
-    salary sales score seconds shares size spend std sum temperature total value variance views visits weight width years
-    """))
+    age amount average avg balance bid budget bytes clicks cnt conversions cost count counts days depth discount
+    distance duration elapsed fee freq frequency height hours impressions income installs latency len length
+    likes max mean median min minutes num number orders pct percent price probability purchases qty quantity
+    rank rate rating ratio revenue salary sales score seconds shares size spend std sum temperature total value
+    variance views visits weight width years"""))
 _FEW = 1_000
 """Of so many values and more, the shape of a column says something."""
 _ENOUGH = 20

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import datetime
 import decimal
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from types import MappingProxyType
 from typing import Any
 
@@ -152,11 +153,14 @@ class _FileLook:
                     one.widen(_plain(said.min), _plain(said.max), (self._path, group))
 
     def sample(self, rows: int) -> pa.Table:
-        """The first rows of the first row group and of the last. Adds what they hold and the footer did not say."""
+        """The first rows of the file, and the first of its last row groups. Adds what they hold and the footer did not
+        say."""
         names = [name for name in self._names if _is_looked_at(self._types[name])]
-        groups = [group for group in range(self._file.num_row_groups) if self._file.metadata.row_group(group).num_rows]
-        ends = list(dict.fromkeys((groups[0], groups[-1])))
-        batches = [next(self._file.iter_batches(rows // len(ends), [group], names)) for group in ends]
+        sizes = [self._file.metadata.row_group(group).num_rows for group in range(self._file.num_row_groups)]
+        first = next((n for n, before in enumerate(accumulate(sizes), 1) if before >= rows // 2), len(sizes))
+        last = next((n for n in range(len(sizes) - 1, first, -1) if sum(sizes[n:]) >= rows // 2), first)
+        batches = [*self._rows(range(first), rows // 2 if first < len(sizes) else rows, names),
+                   *self._rows(range(last, len(sizes)), rows // 2, names)]
         table = flattened(pa.Table.from_batches(batches))
         kept = {}
         for name in names:
@@ -177,6 +181,15 @@ class _FileLook:
                 bounds = pc.min_max(values)
                 one.widen(_plain(bounds["min"].as_py()), _plain(bounds["max"].as_py()), (self._path, 0))
         return pa.table(kept) if kept else pa.table({"": pa.nulls(table.num_rows)})
+
+
+    def _rows(self, groups: Iterable[int], rows: int, names: list[str]) -> Iterator[pa.RecordBatch]:
+        """The first rows of some row groups."""
+        for batch in self._file.iter_batches(max(1, rows), list(groups), names):
+            yield batch.slice(0, rows)
+            rows -= batch.num_rows
+            if rows <= 0:
+                return
 
 
 def _is_looked_at(kind: pa.DataType) -> bool:
