@@ -11,6 +11,7 @@ import torch
 
 from sluice.dlrm.evaluation.diagnosis import Evidence
 from sluice.dlrm.evaluation.metrics import Binned, Quality, quality
+from sluice.dlrm.evaluation.single_columns import SingleColumns
 from sluice.dlrm.ranks import Ranks
 from sluice.dlrm.training.input_checks import BatchChecker
 from sluice.etl.ops.base import MAX_ID
@@ -69,10 +70,10 @@ class Findings:
 
 @torch.no_grad()
 def evaluate(parts: TrainingParts, feed: EvaluationBatches, checker: BatchChecker, world: Ranks, *,
-             slices: Sequence[str] = (), exact_rows: int = EXACT_ROWS,
+             slices: Sequence[str] = (), exact_rows: int = EXACT_ROWS, singles: SingleColumns | None = None,
              through: Callable[[Any], Iterable[Batch]] = iter) -> Findings:
     """Evaluates on everything the feed brings, on all ranks; rows of weight 0 count nowhere. The batches come
-    by `through(feed)`, which may end the evaluation."""
+    by `through(feed)`, which may end the evaluation. `singles` is given each of them."""
     names = list(feed.sparse_names)
     sliced = [names.index(name) for name in slices]
     counter: _Exact | _Rough | None = None
@@ -81,6 +82,8 @@ def evaluate(parts: TrainingParts, feed: EvaluationBatches, checker: BatchChecke
     spread = torch.zeros(3, dtype=torch.float64)  # of the logits: count, sum, sum of squares
     for batch in through(feed):
         checker.check(batch)
+        if singles is not None:
+            singles.add(batch)
         logits = parts.model(*parts.layout.features(batch, world.device)).cpu()
         real = batch.weight > 0
         counts = batch.lengths.view(len(names), -1).sum(1, dtype=torch.int64).tolist()
