@@ -93,7 +93,8 @@ class TextSample:
             for part, values in zip(found.column_names, map(whole, found.columns), strict=True):
                 if pa.types.is_struct(values.type):
                     others[part] = "objects without members"
-                elif pa.types.is_list(values.type) and not pa.types.is_string(values.type.value_type):
+                elif pa.types.is_list(values.type) and not (pa.types.is_string(values.type.value_type)
+                                                            or pa.types.is_integer(values.type.value_type)):
                     others[part] = f"{values.type}, of which a job makes no ids"
                 else:
                     columns[part] = values

@@ -455,7 +455,8 @@ class TestGuesses:
 
     def test_text_that_names_rows_is_left_out(self, tmp_path):
         pq.write_table(pa.table({"y": [n * 48_271 % 65_537 % 2 for n in range(2000)],
-                                 "event": [f"e{n}" for n in range(2000)], "site": [f"s{n % 30}" for n in range(2000)]}), tmp_path / "a.parquet")
+                                 "event": [f"e{n}" for n in range(2000)],
+                                 "site": [f"s{n % 30}" for n in range(2000)]}), tmp_path / "a.parquet")
         text = guessed_spec(tmp_path)
         assert "#   event: text that differs in nearly every row" in text
         assert 'name = "site"\nrole = "sparse"\nops = [{op = "hash", size = 1000}]' in text

@@ -31,7 +31,7 @@ def plays(part: int) -> list[dict]:
              "price": None if n % 11 == 0 else n / 4,
              "liked": None if n % 13 == 0 else n * 48_271 % 65_537 % 3 == 0, "track": n * 10**12,
              "device": {"os": ["ios", "web"][n % 2]} if n % 5 else None, "genres": ["pop", "fado"][:n % 3],
-             "ids": [n], "seen": None} for n in range(ROWS)]
+             "ids": [n], "scores": [n / 2], "seen": None} for n in range(ROWS)]
 
 
 def as_fields(row: dict, sign: str) -> str:
@@ -88,13 +88,14 @@ def test_objects_of_json(tmp_path):
     text = guessed_spec(str(tmp_path / "*.json.gz"), "liked")
     assert "#   seen: no value was seen" in text
     assert "zone" not in text, "its times name theirs"
-    assert "#   ids: list<item: int64>, of which a job makes no ids" in text
+    assert "#   scores: list<item: double>, of which a job makes no ids" in text
     rejected, rows = job(tmp_path, text, str(tmp_path / "*.json.gz"), "length")
     assert rejected == {"not a JSON object": 1}
     assert len(rows) == 2 * ROWS - 1
     for row in rows:
         number = int(row["row"]) % ROWS
         assert row["premium"] == (number % 2 == 0)
+        assert len(row["ids"]) > 0, "a bag of one id"
         assert (row["device_os"] == 1) is (number % 5 == 0), "null where there is no device"
         assert row["at_hour"] == 2 + int(row["row"] / ROWS + number / 7 // 60)
 
