@@ -30,8 +30,10 @@ _FEW = 1_000
 """Of so many values and more, the shape of a column says something."""
 _ENOUGH = 20
 """Fewer values show nothing of how dense a range is."""
-_FALLS = 4
-"""Counts are so many times rarer in the middle of their range than at their peak, and again at its end."""
+_TO_MIDDLE, _TO_END = 2, 4
+"""Counts are so many times rarer in the middle of their range than at their peak, and at its end than in the middle."""
+_WIDE, _COMMON = 32, 0.25
+"""In a range of so many values or more, no count has this share of it; a frequent id does."""
 _FAR = 8.0
 """A column is skewed if its largest value lies so many times as far from the median as nine tenths of all values."""
 
@@ -64,11 +66,17 @@ def is_amount(name: str, facts: ColumnFacts) -> bool:
         return bool(lowest >= 0 and values.max() <= 1)
     if len(values) < _FEW or not -_FEW < lowest <= 1:
         return False
-    counts = np.bincount(np.log2(values - lowest + 1).astype(int))
+    doublings = np.log2(values - lowest + 1).astype(int)
+    counts = np.bincount(doublings)
+    for number in range(int(np.log2(_WIDE)), len(counts)):
+        within = values[doublings == number]
+        if len(within) >= _ENOUGH and np.unique(within, return_counts=True)[1].max() > _COMMON * len(within):
+            return False
     density = (counts / 2.0 ** np.arange(len(counts)))[counts >= _ENOUGH]
     peak, last = int(density.argmax()), len(density) - 1
     middle = (peak + last + 1) // 2
-    return bool(last >= peak + 2 and density[peak] >= _FALLS * density[middle] >= _FALLS**2 * density[last])
+    return bool(last >= peak + 2 and density[peak] >= _TO_MIDDLE * density[middle]
+                and density[middle] >= _TO_END * density[last])
 
 
 @dataclass(frozen=True, slots=True)

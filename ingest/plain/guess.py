@@ -170,7 +170,8 @@ def _proposal(name: str, facts: ColumnFacts, rows: int) -> Proposal:
             _is_text(inner) or likely >= _UNIQUE * rows) and not _USERS.search(name):
         return Proposal(name=name, facts=facts,
                         why=f"{'text' if _is_text(inner) else 'a number'} that differs in nearly every row")
-    fits = pa.types.is_integer(inner) and _fits(facts) and (role == "id_list" or not facts.nulls)
+    fits = pa.types.is_integer(inner) and _fits(facts) and (
+        not pa.types.is_fixed_size_list(kind) if role == "id_list" else not facts.nulls)
     return Proposal(name=name, facts=facts, role=role, fits=fits,
                     size=next((size for size in _SIZES if size >= 4 * likely), _SIZES[-1]))
 

@@ -14,6 +14,7 @@ import pyarrow as pa
 from sluice.etl.ops.numeric import Compare, OneHot
 from sluice.etl.ops.timestamps import ParseTime
 from sluice.etl.spec.input_values import converted
+from sluice.etl.spec.spec import is_the_tables_own
 from sluice.ingest.plain.column_kind import Spread
 from sluice.ingest.plain.guess import Proposal, is_text, user_of
 from sluice.ingest.plain.probe import facts_text
@@ -62,7 +63,8 @@ def spec_text(found: Mapping[str, Proposal], others: Mapping[str, str], sample: 
         plain = one.name.replace(".", "_")  # a model's table has no dot in its name
         name = one.name if plain in found else plain
         alike = [other for other in used if other.lower() == one.name.lower()]
-        if one.name != alike[0]:  # no table tells names apart by their case alone
+        if one.name != alike[0] or is_the_tables_own(name):  # no table tells names apart by their case alone
+            name = name.strip("_") or "column"
             name = next(f"{name}_{n}" for n in itertools.count(2) if f"{name}_{n}".lower() not in taken)
             taken.add(name.lower())
         lines += _columns(one, name, learns=form != "parquet")

@@ -13,7 +13,8 @@ from sluice.etl.spec.spec import Spec
 SPEC = """
 [input]
 format = "csv"
-columns = ["y:int", {name = "at:float", format = ["%Y-%m-%d %H:%M:%S", "%d.%m.%Y"]}, {name = "day:int", format = "%Y%m%d"}]
+columns = ["y:int", {name = "at:float", format = ["%Y-%m-%d %H:%M:%S", "%d.%m.%Y"]},
+           {name = "day:int", format = "%Y%m%d"}]
 [[column]]
 name = "y"
 role = "label"
@@ -55,7 +56,7 @@ def test_columns_of_times_may_be_texts():
 
 
 @pytest.mark.parametrize(("row", "said"), [({"at": "yesterday"}, "feature 'at': not a time as its format says"),
-                                           ({"at": "\ud800"}, "feature 'at': not a number"),
+                                           ({"at": "\ud800"}, "feature 'at' is not a number"),
                                            ({"at": ["1970"]}, "feature 'at' is not a number")])
 def test_a_text_that_is_no_such_time_is_refused_by_name(row, said):
     with pytest.raises(Refusal, match=said) as refused:
