@@ -116,7 +116,7 @@ STAND_INS: Mapping[str, tuple[Callable[[Path, int, int], None], str]] = {
 """What writes each stand-in, and the end of its file's name."""
 
 
-def logistic_auc(table: Any, *, size: int = 2**15, epochs: int = 30) -> float:
+def logistic_auc(table: Any, *, size: int = 2**15) -> float:
     """The AUC on the test split of a logistic regression over the table's numbers and hashed ids. Its penalty is the
     one that does best on the validation split."""
     import pyarrow.parquet as pq
@@ -129,37 +129,38 @@ def logistic_auc(table: Any, *, size: int = 2**15, epochs: int = 30) -> float:
         sparse = [(rows[f.name].to_numpy().astype(np.int64) * 1_000_003 + 7919 * n) % size
                   for n, f in enumerate(table.fields) if f.role == "sparse"]
         label = next(rows[f.name].to_numpy() for f in table.fields if f.role == "label")
-        numbers = np.stack(dense, 1) if dense else np.zeros((len(label), 0))
+        numbers = np.stack([np.ones(len(label)), *dense], 1)
         return (torch.tensor(numbers, dtype=torch.float32), torch.tensor(np.stack(sparse, 1)),
                 torch.tensor(label, dtype=torch.float32))
 
     splits = {split: part(split) for split in ("train", "validation", "test")}
     found = []
-    for penalty in (0.0, 1e-5, 1e-4, 1e-3):
-        torch.manual_seed(0)
-        ids, numbers = torch.nn.EmbeddingBag(size, 1, mode="sum"), torch.nn.Linear(splits["train"][0].shape[1] or 1, 1)
-        torch.nn.init.zeros_(ids.weight)
-
-        def logits(dense: torch.Tensor, sparse: torch.Tensor, ids: Any = ids, numbers: Any = numbers) -> torch.Tensor:
-            dense = dense if dense.shape[1] else dense.new_zeros(len(dense), 1)
-            return (ids(sparse) + numbers(dense)).squeeze(1)
-
-        optimiser = torch.optim.Adam([*ids.parameters(), *numbers.parameters()], lr=0.02)
-        dense, sparse, label = splits["train"]
-        for _ in range(epochs):
-            for rows in torch.randperm(len(label)).split(1024):
-                optimiser.zero_grad()
-                loss = torch.nn.functional.binary_cross_entropy_with_logits(logits(dense[rows], sparse[rows]),
-                                                                            label[rows])
-                (loss + penalty * (ids.weight**2).sum()).backward()
-                optimiser.step()
-        scores = {}
-        with torch.no_grad():
-            for split in ("validation", "test"):
-                *inputs, truth = splits[split]
-                scores[split] = auc(logits(*inputs).double().numpy(), truth.double().numpy(), np.ones(len(truth)))
-        found.append((scores["validation"], scores["test"]))
+    for penalty in (1e-5, 1e-4, 1e-3):
+        found.append(tuple(auc(scores.double().numpy(), splits[split][2].double().numpy(), np.ones(len(scores)))
+                           for split, scores in _fitted(splits, size, penalty).items()))
     return float(max(found)[1])
+
+
+def _fitted(splits: Mapping[str, tuple[torch.Tensor, torch.Tensor, torch.Tensor]], size: int, penalty: float
+            ) -> dict[str, torch.Tensor]:
+    """The logits on the validation split and on the test split of a regression fitted to the training split."""
+    weights = [torch.zeros(size, requires_grad=True), torch.zeros(splits["train"][0].shape[1], requires_grad=True)]
+
+    def logits(numbers: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+        return weights[0][ids].sum(1) + numbers @ weights[1]
+
+    def loss() -> torch.Tensor:
+        optimiser.zero_grad()
+        *inputs, label = splits["train"]
+        wrong = torch.nn.functional.binary_cross_entropy_with_logits(logits(*inputs), label)
+        wrong = wrong + penalty * (weights[0] ** 2).sum()
+        wrong.backward()
+        return wrong
+
+    optimiser = torch.optim.LBFGS(weights, max_iter=60, line_search_fn="strong_wolfe")
+    optimiser.step(loss)
+    with torch.no_grad():
+        return {split: logits(*splits[split][:2]) for split in ("validation", "test")}
 
 
 def guess_and_make(source: Path, folder: Path) -> Path:

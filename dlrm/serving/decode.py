@@ -19,7 +19,7 @@ from sluice.etl.apply.features import MODEL_ROLES
 from sluice.etl.apply.json_lines import as_kind
 from sluice.etl.apply.parse import NO_TIME, WRONG, fits
 from sluice.etl.common.suggest import nearest
-from sluice.etl.spec.input_values import ARROW_TYPES
+from sluice.etl.spec.input_values import ARROW_TYPES, converted
 from sluice.etl.spec.spec import Spec
 
 JSON, ARROW = "application/json", "application/vnd.apache.arrow.stream"
@@ -170,8 +170,14 @@ class Decoder:
 
     def _cast(self, name: str, kind: str, values: pa.ChunkedArray) -> pa.Array:
         inner = values.type.value_type if pa.types.is_list(values.type) else values.type
-        if not any(is_kind(inner) for is_kind in _PLAIN_TYPES):
-            raise Refusal(422, f"feature {name!r} is {values.type}, where the spec has {kind}")
+        if not any(is_kind(inner) for is_kind in _PLAIN_TYPES):  # times, decimals and others, as a job reads them
+            try:
+                array, lost = converted(values.combine_chunks(), kind)
+            except pa.ArrowException:
+                raise Refusal(422, f"feature {name!r} is {values.type}, where the spec has {kind}") from None
+            if lost is not None and lost.any():
+                raise Refusal(422, f"feature {name!r}: {WRONG[kind]}")
+            return array
         if name in self._times and pa.types.is_string(values.type):
             return self._seconds(name, values.combine_chunks())
         if pa.types.is_floating(inner) and kind == "int":
