@@ -309,8 +309,6 @@ def tables_of(fields: Sequence[Field], model: ModelConfig, profile: Mapping[str,
                            top=lookup_frequencies.top(seen, f.cardinality) if seen else ()))
     if not found:
         raise ConfigError("the table has no sparse column: a DLRM needs at least one (role \"sparse\" in the spec)")
-    if not any(f.role == "dense" for f in fields):
-        raise ConfigError("the table has no dense column: a DLRM needs at least one (role \"dense\" in the spec)")
     if not any(f.role == "label" for f in fields):
         raise ConfigError("the table has no label column (role \"label\" in the spec)")
     return tuple(found)

@@ -4,12 +4,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 NEAR = 0.01  # an AUC this close to 0.5 is of no use to anyone, however many rows show that it is not chance
 FALLS = 0.002  # of AUC, at least; less is noise, however many rows there are
 CALIBRATED = (0.5, 2.0)  # predicted over observed positives; beyond it, bids and thresholds are far off
+TELLING = 0.98  # the AUC of one column alone, above which it most likely was written with the label
+TOO_GOOD = 0.999  # the AUC of a model, from which on its features most likely hold the label
 FEW_STEPS = 200  # a model of fewer steps has hardly left its beginning
 
 
@@ -106,6 +108,23 @@ def bad_predictions(evidence: Evidence) -> list[str]:
         warnings.append(f"{evidence.calibration:.2f} times as many positives are predicted on validation as there are. "
                         f"Likely: {few or other_rate}")
     return warnings
+
+
+def telling_columns(singles: Mapping[str, float], split: str) -> Iterator[str]:
+    """Yields the texts of warnings of columns that predict the label by themselves."""
+    for name, area in singles.items():
+        if area > TELLING:
+            yield (f"column {name!r} alone predicts the label (AUC {area:.4f} on {split}). Most likely it is written "
+                   "when the label is known. If rows to be scored lack it, leave it out of the feature spec")
+
+
+def too_good(auc: float | None, singles: Mapping[str, float]) -> str | None:
+    """The text of a warning if a model's AUC is too good to be true, else None. `singles` has the best column first."""
+    if auc is None or auc < TOO_GOOD:
+        return None
+    best = next((f": the column {name!r} alone has an AUC of {area:.4f}" for name, area in singles.items()), "")
+    return (f"AUC {auc:.5f} on test is nearly perfect. Most likely a feature holds the label{best}. Check that rows to "
+            "be scored have the same features")
 
 
 def _causes(evidence: Evidence) -> list[str]:

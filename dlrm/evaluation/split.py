@@ -11,6 +11,7 @@ import torch
 
 from sluice.dlrm.evaluation.diagnosis import Evidence
 from sluice.dlrm.evaluation.metrics import Binned, Quality, quality
+from sluice.dlrm.evaluation.single_columns import SingleColumns
 from sluice.dlrm.ranks import Ranks
 from sluice.dlrm.training.input_checks import BatchChecker
 from sluice.etl.ops.base import MAX_ID
@@ -47,7 +48,8 @@ class Findings:
     positives: int
     spread: float
     """Standard deviation of the logits."""
-    largest_dense: tuple[str, float]
+    largest_dense: tuple[str, float] | None
+    """The dense column with the largest absolute value, and that value; None without dense columns."""
     constant: tuple[str, ...]
     """Sparse columns with one id in all rows."""
 
@@ -68,10 +70,10 @@ class Findings:
 
 @torch.no_grad()
 def evaluate(parts: TrainingParts, feed: EvaluationBatches, checker: BatchChecker, world: Ranks, *,
-             slices: Sequence[str] = (), exact_rows: int = EXACT_ROWS,
+             slices: Sequence[str] = (), exact_rows: int = EXACT_ROWS, singles: SingleColumns | None = None,
              through: Callable[[Any], Iterable[Batch]] = iter) -> Findings:
     """Evaluates on everything the feed brings, on all ranks; rows of weight 0 count nowhere. The batches come
-    by `through(feed)`, which may end the evaluation."""
+    by `through(feed)`, which may end the evaluation. `singles` is given each of them."""
     names = list(feed.sparse_names)
     sliced = [names.index(name) for name in slices]
     counter: _Exact | _Rough | None = None
@@ -80,6 +82,8 @@ def evaluate(parts: TrainingParts, feed: EvaluationBatches, checker: BatchChecke
     spread = torch.zeros(3, dtype=torch.float64)  # of the logits: count, sum, sum of squares
     for batch in through(feed):
         checker.check(batch)
+        if singles is not None:
+            singles.add(batch)
         logits = parts.model(*parts.layout.features(batch, world.device)).cpu()
         real = batch.weight > 0
         counts = batch.lengths.view(len(names), -1).sum(1, dtype=torch.int64).tolist()
@@ -106,11 +110,14 @@ def evaluate(parts: TrainingParts, feed: EvaluationBatches, checker: BatchChecke
     largests, lows, highs, spreads = zip(*world.gather_objects((largest, low, high, spread)), strict=True)
     largest, low, high = torch.stack(largests).amax(0), torch.stack(lows).amin(0), torch.stack(highs).amax(0)
     count, total, squares = torch.stack(spreads).sum(0).tolist()
-    top = int(largest.argmax())
+    largest_dense = None
+    if len(largest):
+        top = int(largest.argmax())
+        largest_dense = feed.dense_names[top], float(largest[top])
     return Findings(
         quality=quality_of_all, slices=dict(zip(slices, slice_parts, strict=True)), positives=positives,
         spread=max(0.0, squares / count - (total / count) ** 2) ** 0.5,
-        largest_dense=(feed.dense_names[top], float(largest[top])),
+        largest_dense=largest_dense,
         constant=tuple(n for n, a, b in zip(names, low.tolist(), high.tolist(), strict=True) if a == b))
 
 

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from sluice.dlrm.checkpoint.meta import CheckpointMeta, best, latest, mark_best
-from sluice.dlrm.evaluation.diagnosis import Evidence, bad_predictions, chance, falling, stuck
+from sluice.dlrm.evaluation.diagnosis import (
+    Evidence,
+    bad_predictions,
+    chance,
+    falling,
+    stuck,
+    telling_columns,
+    too_good,
+)
+from sluice.dlrm.evaluation.single_columns import SingleColumns
 from sluice.dlrm.evaluation.split import Findings, evaluate
 from sluice.dlrm.options import Config
 from sluice.dlrm.training import loaders
@@ -37,6 +46,8 @@ class Validator:
         """Step → AUC on the validation split."""
         self._newest: Evidence | None = None
         """What the newest evaluation of the validation split found."""
+        self._singles: Mapping[str, float] | None = None
+        """Column → how well it alone tells the label, once a split other than training was evaluated."""
         self._fallen_from = -1.0
         """The best AUC at which a fall from it was warned of."""
 
@@ -49,8 +60,10 @@ class Validator:
             checker = BatchChecker(sizes, batches.dense_names, f"split {split!r}", missing=config.missing,
                                    place_of=batches.place_of)
             self._journal.milestone("eval_start", epochs)
+            singles = SingleColumns(batches.dense_names, batches.sparse_names, world)
+            is_first = self._singles is None and split != "train"
             findings = evaluate(self._parts, batches, checker, world, slices=config.slices,
-                                through=self._synced_batches.all_of)
+                                singles=singles if is_first else None, through=self._synced_batches.all_of)
         if findings.undefined is not None:
             self._warn(meta, f"step {meta.step}, split {split!r}: {findings.undefined}")
         self._journal.metric({"kind": "eval", "epoch": meta.epoch, "step": meta.step, "split": split,
@@ -62,6 +75,12 @@ class Validator:
         self._journal.milestone("eval_accuracy", epochs, findings.quality.auc)
         self._journal.milestone("eval_stop", epochs)
         self._journal.say(f"{split} after {epochs:g} epoch{'s' * (epochs != 1)}: {findings.quality}")
+        if is_first:
+            self._singles = singles.result()
+            for text in telling_columns(self._singles, split):
+                self._warn(meta, text)
+        if split == "test" and (warning := too_good(findings.quality.auc, self._singles or {})):
+            self._warn(meta, warning)
         return findings
 
     def evaluate_and_check(self, meta: CheckpointMeta) -> bool:

@@ -13,7 +13,7 @@ from sluice.dlrm.checkpoint.meta import CheckpointError, CheckpointMeta
 from sluice.dlrm.checkpoint.partial_read import CheckpointReader, TensorBox, whole_rows
 from sluice.dlrm.follow.table_diff import TableDiff
 from sluice.dlrm.model.local_parts import local_parts
-from sluice.dlrm.model.table_compression import Compression, codes
+from sluice.dlrm.model.table_compression import Compression, codes, table_name
 from sluice.dlrm.model.towers import Labels, tower_of
 from sluice.dlrm.options import Config, ModelConfig, Table
 
@@ -41,8 +41,8 @@ def transplant(path: Path, parts: TrainingParts, *, before: CheckpointMeta, afte
         name = rest.partition(".weight")[0]
         if not in_table or key not in stored.sizes or not changes.keeps(owners[name]):
             continue
-        if name in changes.grown and compress.get(name) == "spread":
-            _spread(stored.whole([key])[key], value, *changes.grown[name])
+        if (column := owners[name]) in changes.grown and compress.get(column) == "spread":
+            _spread(stored.whole([key])[key], value, *changes.grown[column])
         else:
             boxes += _rows(stored, key, value, stored.rows(name), sizes[name])
     stored.read(boxes)
@@ -60,7 +60,7 @@ def owners_of(layout: TableLayout) -> dict[str, str]:
     owners = {part.name: column.name for column, parts in zip(layout.compressor.columns, layout.compressor.parts,
                                                               strict=True) for part in parts}
     owners |= {table.name: table.name.removesuffix("@wide") for table in layout.wide}
-    return owners | {table.name: table.name for table in layout.tables if table.name not in owners}
+    return owners | ({table_name(layout.history.name): layout.history.name} if layout.history else {})
 
 
 def _rows(stored: CheckpointReader, key: str, value: Any, rows: int, new_rows: int) -> Iterator[TensorBox]:

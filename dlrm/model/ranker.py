@@ -17,7 +17,7 @@ from sluice.dlrm.model.bag_weights import Weighing
 from sluice.dlrm.model.item_history import others, places_of
 from sluice.dlrm.model.local_parts import local_parts
 from sluice.dlrm.model.missing import MissingNumbers
-from sluice.dlrm.model.table_compression import CombineCodes, Compression, Compressor, codes
+from sluice.dlrm.model.table_compression import CombineCodes, Compression, Compressor, codes, table_name
 from sluice.dlrm.model.towers import WIDE, build, tower_of
 from sluice.dlrm.options import MODELS, ConfigError, ModelConfig, Table
 from sluice.ingest.knobs import nearest
@@ -50,7 +50,8 @@ class TableLayout:
         self.compressor = Compressor(kept, {name: Compression.read(text) for name, text in config.compress.items()})
         self.wide = tuple(replace(t, name=f"{t.name}@wide", width=WIDE) for t in columns
                           ) if "wide" in inputs else ()
-        tables = [*self.compressor.tables, *self.wide, *((self.history,) if self.history else ())]
+        past = (replace(self.history, name=table_name(self.history.name)),) if self.history else ()
+        tables = [*self.compressor.tables, *self.wide, *past]
         self.keys = {t.name: [t.name] for t in tables}
         """Table → the features that are looked up in it: for a history, each of its places is a feature, and each place
         after the first one more, for an item that did not come."""
@@ -116,9 +117,10 @@ class TableLayout:
                 f"{target.name!r} ({target.rows} ids, {how.kind}): it needs one table with as many ids; write "
                 "--history-table own, or compress that table in another way")
         del self.keys[history.name]
-        self.keys[target.name] += [*self.past, *self.others]
+        shared = self.compressor.parts[self.target or 0][0].name
+        self.keys[shared] += [*self.past, *self.others]
         return [replace(t, lookups=t.lookups + lookups, longest=t.longest + 2 * history.longest)
-                if t.name == target.name else t for t in tables[:-1]]
+                if t.name == shared else t for t in tables[:-1]]
 
     def _without_history(self, values: torch.Tensor, lengths: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """The other columns' ids and lengths, and the history's place by place: all first items, then all second ones,

@@ -83,6 +83,9 @@ class Compression:
         return cls(**values)
 
 
+_INSTANCE = frozenset(vars(nn.ModuleDict()))
+
+
 def within(kind: str, table: Table, budget: int, *, combine: str = "multiply", parts: int = 4) -> Compression:
     """The largest compression of a kind whose float32 weights take no more than `budget` bytes."""
     rows = budget // (4 * table.width)
@@ -100,8 +103,15 @@ def _prime_up_to(limit: int) -> int:
     return next(n for n in range(limit, 1, -1) if all(n % d for d in range(2, math.isqrt(n) + 1)))
 
 
+def table_name(column: str) -> str:
+    """The name of a column's table: that of the column, unless torch's modules have an attribute of this name, as
+    `type` and `items`."""
+    return f"{column}@ids" if hasattr(nn.ModuleDict, column) or column in _INSTANCE else column
+
+
 def part_tables(table: Table, compression: Compression) -> tuple[Table, ...]:
     """The ordinary tables that stand for one table."""
+    column, table = table, replace(table, name=table_name(table.name))
     if compression.kind == "full":
         return (table,)
     if compression.kind == "spread":
@@ -128,7 +138,7 @@ def part_tables(table: Table, compression: Compression) -> tuple[Table, ...]:
         raise ConfigError(f"table {table.name!r}: width {table.width} cannot be cut into {pieces} parts whose widths "
                           "are multiples of 4, which the fused kernels need")
     names = ("q", "r") if compression.kind == "quotient" else range(compression.parts)
-    return tuple(replace(table, name=f"{table.name}@{n}", rows=rows, width=table.width // pieces)
+    return tuple(replace(table, name=f"{column.name}@{n}", rows=rows, width=table.width // pieces)
                  for n, rows in zip(names, sizes, strict=True))
 
 

@@ -75,9 +75,9 @@ def tower_of(kind: str) -> type[Tower]:
 
 
 def build(config: ModelConfig, *, dense: int, columns: int) -> Tower:
-    """The tower for `dense` dense features and `columns` pooled embeddings."""
-    if dense < 1 or columns < 1:
-        raise ConfigError(f"a model needs a dense and a sparse column or more, not {dense} and {columns}")
+    """The tower for `dense` dense features, which may be none, and `columns` pooled embeddings."""
+    if columns < 1:
+        raise ConfigError("a model needs a sparse column or more")
     return tower_of(config.kind)(config, dense, columns)
 
 

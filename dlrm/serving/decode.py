@@ -17,9 +17,9 @@ import pyarrow.compute as pc
 
 from sluice.etl.apply.features import MODEL_ROLES
 from sluice.etl.apply.json_lines import as_kind
-from sluice.etl.apply.parse import WRONG, fits
+from sluice.etl.apply.parse import NO_TIME, WRONG, fits
 from sluice.etl.common.suggest import nearest
-from sluice.etl.spec.input_values import ARROW_TYPES
+from sluice.etl.spec.input_values import ARROW_TYPES, converted
 from sluice.etl.spec.spec import Spec
 
 JSON, ARROW = "application/json", "application/vnd.apache.arrow.stream"
@@ -55,7 +55,7 @@ class Decoder:
         needed = _needed_features(spec)
         self.kinds = {name: kind for name, kind in spec.input.columns.items() if name in needed}
         """Raw feature → its type in the spec: what a request should bring."""
-        self._known = spec.input.columns
+        self._known, self._times = spec.input.columns, spec.input.times
         self._fingerprint, self._row_limit = fingerprint, most_rows
         # TSV cannot tell an empty text from a missing one; csv writes the text as "", json and columns as it is.
         self._empty_is_none = spec.input.format == "tsv"
@@ -94,10 +94,22 @@ class Decoder:
             if kind == "text" and self._empty_is_none:
                 values = [value or None for value in values]
             try:
-                arrays[name] = _array(values, kind)
+                if name in self._times:
+                    texts = [value or None if isinstance(value, str) else None for value in values]
+                    values = [None if isinstance(value, str) else value for value in values]
+                    arrays[name] = pc.coalesce(_array(values, kind), self._seconds(name, pa.array(texts, pa.string())))
+                else:
+                    arrays[name] = _array(values, kind)
             except (ValueError, OverflowError):  # a lone surrogate, a whole number beyond any float
                 raise Refusal(422, f"feature {name!r}: {WRONG[kind]}") from None
         return arrays
+
+    def _seconds(self, name: str, texts: pa.Array) -> pa.Array:
+        """Times that a request writes as the input does, as the job reads them."""
+        found = self._times[name].apply(texts, None)
+        if pc.any(pc.and_(pc.is_valid(texts), pc.is_null(found))).as_py():
+            raise Refusal(422, f"feature {name!r}: {NO_TIME}")
+        return found.cast(ARROW_TYPES[self.kinds[name]])
 
     def _json(self, body: bytes) -> RequestRows:
         try:
@@ -127,7 +139,7 @@ class Decoder:
                     self._check_known(name)
                     continue
                 named += 1
-                if not fits(value, kind):
+                if not (fits(value, kind) or (name in self._times and fits(value, "text"))):
                     raise Refusal(422, f"rows[{number}]: feature {name!r} is {WRONG[kind]}")
             if named < len(self.kinds):
                 missing.update(self.kinds.keys() - row.keys())
@@ -158,8 +170,16 @@ class Decoder:
 
     def _cast(self, name: str, kind: str, values: pa.ChunkedArray) -> pa.Array:
         inner = values.type.value_type if pa.types.is_list(values.type) else values.type
-        if not any(is_kind(inner) for is_kind in _PLAIN_TYPES):
-            raise Refusal(422, f"feature {name!r} is {values.type}, where the spec has {kind}")
+        if not any(is_kind(inner) for is_kind in _PLAIN_TYPES):  # times, decimals and others, as a job reads them
+            try:
+                array, lost = converted(values.combine_chunks(), kind)
+            except pa.ArrowException:
+                raise Refusal(422, f"feature {name!r} is {values.type}, where the spec has {kind}") from None
+            if lost is not None and lost.any():
+                raise Refusal(422, f"feature {name!r}: {WRONG[kind]}")
+            return array
+        if name in self._times and pa.types.is_string(values.type):
+            return self._seconds(name, values.combine_chunks())
         if pa.types.is_floating(inner) and kind == "int":
             raise Refusal(422, f"feature {name!r} is {values.type}, where the spec has int")
         try:

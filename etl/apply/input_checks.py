@@ -67,16 +67,18 @@ def refuse_faults(faults: Iterable[tuple[str, str | None]]) -> None:
 
 
 def headers_of(source: Input) -> tuple[str, ...]:
-    """The lines that a file may begin with, the longest first; none if it has no header. In CSV the names may stand in
-    quotes: all of them, or those that need it."""
+    """The lines that are no rows, the longest first: those that a file with a header may begin with, and empty ones,
+    unless a row has a single field. In CSV the names may stand in quotes: all of them, or those that need it."""
     names, sign = list(source.columns), source.delimiter
+    is_row = source.format in ("parquet", "delta") or source.multiline or (source.format != "json" and len(names) == 1)
+    blank = () if is_row else ("",)
     if not source.header:
-        return ()
+        return blank
     quoted = [f'"{name.replace(chr(34), chr(34) * 2)}"' for name in names]
     needed = [inside if sign in name or '"' in name else name for name, inside in zip(names, quoted, strict=True)]
     ways = [names, needed, quoted] if source.format == "csv" else [names]
     found = {sign.join(way[:len(names) - lacking]) for way in ways for lacking in range(len(source.optional) + 1)}
-    return tuple(sorted(found, key=len, reverse=True))
+    return (*sorted(found - {""}, key=len, reverse=True), *blank)
 
 
 def rows_before(counts: Mapping[tuple[str, int], int]) -> tuple[dict[tuple[str, int], int], int]:
@@ -90,7 +92,7 @@ def rows_before(counts: Mapping[tuple[str, int], int]) -> tuple[dict[tuple[str, 
 def refuse_header(file: str, line: str, source: Input) -> None:
     """Refuses a file whose first line differs from the spec's columns."""
     have, want = line.rstrip("\r").split(source.delimiter), list(source.columns)
-    if line.rstrip("\r") in ("", *headers_of(source)):
+    if line.rstrip("\r") in ("", *headers_of(source)):  # an empty file has an empty line
         return
     if have != want[:len(have)] or len(have) < len(want) - len(source.optional):
         place = next((i for i, (a, b) in enumerate(zip(have, want, strict=False)) if a != b), min(len(have), len(want)))
@@ -102,17 +104,33 @@ def refuse_header(file: str, line: str, source: Input) -> None:
                          f"has {len(have)} columns, the spec {len(want)}); {better}")
 
 
-def refuse_differences(files: Mapping[str, Mapping[str, str]], columns: Iterable[str], optional: Collection[str]
+_WHOLE = ("tinyint", "smallint", "int", "bigint")
+_NUMBERS = (*_WHOLE, "float", "double")
+
+
+def common_type(types: Collection[str], kind: str) -> str | None:
+    """The type by Spark's name that holds a column of these types, which a spec reads as `kind`; None if there is no
+    such. Whole numbers of any size go together, and numbers of all types where numbers are wanted."""
+    if len(set(types)) == 1:
+        return next(iter(types))
+    alike = _NUMBERS if kind in ("int", "float") else _WHOLE if kind == "text" else ()
+    if not set(types) <= set(alike):
+        return None
+    return "bigint" if set(types) <= set(_WHOLE) else "double"
+
+
+def refuse_differences(files: Mapping[str, Mapping[str, str]], columns: Mapping[str, str], optional: Collection[str]
                        ) -> None:
-    """Raises an error that names file and column, if a file lacks a column that is not `optional`, or has it in another
-    type than the first that has it. A column that no file has is checked elsewhere."""
-    for column in columns:
+    """Raises an error that names file and column, if a file lacks a column that is not `optional`, or has it in a type
+    that does not go together with that of the first that has it. `columns` has the spec's types. A column that no file
+    has is checked elsewhere."""
+    for column, kind in columns.items():
         having = [file for file, types in files.items() if column in types]
         for file, types in files.items() if having else ():
             if column not in types and column not in optional:
                 raise InputError(f"{file}: there is no column {column!r}, which {having[0]} has; write it there, or "
                                  "list it in input.optional, to have nulls there")
-            if column in types and types[column] != files[having[0]][column]:
+            if column in types and common_type((types[column], files[having[0]][column]), kind) is None:
                 raise InputError(f"{file}: column {column!r} holds {types[column]}, in {having[0]} it holds "
                                  f"{files[having[0]][column]}; write the files with one type, or read them in jobs of "
                                  "their own")

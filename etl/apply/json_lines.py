@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import pyarrow as pa
@@ -45,14 +45,15 @@ _TEXT_OR_BRACKET = re.compile(r'"(?:[^"\\]|\\.)*"|[\[{]|[\]}]', re.S)
 class Objects:
     """Reads the members that are columns, and skips the others; of a name that occurs twice the last counts. A column
     with a dotted name is a part of an object, unless a line has a member of that very name; true and false are the
-    numbers 1 and 0."""
+    numbers 1 and 0, and in a list of texts a whole number is its digits."""
 
     def __init__(self, schema: pa.Schema, kinds: Mapping[str, str], wrong: Mapping[str, str]) -> None:
         self._schema, self._kinds = schema, kinds
         self._wrong = {**wrong, "text": f"{wrong['text']} in quotes"}
         self._parts = {name: name.split(".") for name in kinds if _outer(name) and not _outer(name) & kinds.keys()}
-        self._booleans: frozenset[str] = frozenset()
-        """The columns of numbers in which the last lines had true or false, by which the next ones are read first."""
+        self._written_as: dict[str, pa.DataType] = {}
+        """The columns that the last lines wrote as another type: numbers as true or false, texts of lists as whole
+        numbers. The next lines are read so first."""
 
     def awry(self, lines: pa.Array) -> Flags:
         """Which lines have to be read alone."""
@@ -68,25 +69,23 @@ class Objects:
         if not len(lines):
             return self._schema.empty_table()
         try:
-            return self._read(lines, self._booleans)
+            return self._read(lines)
         except pa.ArrowInvalid:
-            seen = (pair for line in lines[:_LOOKED_AT].to_pylist() for pair in self._values(line).items())
-            found = frozenset(name for name, value in seen
-                              if isinstance(value, bool) and self._kinds[name] in ("int", "float"))
-            if found == self._booleans:
+            found = {name: kind for line in lines[:_LOOKED_AT].to_pylist() for name, value in self._values(line).items()
+                     if (kind := _written_as(value, self._kinds[name])) is not None}
+            if found == self._written_as:
                 raise
-            self._booleans = found
-            return self._read(lines, found)
+            self._written_as = found
+            return self._read(lines)
 
-    def _read(self, lines: pa.Array, booleans: Collection[str]) -> pa.Table:
-        """Reads the lines, of which these columns hold true and false alone."""
+    def _read(self, lines: pa.Array) -> pa.Table:
         nested: dict[str, Any] = {}
         for field in self._schema:
             *outer, last = self._parts.get(field.name, [field.name])
             inner = nested
             for part in outer:
                 inner = inner.setdefault(part, {})
-            inner[last] = pa.bool_() if field.name in booleans else field.type
+            inner[last] = self._written_as.get(field.name, field.type)
         table = pyarrow.json.read_json(
             pa.BufferReader(joined(lines)), pyarrow.json.ReadOptions(use_threads=False, block_size=1 << 30),
             pyarrow.json.ParseOptions(explicit_schema=pa.schema(_fields(nested)), unexpected_field_behavior="ignore"))
@@ -171,9 +170,23 @@ def as_kind(value: Any, kind: str) -> Any:
     float."""
     if isinstance(value, bool):
         value = int(value)
-    if value is None or kind not in ("float", "floats"):
+    if value is None or kind in ("int", "text"):
         return value
-    return float(value) if kind == "float" else [None if item is None else float(item) for item in value]
+    one = str if kind == "texts" else float
+    return one(value) if kind == "float" else [None if item is None else one(item) for item in value]
+
+
+def _written_as(value: Any, kind: str) -> pa.DataType | None:
+    """The type of a value that a line may write in place of one of that kind; None if it is none."""
+    if isinstance(value, bool) and kind in ("int", "float"):
+        return pa.bool_()
+    if kind == "texts" and isinstance(value, list) and any(_is_whole_number(item) for item in value):
+        return pa.list_(pa.int64())
+    return None
+
+
+def _is_whole_number(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def fits(value: Any, kind: str) -> bool:
@@ -181,7 +194,8 @@ def fits(value: Any, kind: str) -> bool:
     if value is None:
         return True
     if kind in _ELEMENT:
-        return isinstance(value, list) and all(fits(item, _ELEMENT[kind]) for item in value)
+        return isinstance(value, list) and all(
+            fits(item, _ELEMENT[kind]) or (kind == "texts" and _is_whole_number(item)) for item in value)
     if kind == "text":
         return isinstance(value, str) and _is_whole(value)
     if not isinstance(value, (int, float)):

@@ -24,6 +24,7 @@ OPEN_QUOTE, FIELDS = "a quote that does not end", "wrong number of fields"
 _RETURNS, _INNER_RETURN = re.compile(rb"\r+\n"), r"\r[^\r\n]"
 _MARK = b"\xef\xbb\xbf"
 _LOOK = 1 << 16
+_SHORT = 2  # bytes of an empty line, with the usual ends
 _BLOCK = 1 << 19  # the text that Arrow works on together: what it makes of more does not stay in a core's cache
 
 
@@ -81,11 +82,16 @@ def bare(line: bytes) -> bytes:
 
 
 def are_headers(lines: pa.Array, headers: Collection[bytes]) -> Flags:
-    """Which lines repeat a header, whatever their ends."""
+    """Which lines repeat a header, whatever their ends. An empty one is among the headers where empty lines are no
+    rows."""
     found: Flags = np.zeros(len(lines), bool)
     like = set[int]()
-    for header in headers:
-        if not any(header != other and header.startswith(other) for other in headers):  # that one finds them, too
+    if b"" in headers:
+        short = pc.or_(pc.less_equal(pc.binary_length(lines), _SHORT), pc.starts_with(lines, b"\r"))
+        like.update(np.flatnonzero(short.to_numpy(zero_copy_only=False)).tolist())
+    named = [header for header in headers if header]
+    for header in named:
+        if not any(header != other and header.startswith(other) for other in named):  # that one finds them, too
             like.update(np.flatnonzero(pc.starts_with(lines, header).to_numpy(zero_copy_only=False)).tolist())
     found[[number for number in like if bare(lines[number].as_py()) in headers]] = True
     return found

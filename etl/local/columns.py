@@ -71,7 +71,7 @@ def check_columns(named: str, schemas: Mapping[str, pa.Schema], source: Input, c
     types = {file: {name: spark_name(kind) for name, kind in kinds.items()} for file, kinds in stored.items()}
     everywhere = dict.fromkeys([*(name for found in types.values() for name in found), *constant])
     if source.format == "parquet":
-        refuse_differences(types, source.columns, source.optional)
+        refuse_differences(types, source.read_as, source.optional)
     refuse_missing(named, everywhere, [name for name in source.columns if name not in source.optional])
     for file in schemas:
         for name in source.columns.keys() & types[file].keys():
@@ -79,5 +79,9 @@ def check_columns(named: str, schemas: Mapping[str, pa.Schema], source: Input, c
             try:
                 converted(pa.array([], stored[file][name]), kind)
             except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+                have = stored[file][name]
+                unread = pa.types.is_time(have) or pa.types.is_duration(have)
+                better = "write the column in another type, or leave it out of input.columns" if unread else \
+                    "run it with --engine spark"
                 raise InputError(f"{file}: column {name!r} holds {types[file][name]}, which the local engine does not "
-                                 f"read as {kind}; run it with --engine spark") from None
+                                 f"read as {kind}; {better}") from None

@@ -83,22 +83,25 @@ class Clip(Operator):
 
 @dataclass(frozen=True, kw_only=True)
 class Scale(Operator):
-    """Divides by `by`, as for thousandths of a second, of which seconds are to be made; nulls stay."""
+    """(x - `minus`) / `by`, as for thousandths of a second, of which seconds are to be made; nulls stay."""
 
     name: ClassVar[str] = "scale"
     takes: ClassVar[tuple[str, ...]] = ("number",)
     gives: ClassVar[str] = "number"
     keeps_order: ClassVar[bool] = True
     by: float
+    minus: float = 0.0
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.by) and self.by):
             raise OperatorError(f"by = {self.by}: must be a finite number other than 0")
+        if not math.isfinite(self.minus):
+            raise OperatorError(f"minus = {self.minus}: must be a finite number")
 
     def apply(self, column: pa.Array, _state: Any) -> pa.Array:
         values, nulls = values_of(column)
         with np.errstate(over="ignore"):
-            return pa.array(values / self.by, mask=nulls)
+            return pa.array((values - self.minus) / self.by, mask=nulls)
 
 
 @dataclass(frozen=True, kw_only=True)

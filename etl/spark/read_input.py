@@ -13,6 +13,7 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 from sluice.etl.apply.input_checks import (
+    common_type,
     headers_of,
     refuse_differences,
     refuse_header,
@@ -24,7 +25,7 @@ from sluice.etl.common.errors import InputError
 from sluice.etl.common.foreign_tables import files_of_delta
 from sluice.etl.spark.compressed_files import refuse_cut
 from sluice.etl.spark.joins import joined_by, relate
-from sluice.etl.spark.parquet_footers import types_of
+from sluice.etl.spark.parquet_footers import NANOSECONDS, types_of
 from sluice.etl.spark.table_folders import refuse_tables
 from sluice.etl.spark.time_texts import check_orders
 from sluice.etl.spark.workers.parsed_rows import Before, parsed_cells, rows_with_ties
@@ -96,7 +97,7 @@ class Raw:
             lines = self.spark.read.option("recursiveFileLookup", "true").option("lineSep", "\n").text(list(self.paths))
             if with_file or placed:
                 extra.append(sql.col("_metadata.file_block_start").alias("_from"))
-            if not with_file and self.spec.input.header:  # to number lines, all have to be there
+            if not with_file and self.headers:  # to number lines, all have to be there
                 bare = sql.rtrim("value", sql.lit("\r")).cast("binary")
                 heads = [sql.lit(header.encode(self.spec.input.encoding)) for header in self.headers]
                 lines = lines.where(~bare.isin(*heads))
@@ -144,23 +145,56 @@ class Raw:
             reader = self.spark.read.option("mergeSchema", "true")  # older files may lack a newer column
             frame = (reader.option("basePath", self.paths[0]) if len(self.paths) == 1 else reader).parquet(*files)
         else:
-            merged = str(bool(source.optional)).lower()
-            frame = self._parquet(mergeSchema=merged)
+            schema = ", ".join(f"{_quoted(name)} {kind}" for name, kind in self._stored.items())
+            schema = schema.replace(NANOSECONDS, "bigint")
+            frame = self.spark.read.schema(schema).option("recursiveFileLookup", "true").parquet(*self.paths)
             frame = frame.withColumns({name: sql.lit(None).cast(SPARK_TYPES[source.read_as[name]])
-                                       for name in source.optional if name not in frame.columns})
+                                       for name in source.optional if name not in self._stored})
         refuse_missing(self.named, frame.columns, source.columns)
         return frame
 
-    def _cells(self, frame: DataFrame) -> dict[str, Column]:
-        """The input's columns, not cast yet; dates, and times without a zone, as moments in UTC where numbers are
-        wanted."""
-        kinds, wanted = dict(frame.dtypes), self.spec.input.read_as
-        moments = {name for name, kind in wanted.items()
-                   if kind in ("int", "float") and kinds[name] in ("date", "timestamp_ntz")}
-        return {name: frame[name].cast("timestamp") if name in moments else frame[name] for name in wanted}
+    @cached_property
+    def _parquet_files(self) -> list[str]:
+        with self._named():
+            files = self.spark.read.option("recursiveFileLookup", "true").text(list(self.paths)).inputFiles()
+            refuse_tables(self.spark, files)  # listed as text, so that no footer is read before
+        return sorted(str(file) for file in files)
 
-    def _parquet(self, **options: str) -> DataFrame:
-        return self.spark.read.options(recursiveFileLookup="true", **options).parquet(*self.paths)
+    @cached_property
+    def _stored(self) -> dict[str, str]:
+        """The columns of Parquet files that the spec names, with a type that holds those of all files."""
+        source = self.spec.input
+        files = types_of(self.spark, self._parquet_files, source.columns)
+        refuse_differences(files, source.read_as, source.optional)
+        found = {}
+        for name, kind in source.read_as.items():
+            types = {one[name]: file for file, one in files.items() if name in one}
+            if types and (common := common_type(types, kind)):
+                found[name] = common
+            if {"bigint", "double"} <= {*types, found.get(name, "")}:
+                raise InputError(f"{types['bigint']}: column {name!r} holds bigint, and double in others, which Spark "
+                                 "does not read together; run the job with `sluice etl --engine local`, or write the "
+                                 "files with one type")
+        refuse_missing(self.named, dict.fromkeys(name for one in files.values() for name in one),
+                       [name for name in source.columns if name not in source.optional])
+        return found
+
+    def _cells(self, frame: DataFrame) -> dict[str, Column]:
+        """The input's columns, not cast yet; dates, times without a zone and times in nanoseconds as moments in UTC
+        where numbers are wanted."""
+        from pyspark.sql import functions as sql
+
+        kinds, cells = dict(frame.dtypes), {}
+        for name, kind in self.spec.input.read_as.items():
+            cells[name] = frame[_quoted(name)]
+            if kind in ("int", "float") and kinds[name] in ("date", "timestamp_ntz"):
+                cells[name] = cells[name].cast("timestamp")
+            if self.spec.input.format == "parquet" and self._stored.get(name) == NANOSECONDS:
+                if kind not in ("int", "float"):
+                    raise InputError(f"{self.named}: column {name!r} holds times, which are not read as {kind}; read "
+                                     "them as float, seconds since 1970")
+                cells[name] = sql.timestamp_micros(sql.expr(f"{_quoted(name)} div 1000"))
+        return cells
 
     def _typed(self, frame: DataFrame, cells: Mapping[str, Column]) -> dict[str, Column]:
         """The cells in the spec's types, null where a value does not fit: a cast alone would cut a fraction off."""
@@ -196,11 +230,7 @@ class Raw:
                              "are read by the local engine alone; run it with --engine local, or write the part as a "
                              "column of its own")
         if source.format == "parquet":
-            with self._named():
-                listing = self.spark.read.option("recursiveFileLookup", "true").text(list(self.paths))
-                refuse_tables(self.spark, listing.inputFiles())  # as text, so that no footer is read before
-                files = self._parquet().inputFiles()
-            refuse_differences(types_of(self.spark, files), source.columns, source.optional)
+            _ = self._stored
         if source.format not in ("parquet", "delta"):
             files = self.read(with_file=True).inputFiles()
             refuse_cut(self.spark, files)
@@ -248,6 +278,11 @@ class Raw:
         session that ends before they answer prints errors."""
         for name in {"parsed", "frame"} & self.__dict__.keys():
             getattr(self, name).unpersist(blocking=True)
+
+
+def _quoted(name: str) -> str:
+    """A column's name in Spark's SQL."""
+    return f"`{name.replace('`', '``')}`"
 
 
 def _first_lines(spark: SparkSession, files: list[str], encoding: str) -> Iterator[tuple[str, str]]:

@@ -21,6 +21,8 @@ DEFAULTS = {
     "spark.ui.showConsoleProgress": "false",
     "spark.log.level": "ERROR",
     "spark.sql.session.timeZone": "UTC",
+    # Names of columns are those of the spec, letter by letter, as on the local engine.
+    "spark.sql.caseSensitive": "true",
     # Whole batches cross to the Python workers: the larger, the fewer calls, up to what a core's cache holds.
     "spark.sql.execution.arrow.maxRecordsPerBatch": "32768",
     # Splits small enough that cores end together, large enough that a task's start (looking vocabularies up) pays.

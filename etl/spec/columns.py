@@ -123,6 +123,11 @@ def read_columns(entries: list[tuple[str, dict[str, Any]]], kinds: Mapping[str, 
     return tuple(columns)
 
 
+def is_the_tables_own(name: str) -> bool:
+    """Whether no column of a spec can have this name."""
+    return name.lower() in ("split", "partition") or name.startswith("_")
+
+
 def _expanded(column: ColumnSpec, path: str, kinds: Mapping[str, str]) -> list[ColumnSpec]:
     """The columns that one entry stands for: one_hot makes a column for each value, a fill's indicator one more."""
     marked = [number for number, op in enumerate(column.ops) if getattr(op, "indicator", False)]
@@ -168,7 +173,7 @@ def _joint(columns: list[ColumnSpec]) -> None:
 
 
 def _column(name: str, path: str, raw: dict[str, Any], kinds: Mapping[str, str]) -> ColumnSpec:
-    if name in ("split", "partition") or name.startswith("_"):
+    if is_the_tables_own(name):
         raise SpecError(f"{path}.name = {name!r}: this name is the table's own")
     sources = texts(raw, "from", (name,), path)
     for source in sources:

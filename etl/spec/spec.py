@@ -26,7 +26,7 @@ from sluice.etl.ops.chain import step
 from sluice.etl.ops.timestamps import ParseTime
 from sluice.etl.ops.user_function import Python
 from sluice.etl.schema import Field
-from sluice.etl.spec.columns import ColumnSpec, operator, read_columns
+from sluice.etl.spec.columns import ColumnSpec, is_the_tables_own, operator, read_columns
 from sluice.etl.spec.permission import NOTHING, Permission
 from sluice.etl.spec.placement import read_placement
 from sluice.etl.spec.row_identity import Identity
@@ -34,6 +34,8 @@ from sluice.etl.spec.row_rules import SECTIONS, RowRules, read_rows
 from sluice.etl.spec.table_transform import TableTransform, read_transforms
 from sluice.etl.spec.time_order import Steps
 from sluice.etl.spec.toml_keys import SpecError, column, encoding, known, needed, section, sections, texts, value
+
+__all__ = ["Input", "Spec", "SpecError", "TableSpec", "is_the_tables_own"]
 
 FORMATS = ("tsv", "csv", "json", "parquet", "delta")
 WITH_LISTS = ("json", "parquet", "delta")

@@ -5,25 +5,32 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sluice.etl.ops.chain import step
 from sluice.etl.ops.timestamps import ParseTime
-from sluice.ingest.plain.probe import ColumnFacts
+from sluice.ingest.plain.column_kind import Spread, is_amount, is_named_id, likely_values, spread_of, words_of
+from sluice.ingest.plain.label_leaks import label_leaks
+from sluice.ingest.plain.probe import ColumnFacts, is_list
 from sluice.ingest.plain.roles import GuessError, ParquetError, label_of
 
-LABELS = ("label", "target", "click", "clicked", "y", "is_click", "conversion")
+LABELS = ("label", "target", "click", "clicked", "y", "conversion", "converted", "attributed", "rating", "stars")
 _POSITIVE = ("1", "true", "yes", "y", "t", "click", "clicked", "positive", "pos")
 _SHOWN = 5
+_RATINGS = 10
+"""A rating has so many values at most; a label of them is a comparison."""
 _WEIGHTS = ("weight", "sample_weight")
 _TIMES = re.compile(r"(^|_)(ts|time|timestamp|datetime|unixtime|epoch)(_?(ms|us|ns|s|utc))?$|_at$", re.IGNORECASE)
 _USERS = re.compile(r"(^|[._])(user|uid|member|visitor|customer|account|session)(_?id)?$", re.IGNORECASE)
-_YEAR_2001, _YEAR_2100 = 10**9, 4_102_444_800  # in seconds since 1970
+_YEAR_1990, _YEAR_2001, _YEAR_2100 = 631_152_000, 10**9, 4_102_444_800  # in seconds since 1970
 _UNIQUE, _MANY = 0.95, 1000
 """The share of values that differ, from which on a column names rows, if so many were seen."""
-_SIZES = (1_000, 10_000, 100_000, 1_000_000, 10_000_000)
+_SIZES = (*(first * 10**zeros for zeros in range(3, 7) for first in (1, 2, 5)), 10**7)
 _IDS = 2**31
 _SWAPPED = ("%m/%d/%Y", "%d/%m/%Y")  # in one column, nobody could tell which of the two a date is
 _CLOCKS = (" %H:%M:%S", "T%H:%M:%S", "T%H:%M:%SZ", " %H:%M", "", "T%H:%M:%S%z", "T%H:%M:%S.%fZ", "T%H:%M:%S.%f%z",
@@ -31,6 +38,8 @@ _CLOCKS = (" %H:%M:%S", "T%H:%M:%S", "T%H:%M:%SZ", " %H:%M", "", "T%H:%M:%S%z", 
 _FORMATS = (*(f"{day}{clock}" for clock in _CLOCKS for day in ("%Y-%m-%d", "%Y/%m/%d", "%d.%m.%Y", *_SWAPPED)),
             "%d/%b/%Y:%H:%M:%S %z")
 _MOST_FORMATS = 3
+_DIGITS = ("%Y%m%d%H%M%S", "%Y%m%d%H%M", "%Y%m%d%H", "%Y%m%d", "%y%m%d%H")
+"""Times written as one whole number, whose order is that of time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,32 +50,38 @@ class Proposal:
     facts: ColumnFacts
     role: str = ""
     """Empty: it is left out."""
-    hash: int | None = None
-    """The number of ids to which its values are hashed; None: they are taken as they are."""
+    size: int = 0
+    """For ids: to how many they are hashed."""
+    fits: bool = False
+    """For ids: whether a loader can take them as they are."""
     fill: bool = False
     """Whether numbers are missing."""
     time: str = ""
     """For a time: the type in which a spec reads it."""
     formats: tuple[str, ...] = ()
-    """For a time as text: how a spec reads it as seconds."""
+    """For a time as text, or as a number such as 14102100: how a spec reads it as seconds."""
     unit: int = 1
     """For a time as a whole number: how many of them a second has."""
     why: str = ""
     """Why it is left out."""
     label: str = ""
     """For the label: the name or the comparison by which it was asked for."""
+    spread: Spread | None = None
+    """For numbers: how they are spread."""
+
+    @property
+    def hash(self) -> int | None:
+        """To how many ids a loader without a spec hashes the values; None: it takes them as they are."""
+        return self.size if self.size and not self.fits else None
 
 
-def proposals(facts: Mapping[str, ColumnFacts], rows: int, label: str | None = None, hashed: Iterable[str] = ()
-              ) -> dict[str, Proposal]:
+def proposals(facts: Mapping[str, ColumnFacts], rows: int, label: str | None = None, hashed: Iterable[str] = (),
+              is_click: bool = False) -> dict[str, Proposal]:
     """A proposal for each column. `rows` is how many there are in all; `label` is the label's name, if known; `hashed`
-    are the columns that become ids whatever they hold."""
-    by_name = {name.lower(): name for name in reversed(list(facts))}
-    label = label or next((by_name[n] for n in LABELS if n in by_name), None)
-    if label is None:
-        raise GuessError(f"no column is called {', '.join(LABELS[:-1])} or {LABELS[-1]}: say which is the label, "
-                         "roles=\"label=NAME\", or `sluice guess --label NAME` (columns: "
-                         f"{', '.join(list(facts)[:20])})")
+    are the columns that become ids whatever they hold. With `is_click`, a label that holds a few numbers other than 0
+    and 1, such as ratings, becomes a comparison, as one whose name was guessed does."""
+    is_click |= label is None
+    label = label or _label_among(facts)
     wanted, made = label_of(label, {name: str(one.type) for name, one in facts.items()})
     if wanted not in facts:
         raise ParquetError(f"there is no column {wanted!r} to be the label (columns: {', '.join(list(facts)[:20])})")
@@ -75,53 +90,151 @@ def proposals(facts: Mapping[str, ColumnFacts], rows: int, label: str | None = N
         raise GuessError(f"the label {wanted!r} holds texts ({', '.join(texts[:_SHOWN])}): say which of them is the "
                          f"positive one, roles=\"label={wanted} == {positive}\", or "
                          f"`sluice guess --label '{wanted} == {positive}'`")
+    if not made and is_click and (least := _least_positive(facts[wanted])) is not None:
+        label = f"{wanted} >= {least:g}"
     hashed = set(hashed)
-    return {name: Proposal(name=name, facts=one, role="label", label=label) if name == wanted else
-            Proposal(name=name, facts=one, role="id_list" if _is_list(one.type) else "sparse") if name in hashed else
-            _proposal(name, one, rows) for name, one in facts.items()}
+    found = {name: Proposal(name=name, facts=one, role="label", label=label) if name == wanted else
+             Proposal(name=name, facts=one, role="id_list" if is_list(one.type) else "sparse", fits=True)
+             if name in hashed else _proposal(name, one, rows) for name, one in facts.items()}
+    found |= {name: replace(found[name], role="", time="", why=why)
+              for name, why in label_leaks({name: one for name, one in facts.items() if found[name].role not in
+                                            ("", "label", "weight") or found[name].time},
+                                           _label_values(wanted, facts[wanted], label)) if name not in hashed}
+    return found
+
+
+def _label_among(facts: Mapping[str, ColumnFacts]) -> str:
+    """The column whose name is that of a label: `is_clicked` and `Click?` are, too."""
+    found: dict[str, str] = {}
+    for name in facts:
+        words = [word for word in words_of(name) if word not in ("is", "was", "has")]
+        found.setdefault("_".join(words), name)
+    label = next((found[name] for name in LABELS if name in found), None)
+    if label is None:
+        raise GuessError(f"no column is called {', '.join(LABELS[:-1])} or {LABELS[-1]}: say which is the label, "
+                         "roles=\"label=NAME\", or `sluice guess --label NAME` (columns: "
+                         f"{', '.join(list(facts)[:20])})")
+    return label
+
+
+def _least_positive(facts: ColumnFacts) -> float | None:
+    """The value from which on about half of the rows are positive, of a few numbers that are not 0 and 1 alone."""
+    if facts.sampled is None or pa.types.is_boolean(facts.type) or not 2 <= facts.distinct <= _RATINGS:
+        return None
+    values = facts.sampled.drop_null().cast(pa.float64(), safe=False).to_numpy()
+    several = np.unique(values[np.isfinite(values)])
+    if len(several) < 2 or set(several) == {0.0, 1.0}:
+        return None
+    return float(min(several[1:], key=lambda least: abs((values >= least).mean() - 0.5)))
+
+
+def _label_values(name: str, facts: ColumnFacts, label: str) -> npt.NDArray[np.float64]:
+    """The label of each row of the sample, NaN where it is missing; all are NaN if it is not 0 and 1 alone."""
+    if facts.sampled is None:
+        return np.zeros(0)
+    _, made = label_of(label, {name: str(facts.type)})
+    values = facts.sampled
+    for op in made:
+        values = step(op, values, None, {})
+    found = values.cast(pa.float64(), safe=False).fill_null(np.nan).to_numpy(zero_copy_only=False)
+    return found if np.isin(found[~np.isnan(found)], (0, 1)).all() else np.full(len(found), np.nan)
 
 
 def _proposal(name: str, facts: ColumnFacts, rows: int) -> Proposal:
-    kind = facts.type.value_type if pa.types.is_dictionary(facts.type) else facts.type
+    kind = _inner(facts)
     if name.lower() in _WEIGHTS:
         return Proposal(name=name, facts=facts, role="weight", fill=bool(facts.nulls))
     unseen = facts.nulls and facts.known and facts.low is None and not (facts.values or facts.unusable)
-    if pa.types.is_null(kind) or (unseen and not _is_list(kind)):
+    if pa.types.is_null(kind) or (unseen and not is_list(kind)):
         return Proposal(name=name, facts=facts, why="no value was seen")
     if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
         return Proposal(name=name, facts=facts, time="float", why="a time")
-    unit = _unit(facts)
-    if pa.types.is_integer(kind) and (_TIMES.search(name) or (kind.bit_width >= 32 and unit)):
+    if pa.types.is_integer(kind) and (time := _time_of_numbers(name, facts, kind)):
+        return time
+    fill = bool(facts.nulls) or facts.unusable
+    fractional = pa.types.is_floating(kind) or pa.types.is_decimal(kind)
+    is_number = pa.types.is_boolean(kind) or (fractional and not _are_ids(name, facts)) or (
+        pa.types.is_integer(kind) and is_amount(name, facts))
+    if is_number:
+        spread = None if pa.types.is_boolean(kind) else spread_of(facts)
+        return Proposal(name=name, facts=facts, role="dense", fill=fill, spread=spread)
+    role, inner = ("id_list", kind.value_type) if is_list(kind) else ("sparse", kind)
+    if not (fractional or pa.types.is_integer(inner) or _is_text(inner)):
+        return Proposal(name=name, facts=facts, why=_unread(kind))
+    if _is_text(inner) and not facts.values:
+        return Proposal(name=name, facts=facts, why="text of which nothing was seen; hash= makes ids of it")
+    if role == "sparse" and _is_text(inner) and (found := time_formats(facts.examples)):
+        return Proposal(name=name, facts=facts, time="text", formats=found, why="a time as text")
+    likely = likely_values(facts, rows)
+    if role == "sparse" and facts.values >= _MANY and facts.distinct >= _UNIQUE * facts.values and (
+            _is_text(inner) or likely >= _UNIQUE * rows) and not _USERS.search(name):
+        return Proposal(name=name, facts=facts,
+                        why=f"{'text' if _is_text(inner) else 'a number'} that differs in nearly every row")
+    fits = pa.types.is_integer(inner) and _fits(facts) and (
+        not pa.types.is_fixed_size_list(kind) if role == "id_list" else not facts.nulls)
+    return Proposal(name=name, facts=facts, role=role, fits=fits,
+                    size=next((size for size in _SIZES if size >= 4 * likely), _SIZES[-1]))
+
+
+def _time_of_numbers(name: str, facts: ColumnFacts, kind: pa.DataType) -> Proposal | None:
+    """A column of whole numbers as a time, if it is one: since 1970 in any unit, or its digits."""
+    if is_named_id(name) is not False and (form := _digits_format(facts)):
+        return Proposal(name=name, facts=facts, time="int", formats=(form,), why="looks like a time")
+    is_named = bool(_TIMES.search(name))
+    unit = _unit(facts, _YEAR_1990 if is_named else _YEAR_2001)
+    if is_named or (kind.bit_width >= 32 and unit and is_named_id(name) is None):
         return Proposal(name=name, facts=facts, time="int" if unit else "", unit=unit or 1, why="looks like a time")
-    if pa.types.is_floating(kind) or pa.types.is_decimal(kind) or pa.types.is_boolean(kind):
-        return Proposal(name=name, facts=facts, role="dense", fill=bool(facts.nulls) or facts.unusable)
-    role, inner = ("id_list", kind.value_type) if _is_list(kind) else ("sparse", kind)
-    if pa.types.is_integer(inner):
-        as_they_are = _fits(facts) and (role == "id_list" or not facts.nulls)
-        return Proposal(name=name, facts=facts, role=role, hash=None if as_they_are else _size(facts, rows))
-    if _is_text(inner):
-        if not facts.values:
-            return Proposal(name=name, facts=facts, why="text of which nothing was seen; hash= makes ids of it")
-        if role == "sparse" and (found := time_formats(facts.examples)):
-            return Proposal(name=name, facts=facts, time="text", formats=found, why="a time as text")
-        if role == "sparse" and facts.values >= _MANY and facts.distinct >= _UNIQUE * facts.values:
-            return Proposal(name=name, facts=facts, why="text that differs in nearly every row")
-        return Proposal(name=name, facts=facts, role=role, hash=_size(facts, rows))
-    return Proposal(name=name, facts=facts, why=str(facts.type))
+    return None
+
+
+def _digits_format(facts: ColumnFacts) -> str:
+    """The format of times in whole numbers such as 14102100; none if any value is no such time from 1990 on."""
+    examples = facts.examples
+    if examples is None or not len(examples):
+        return ""
+    texts = examples.cast(pa.string())
+    for form in _DIGITS:
+        seconds = ParseTime(format=form).apply(texts, None)
+        if not seconds.null_count and pc.min(seconds).as_py() >= _YEAR_1990 and pc.max(seconds).as_py() <= _YEAR_2100:
+            return form
+    return ""
+
+
+def _are_ids(name: str, facts: ColumnFacts) -> bool:
+    """Whether floats are ids by their name, as where missing ones made floats of whole numbers."""
+    examples = facts.examples
+    if not is_named_id(name) or examples is None:
+        return False
+    values = examples.cast(pa.float64(), safe=False)
+    values = values.filter(pc.is_finite(values))
+    return len(values) > 0 and bool(pc.all(pc.equal(pc.floor(values), values)).as_py())
+
+
+def _unread(kind: pa.DataType) -> str:
+    """Why a column of this type is left out."""
+    if is_list(kind) and pa.types.is_floating(kind.value_type):
+        return f"{kind}, a vector; read it as floats, and op = \"bag\" makes a number of it"
+    return str(kind)
+
+
+def _inner(facts: ColumnFacts) -> pa.DataType:
+    """The type of the values, not of how they are stored."""
+    return facts.type.value_type if pa.types.is_dictionary(facts.type) else facts.type
 
 
 def _texts(facts: ColumnFacts) -> list[str]:
     """Some of the texts that a column holds; none if it holds something else."""
-    kind = facts.type.value_type if pa.types.is_dictionary(facts.type) else facts.type
-    return sorted(facts.examples.cast(pa.string()).to_pylist()) if facts.examples is not None and _is_text(kind) else []
+    examples = facts.examples
+    return [] if examples is None or not is_text(facts) else sorted(examples.cast(pa.string()).to_pylist())
+
+
+def is_text(facts: ColumnFacts) -> bool:
+    """Whether a column holds texts."""
+    return _is_text(_inner(facts))
 
 
 def _is_text(kind: pa.DataType) -> bool:
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
-
-
-def _is_list(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind))
 
 
 def time_formats(examples: pa.Array) -> tuple[str, ...]:
@@ -144,18 +257,11 @@ def _fits(facts: ColumnFacts) -> bool:
     return facts.low is None or 0 <= facts.low <= facts.high < _IDS
 
 
-def _unit(facts: ColumnFacts) -> int:
-    """Of how many a second has all of it lies between the years 2001 and 2100: one, a thousand, a million or a billion;
-    0 without such."""
+def _unit(facts: ColumnFacts, since: int) -> int:
+    """Of how many a second has all of it lies between that time and the year 2100: one, a thousand, a million or a
+    billion; 0 without such."""
     return next((unit for unit in (1, 10**3, 10**6, 10**9) if isinstance(facts.low, int)
-                 and _YEAR_2001 * unit <= facts.low <= facts.high <= _YEAR_2100 * unit), 0)
-
-
-def _size(facts: ColumnFacts, rows: int) -> int:
-    """How many ids to hash to: at least four times as many as there seem to be values."""
-    share = facts.distinct / max(1, facts.values)
-    values = facts.distinct if share < 0.1 else share * max(rows, facts.values)
-    return next((size for size in _SIZES if size >= 4 * values), _SIZES[-1])
+                 and since * unit <= facts.low <= facts.high <= _YEAR_2100 * unit), 0)
 
 
 def user_of(found: Mapping[str, Proposal]) -> str | None:

@@ -17,7 +17,7 @@ from sluice.ingest.stages.scatter_kernel import compiled
 
 MOST_IDS = MAX_ID - FIRST
 _KINDS = re.compile(r"(large_)?(string|binary)|u?int(8|16|32|64)|dictionary<values=(large_)?string, .*>")
-_LISTS = re.compile(r"(large_)?list<(\w+: )?(.*?)( not null)?>")
+_LISTS = re.compile(r"(large_|fixed_size_)?list<(\w+: )?(.*?)( not null)?>(\[\d+\])?")
 
 
 def can_hash(kind: str) -> bool:
@@ -28,6 +28,8 @@ def can_hash(kind: str) -> bool:
 
 def hashed_ids(values: pa.Array, operator: Hash) -> pa.Array:
     """The ids of whole numbers, of texts, or of lists of either, by an operator without a salt."""
+    if pa.types.is_fixed_size_list(values.type):
+        values = values.cast(pa.list_(values.type.value_type))
     if pa.types.is_list(values.type) or pa.types.is_large_list(values.type):
         offsets = values.offsets
         inside = values.values.slice(offsets[0].as_py(), offsets[-1].as_py() - offsets[0].as_py())

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import datetime
 import decimal
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from types import MappingProxyType
 from typing import Any
 
@@ -21,9 +22,12 @@ from sluice.ingest.plain.recipe import Recipe
 from sluice.ingest.plain.roles import ParquetError
 from sluice.ingest.stages.number_types import ValueRefused, numbers
 
-_FILES, _GROUPS, _ROWS, _CHUNKS, _EXAMPLES = 8, 32, 10_000, 20_000, 1_000
+_FILES, _GROUPS, _ROWS, _CHUNKS, _EXAMPLES = 8, 32, 20_000, 20_000, 1_000
 """How many files are looked at, spread over all, how many row groups of each, how many rows of the first and of
-the last, about how many column chunks in all, and how many values are kept of a column."""
+the last (half of them from its last row group), about how many column chunks in all, and how many values are kept of a
+column."""
+_CELLS, _LEAST_ROWS = 4_000_000, 1_000
+"""About how many values are read of a file, and from how many rows at least: wide tables get fewer rows."""
 _IDS, _LARGEST = np.iinfo(np.int32), float(np.finfo(np.float32).max)
 Place = tuple[str, int]
 """A file, and the number of a row group in it."""
@@ -47,8 +51,8 @@ class ColumnFacts:
     """The values in the rows that were read."""
     distinct: int = 0
     """How many of these values differ."""
-    seen: list[pa.Array] = field(default_factory=list, repr=False)
-    """These values, until they are counted."""
+    sampled: pa.Array | None = field(default=None, repr=False)
+    """The column of the rows that were read, null where a value is missing: the same rows for all columns."""
     examples: pa.Array | None = field(default=None, repr=False)
     """Some of those that differ."""
     optional: bool = False
@@ -70,6 +74,7 @@ def probe(paths: Sequence[str], names: Iterable[str], *, rows: int = _ROWS,
     this one."""
     chosen, names = _spread(list(paths), len(paths) if every else _FILES), list(names)
     facts: dict[str, ColumnFacts] = {}
+    samples: list[pa.Table] = []
     for path in chosen:
         try:
             with pq.ParquetFile(path) as file:
@@ -77,15 +82,33 @@ def probe(paths: Sequence[str], names: Iterable[str], *, rows: int = _ROWS,
                 look.statistics(file.num_row_groups if every else
                                 max(1, min(_GROUPS, _CHUNKS // max(1, len(names) * len(chosen)))))
                 if file.metadata.num_rows and path in (chosen[0], chosen[-1]) and rows:
-                    look.sample(rows)
+                    samples.append(look.sample(max(min(rows, _CELLS // max(1, len(names))), min(rows, _LEAST_ROWS))))
         except Exception as error:  # bits may be flipped anywhere: any kind of error is possible
             raise ParquetError(f"{path}: cannot be read ({type(error).__name__}: {error}); the file is damaged"
                                ) from error
-    for one in facts.values():
-        if one.seen:
-            differ = pc.unique(pa.chunked_array(one.seen))
-            one.distinct, one.examples, one.seen = len(differ), differ[:_EXAMPLES], []
+    for name, one in facts.items():
+        if any(name in table.column_names for table in samples):
+            one.sampled = _together([table[name] if name in table.column_names else
+                                     pa.chunked_array([pa.nulls(len(table))]) for table in samples])
+            values = elements(one.sampled).drop_null()
+            differ = pc.unique(values)
+            one.values, one.distinct, one.examples = len(values), len(differ), differ[:_EXAMPLES]
     return facts
+
+
+def _together(parts: Sequence[pa.ChunkedArray]) -> pa.Array:
+    """Parts of a column as one array, in the type of the first that has values."""
+    kind = next((part.type for part in parts if not pa.types.is_null(part.type)), pa.null())
+    return whole(pa.chunked_array([chunk for part in parts for chunk in part.cast(kind).chunks], kind))
+
+
+def elements(values: pa.Array) -> pa.Array:
+    """The elements of lists; of other columns, the values themselves."""
+    return pc.list_flatten(values) if is_list(values.type) else values
+
+
+def is_list(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
 
 
 def _spread(items: list[Any], most: int) -> list[Any]:
@@ -129,16 +152,17 @@ class _FileLook:
                 if said is not None and said.has_min_max:
                     one.widen(_plain(said.min), _plain(said.max), (self._path, group))
 
-    def sample(self, rows: int) -> None:
-        """Adds what the first rows hold: how many values differ, and what the footer did not say."""
+    def sample(self, rows: int) -> pa.Table:
+        """The first rows of the file, and the first of its last row groups. Adds what they hold and the footer did not
+        say."""
         names = [name for name in self._names if _is_looked_at(self._types[name])]
-        batches, taken = [], 0
-        for batch in self._file.iter_batches(rows, columns=names):  # none reaches over the end of a row group
-            batches.append(batch)
-            taken += batch.num_rows
-            if taken >= rows:
-                break
+        sizes = [self._file.metadata.row_group(group).num_rows for group in range(self._file.num_row_groups)]
+        first = next((n for n, before in enumerate(accumulate(sizes), 1) if before >= rows // 2), len(sizes))
+        last = next((n for n in range(len(sizes) - 1, first, -1) if sum(sizes[n:]) >= rows // 2), first)
+        batches = [*self._rows(range(first), rows // 2 if first < len(sizes) else rows, names),
+                   *self._rows(range(last, len(sizes)), rows // 2, names)]
         table = flattened(pa.Table.from_batches(batches))
+        kept = {}
         for name in names:
             one, values = self._facts[name], whole(table.column(name))
             if name in self._common:
@@ -149,21 +173,28 @@ class _FileLook:
                 one.unusable |= bool(pc.any(pc.invert(pc.is_finite(values))).as_py())
             if pa.types.is_dictionary(values.type):
                 values = values.dictionary_decode()
-            if pa.types.is_list(values.type) or pa.types.is_large_list(values.type):
-                values = pc.list_flatten(values)
-            if pa.types.is_nested(values.type):
+            if pa.types.is_nested(elements(values).type):
                 continue
-            values = values.drop_null()
-            one.values += len(values)
-            one.seen.append(values.cast(one.seen[0].type) if one.seen else values)
+            kept[name] = values
+            values = elements(values).drop_null()
             if name not in self._known and len(values) and not pa.types.is_boolean(values.type):
                 bounds = pc.min_max(values)
                 one.widen(_plain(bounds["min"].as_py()), _plain(bounds["max"].as_py()), (self._path, 0))
+        return pa.table(kept) if kept else pa.table({"": pa.nulls(table.num_rows)})
+
+
+    def _rows(self, groups: Iterable[int], rows: int, names: list[str]) -> Iterator[pa.RecordBatch]:
+        """The first rows of some row groups."""
+        for batch in self._file.iter_batches(max(1, rows), list(groups), names):
+            yield batch.slice(0, rows)
+            rows -= batch.num_rows
+            if rows <= 0:
+                return
 
 
 def _is_looked_at(kind: pa.DataType) -> bool:
     """Whether values of a column are read. Bytes may be large, and of what is nested deeper nobody makes a feature."""
-    several = pa.types.is_list(kind) or pa.types.is_large_list(kind)
+    several = is_list(kind)
     if several and (pa.types.is_nested(kind.value_type) or pa.types.is_dictionary(kind.value_type)):
         return False
     return several or not (pa.types.is_nested(kind) or pa.types.is_binary(kind) or pa.types.is_large_binary(kind))

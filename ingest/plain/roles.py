@@ -104,7 +104,7 @@ def recipes_of(roles: Roles, hashed: Mapping[str, int], types: Mapping[str, str]
 
 
 def _is_list(kind: str) -> bool:
-    return kind.startswith(("list<", "large_list<"))
+    return kind.startswith(("list<", "large_list<", "fixed_size_list<"))
 
 
 def _asked(roles: Roles, types: Mapping[str, str], lacking: Mapping[str, str]

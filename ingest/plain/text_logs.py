@@ -27,7 +27,8 @@ _BYTES, _PACKED = 1 << 20, 1 << 26
 """How much is looked at of the first and of the last file, at the beginning and at the end; and how much is read of one
 that is compressed, to find its end."""
 _WHOLE, _POINT, _COMMA = (re.compile(form) for form in (
-    r"-?(0|[1-9][0-9]{0,17})", r"[+-]?[0-9]{1,18}(\.[0-9]*)?([eE][+-]?[0-9]{1,3})?", r"-?[0-9]{1,18}(,[0-9]+)?"))
+    r"-?(0|[1-9][0-9]{0,17})", r"[+-]?[0-9]{1,18}(\.[0-9]*)?([eE][+-]?[0-9]{1,3})?|[nN]a[nN]|NAN",
+    r"-?[0-9]{1,18}(,[0-9]+)?|[nN]a[nN]|NAN"))
 _DELIMITERS, _ALIKE = "\t;,|", 0.99
 
 
@@ -48,6 +49,8 @@ class TextSample:
     """The columns that a spec cannot read, with the reason."""
     whole: bool = True
     """Whether the end of the last file was seen."""
+    label: str | None = None
+    """The column that is the label of lines without names: the first, or else the last, that holds 0 and 1 alone."""
 
     @classmethod
     def of(cls, paths: Sequence[str]) -> TextSample:
@@ -90,7 +93,8 @@ class TextSample:
             for part, values in zip(found.column_names, map(whole, found.columns), strict=True):
                 if pa.types.is_struct(values.type):
                     others[part] = "objects without members"
-                elif pa.types.is_list(values.type) and not pa.types.is_string(values.type.value_type):
+                elif pa.types.is_list(values.type) and not (pa.types.is_string(values.type.value_type)
+                                                            or pa.types.is_integer(values.type.value_type)):
                     others[part] = f"{values.type}, of which a job makes no ids"
                 else:
                     columns[part] = values
@@ -118,7 +122,9 @@ class TextSample:
         keys = {**({} if sign == "\t" else {"delimiter": sign}), **({"header": True} if header else {}), **keys,
                 **({"decimal": ","} if comma else {})}
         columns = {name: _numbers(column, comma) for name, column in texts.items()}
-        return cls(form="tsv" if sign == "\t" else "csv", keys=keys, **_with_times(columns), **more)
+        clicks = [name for name in (names[0], names[-1]) if not header and set(texts[name]) == {"0", "1"}]
+        return cls(form="tsv" if sign == "\t" else "csv", keys=keys, label=next(iter(clicks), None),
+                   **_with_times(columns), **more)
 
 
 def text_paths(source: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> list[str]:

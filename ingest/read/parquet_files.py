@@ -30,6 +30,7 @@ from sluice.ingest.columns import Columns
 from sluice.ingest.plain.file_types import SEVERAL, common_number, common_types, refuse_mixed
 from sluice.ingest.plain.from_spec import recipes_of_spec, selection_of
 from sluice.ingest.plain.guess import Proposal, proposals
+from sluice.ingest.plain.hashed_ids import can_hash
 from sluice.ingest.plain.made_columns import MadeColumns
 from sluice.ingest.plain.probe import ColumnFacts, check_values, probe
 from sluice.ingest.plain.recipe import Recipe
@@ -124,8 +125,10 @@ class ParquetFiles:
                 facts = _probed(paths, {name: kind for name, kind in types.items() if name not in edited}, footers)
                 facts |= {name: ColumnFacts(there[name]) for name in edited}
                 found = proposals(facts, sum(sum(footer.row_groups) for footer in footers), label, by_caller)
+                found = {name: one if one.hash is None or can_hash(types[name]) else replace(one, role="dense", size=0)
+                         for name, one in found.items()}  # ids that are stored as floats
                 hashed |= {one.name: one.hash for one in found.values() if one.hash and one.name not in by_caller}
-                others = {name: _SEVERAL_TYPES for name in types if name not in found}
+                others = {name: _SEVERAL_TYPES for name in types if name not in found} | in_folders(paths, types)
                 roles, fill = _guessed(uri, found, others | dict.fromkeys(lacking, _NOT_EVERYWHERE), say)
             recipes, hashed = recipes_of(roles, hashed, types, lacking)
         used = dict.fromkeys([*(name for recipe in recipes for name in recipe.sources),
@@ -301,7 +304,15 @@ def facts_of(source: Paths) -> tuple[dict[str, ColumnFacts], int, dict[str, str]
     for name in lacking.keys() & facts.keys():
         facts[name].optional = True
     others = {name: _NOT_EVERYWHERE if name in lacking else _SEVERAL_TYPES for name in types if name not in facts}
+    others |= in_folders(paths, types)
     return facts, sum(sum(footer.row_groups) for footer in footers), others
+
+
+def in_folders(paths: Iterable[str], columns: Container[str]) -> dict[str, str]:
+    """The columns that only the names of folders have, as `date=2026-01-01`, with why they are left out."""
+    found = {part.partition("=")[0]: part for path in paths for part in Path(path).parent.parts if "=" in part}
+    return {name: f"only the names of folders have it ({part}); write it into the files as a column"
+            for name, part in found.items() if name and name not in columns}
 
 
 def _said(size: int | None, name: str) -> str:

@@ -45,12 +45,13 @@ def guessed_spec(source: Paths, label: str | None = None) -> str:
     """A spec for these files, as TOML: what `ParquetFiles.open` would guess, and more that a spec can say."""
     if not (paths := text_paths(source)):
         facts, rows, others = facts_of(source)
-        return spec_text(proposals(facts, rows, label), others)
+        return spec_text(proposals(facts, rows, label, is_click=True), others)
     sample = TextSample.of(paths)
     with tempfile.TemporaryDirectory(prefix="sluice-guess-") as folder:
-        pq.write_table(sample.table, f"{folder}/rows.parquet")
+        pq.write_table(sample.table, f"{folder}/rows.parquet", row_group_size=-(-sample.table.num_rows // 2))
         facts, _, others = facts_of(f"{folder}/rows.parquet")
-    return spec_text(proposals(facts, sample.rows, label), {**others, **sample.others}, sample)
+    found = proposals(facts, sample.rows, label or sample.label, is_click=True)
+    return spec_text(found, {**others, **sample.others}, sample)
 
 
 def main(argv: list[str]) -> None:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import datetime
+import itertools
 import json
 import zoneinfo
 from collections.abc import Iterator, Mapping, Sequence
 
+import numpy as np
 import pyarrow as pa
 
 from sluice.etl.ops.numeric import Compare, OneHot
+from sluice.etl.ops.timestamps import ParseTime
 from sluice.etl.spec.input_values import converted
-from sluice.ingest.plain.guess import Proposal, user_of
+from sluice.etl.spec.spec import is_the_tables_own
+from sluice.ingest.plain.column_kind import Spread
+from sluice.ingest.plain.guess import Proposal, is_text, user_of
 from sluice.ingest.plain.probe import facts_text
 from sluice.ingest.plain.roles import label_of
 from sluice.ingest.plain.text_logs import TextSample
@@ -25,7 +30,7 @@ _HEAD_OF_TEXT = """\
 # Guessed by `sluice guess` from names and a few rows: read it, and change what is wrong.
 #   sluice etl --spec "this file" --input … --output …    makes a table, which loaders take
 """
-_MOST_ROOM = 10_000_000  # ids: whole numbers below are taken as they are, plus two
+_SPLIT_COLUMNS = 4  # whose values decide the split of plain Parquet that has neither times nor users
 
 
 def spec_text(found: Mapping[str, Proposal], others: Mapping[str, str], sample: TextSample | None = None) -> str:
@@ -36,6 +41,7 @@ def spec_text(found: Mapping[str, Proposal], others: Mapping[str, str], sample: 
     left = [f"#   {name}: {reason}" for name, reason in why.items()]
     form, keys, times = (sample.form, sample.keys, sample.times) if sample else ("parquet", {}, {})
     named = found if form in ("csv", "tsv") else used  # all that lie in a line
+    times = {name: forms for name, forms in times.items() if name in used}
     inputs = ",\n           ".join(_input(one, times.get(name, ())) for name, one in named.items())
     lines = [_HEAD if form == "parquet" else _HEAD_OF_TEXT, "[input]", f'format = "{form}"',
              *(f"{key} = {json.dumps(said)}" for key, said in keys.items()), f"columns = [{inputs}]"]
@@ -47,14 +53,21 @@ def spec_text(found: Mapping[str, Proposal], others: Mapping[str, str], sample: 
                   f"optional = {json.dumps(optional, ensure_ascii=False)}"]
     if left:
         lines += ["# Left out:", *left]
-    lines += ["", "[table]", *_split(found, sample is None or sample.whole)]
+    lines += ["", "[table]", *_split(found, sample)]
     if any(one.role == "label" and one.facts.nulls for one in used.values()):
         lines += ["# Rows without a label lie in a split of their own; nothing is trained on them.",
                   'unlabelled = "ask"']
     lines += [""]
+    taken = {name.lower() for name in found}
     for one in used.values():
         plain = one.name.replace(".", "_")  # a model's table has no dot in its name
-        lines += _columns(one, one.name if plain in found else plain)
+        name = one.name if plain in found else plain
+        alike = [other for other in used if other.lower() == one.name.lower()]
+        if one.name != alike[0] or is_the_tables_own(name):  # no table tells names apart by their case alone
+            name = name.strip("_") or "column"
+            name = next(f"{name}_{n}" for n in itertools.count(2) if f"{name}_{n}".lower() not in taken)
+            taken.add(name.lower())
+        lines += _columns(one, name, learns=form != "parquet")
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -71,40 +84,60 @@ def toml_texts(several: Sequence[str]) -> str:
 
 def _type(one: Proposal) -> str:
     """The type of an input column of a spec."""
-    kind = one.facts.type.value_type if pa.types.is_dictionary(one.facts.type) else one.facts.type
+    kind = one.facts.type
     if one.role == "label":
-        if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        if is_text(one.facts):
             return "text"
         click = not one.facts.values or 0 <= one.facts.low <= one.facts.high <= 1
         return "int" if pa.types.is_boolean(kind) or (click and not pa.types.is_floating(kind)) else "float"
     if one.time:
         return one.time
-    if one.role in ("dense", "weight"):
+    if one.role in ("dense", "weight") or pa.types.is_floating(kind):
         return "float"
-    return "texts" if one.role == "id_list" else "int" if pa.types.is_integer(kind) else "text"
+    fits = pa.types.is_integer(kind) and kind != pa.uint64()
+    return "texts" if one.role == "id_list" else "int" if fits else "text"
 
 
-def _split(found: Mapping[str, Proposal], whole: bool) -> Iterator[str]:
-    """How rows are split: by the first time that there is, if its end is known, else by the user, else not at all."""
-    for name, one in found.items() if whole else ():
-        if one.time not in ("", "text") and one.facts.low is not None and not (one.facts.nulls or one.facts.optional):
-            low, high = (_number(value, one) for value in (one.facts.low, one.facts.high))
-            bounds = [int(low + (high - low) * share) for share in (0.8, 0.9)]
-            if low < bounds[0] < bounds[1]:
-                first, second = (f"{datetime.datetime.fromtimestamp(at / one.unit, datetime.UTC):%Y-%m-%d %H:%M}"
-                                 for at in bounds)
-                yield f"# Trained on the past: validation begins at {first}, test at {second} (UTC)."
-                yield f"split_time = {json.dumps(name, ensure_ascii=False)}"
-                yield f"split = {{train = {min(0, int(low))}, validation = {bounds[0]}, test = {bounds[1]}}}"
-                return
+def _split(found: Mapping[str, Proposal], sample: TextSample | None) -> Iterator[str]:
+    """How rows are split: by the first time that there is, if its end is known, else by the user, else by rows."""
+    for name, one in found.items() if sample is None or sample.whole else ():
+        if bounds := _time_bounds(one):
+            first, second = (f"{datetime.datetime.fromtimestamp(_seconds(at, one), datetime.UTC):%Y-%m-%d %H:%M}"
+                             for at in bounds[1:])
+            yield f"# Trained on the past: validation begins at {first}, test at {second} (UTC)."
+            yield f"split_time = {json.dumps(name, ensure_ascii=False)}"
+            yield f"split = {{train = {bounds[0]}, validation = {bounds[1]}, test = {bounds[2]}}}"
+            return
     user = user_of(found)
-    if user is not None and (found[user].role or found[user].time):
+    by = [user] if user is not None and (found[user].role or found[user].time) else []
+    if by:
         yield "# All rows of one value of this column lie in one split."
-        yield f"split_by = {json.dumps(user, ensure_ascii=False)}"
-        yield "split = {train = 0.8, validation = 0.1, test = 0.1}"
-        return
-    yield "# All rows are for training; with split_by or split_time there are others."
-    yield "split = {train = 1}"
+    elif sample is None:
+        # A loader would have to read every column for the hash of a whole row.
+        features = [one for one in found.values() if one.role in ("dense", "sparse") and not one.facts.optional]
+        by = [one.name for one in sorted(features, key=lambda one: -one.facts.distinct)[:_SPLIT_COLUMNS]]
+        yield "# Rows that agree in all of these lie in one split."
+    else:
+        yield "# A row's hash decides; with split_by or split_time other things do."
+    if by:
+        yield f"split_by = {json.dumps(by[0] if len(by) == 1 else by, ensure_ascii=False)}"
+    yield "split = {train = 0.8, validation = 0.1, test = 0.1}"
+
+
+def _time_bounds(one: Proposal) -> tuple[int, int, int] | None:
+    """Where training, validation and test begin; None if a column cannot say so."""
+    if one.time not in ("int", "float") or one.facts.low is None or one.facts.nulls or one.facts.optional:
+        return None
+    low, high = (_number(value, one) for value in (one.facts.low, one.facts.high))
+    times, _ = converted(one.facts.sampled, "float")
+    times = times.to_numpy()
+    middle = len(times) // 2
+    if len(times) and times[:middle].max(initial=low) > times[middle:].min(initial=high):
+        bounds = [int(at) for at in np.quantile(times, [0.8, 0.9])]  # rows lie in any order: the sample is like all
+    else:
+        start, end = (_seconds(at, one) for at in (low, high))
+        bounds = [_stamp(start + (end - start) * share, one) for share in (0.8, 0.9)]
+    return (min(0, int(low)), bounds[0], bounds[1]) if low < bounds[0] < bounds[1] <= high else None
 
 
 def _number(value: object, one: Proposal) -> float:
@@ -112,7 +145,21 @@ def _number(value: object, one: Proposal) -> float:
     return float(number[0].as_py())
 
 
-def _columns(one: Proposal, name: str) -> list[str]:
+def _seconds(number: float, one: Proposal) -> float:
+    """The time since 1970 that a number of a column says."""
+    if not one.formats:
+        return number / one.unit
+    return float(ParseTime(format=one.formats).apply(pa.array([str(int(number))]), None)[0].as_py())
+
+
+def _stamp(seconds: float, one: Proposal) -> int:
+    """The number by which a column says a time."""
+    if not one.formats:
+        return int(seconds * one.unit)
+    return int(f"{datetime.datetime.fromtimestamp(seconds, datetime.UTC):{one.formats[0]}}")
+
+
+def _columns(one: Proposal, name: str, *, learns: bool) -> list[str]:
     seen = f"# {facts_text(one.facts)}"
     if one.time:
         clock = any("%H" in form for form in one.formats) if one.formats else not pa.types.is_date(one.facts.type)
@@ -123,19 +170,32 @@ def _columns(one: Proposal, name: str) -> list[str]:
         return [line for part, size in ([("hour", 24)] if clock else []) + [("weekday", 7)] for line in
                 _column(f"{name}_{part}", "sparse",
                         [*read, f'{{op = "{part}"{zone}}}', f'{{op = "modulus", size = {size}}}'], seen, one.name)]
-    return _column(name, one.role, _operators(one), seen, None if name == one.name else one.name)
+    return _column(name, one.role, _operators(one, learns=learns), seen, None if name == one.name else one.name)
 
 
-def _operators(one: Proposal) -> list[str]:
-    if one.role in ("dense", "weight"):
+def _operators(one: Proposal, *, learns: bool) -> list[str]:
+    """A column's operators; those that learn from data only where a job makes the table."""
+    if one.role == "weight":
         return ['{op = "fill"}']
+    if one.role == "dense":
+        return ['{op = "fill"}', *(_evened(one.spread, learns=learns) if one.spread else ())]
     if one.role == "label":
         _, made = label_of(one.label, {one.name: str(one.facts.type)})
         return [f'{{op = "one_hot", values = {json.dumps(op.values)}}}' if isinstance(op, OneHot) else
                 f'{{op = "compare", to = {json.dumps(op.to)}}}' for op in made if isinstance(op, (OneHot, Compare))]
-    if one.hash is None and isinstance(one.facts.high, int) and one.facts.high < _MOST_ROOM:
-        return [f'{{op = "modulus", size = {one.facts.high + 1}}}']
-    return [f'{{op = "hash", size = {one.hash or 1_000_000}}}']
+    return [f'{{op = "hash", size = {one.size}}}']
+
+
+def _evened(spread: Spread, *, learns: bool) -> Iterator[str]:
+    """Brings numbers near 0: a model's first steps fail on large ones."""
+    if spread.is_skewed:
+        yield f'{{op = "log", shift = {1 - min(0, spread.low):.6g}, floor = 1}}'
+    if spread.limits:
+        yield f'{{op = "clip", low = {spread.limits[0]:.6g}, high = {spread.limits[1]:.6g}}}'
+    if learns:
+        yield '{op = "standardise"}'
+    else:  # a loader learns nothing: the sample says the same
+        yield f'{{op = "scale", minus = {spread.mean:.6g}, by = {spread.deviation:.6g}}}'
 
 
 def _column(name: str, role: str, operators: list[str], seen: str, source: str | None = None) -> list[str]:

@@ -9,13 +9,16 @@ from contextlib import contextmanager
 from dataclasses import replace
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
 from sluice.dlrm.checkpoint.disk import CheckpointDisk
 from sluice.dlrm.checkpoint.meta import CheckpointMeta, best
 from sluice.dlrm.evaluation import validation
+from sluice.dlrm.evaluation.diagnosis import telling_columns, too_good
 from sluice.dlrm.evaluation.metrics import quality
+from sluice.dlrm.evaluation.single_columns import SingleColumns
 from sluice.dlrm.evaluation.split import evaluate
 from sluice.dlrm.evaluation.validation import Validator
 from sluice.dlrm.options import Config, Table
@@ -73,6 +76,48 @@ def test_rows_that_only_fill_a_batch_count_nowhere():
     found = findings(split())
     assert found.quality.rows == 2 * 64 + 32
     assert found.positives == sum(int(b.label[b.weight > 0].sum()) for b in split().batches)
+
+
+@pytest.mark.parametrize(("column", "name"), [("number", "d1"), ("turned", "d1"), ("ids", "few"), ("bag", "bag"),
+                                              ("none", "")])
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_column_that_alone_predicts_the_label_is_found_on_any_number_of_ranks(column, name, ranks):
+    """Of ids it is what half of the rows shows of the others: ids that are all different say nothing."""
+    parts = []
+    for rank in range(ranks):
+        alone = SingleColumns(("d0", "d1"), tuple(SIZES), SimpleNamespace(ranks=ranks))  # type: ignore[arg-type]
+        for step, one in enumerate(split(batches=6, sense=0.2).batches[rank::ranks]):
+            bags = torch.split(one.values, one.lengths.view(3, -1).sum(1).tolist())
+            few, unique, bag = (ids.clone() for ids in bags)
+            label = one.label
+            unique = torch.arange(len(label)) + 1000 * (step * ranks + rank)
+            if column in ("number", "turned"):
+                one.dense[:, 1] = (label + torch.rand(len(label)) / 2) * (1 if column == "number" else -1)
+            if column == "ids":
+                few = label.int() + 1
+            if column == "bag":
+                bag = label.repeat_interleave(one.lengths.view(3, -1)[2].long()).int() + 1
+            if column == "none":
+                one.dense[:, 1] = torch.rand(len(label))
+            alone.add(replace(one, values=torch.cat([few, unique, bag]).int()))
+        parts.append(np.concatenate(alone._parts, axis=1))
+    alone._world = SimpleNamespace(gather_objects=lambda _: parts)  # type: ignore[assignment]
+    found = alone.result()
+    if column == "bag":
+        assert next(iter(found)) == "bag", "rows whose bag is empty are not told by it"
+    elif name:
+        assert [one for one in found if found[one] > 0.98] == [name]
+    else:
+        assert max(found.values()) < 0.9
+    assert found["one"] < 0.6
+
+
+def test_a_telling_column_is_warned_of_and_nothing_is_dropped():
+    (text,) = telling_columns({"refund": 0.991, "price": 0.98}, "validation")
+    assert "column 'refund' alone predicts the label (AUC 0.9910 on validation)" in text
+    assert too_good(0.9989, {"refund": 0.97}) is None
+    assert "the column 'refund' alone has an AUC of 0.9700" in (too_good(0.999, {"refund": 0.97, "price": 0.6}) or "")
+    assert "Most likely a feature holds the label." in (too_good(1.0, {}) or "")
 
 
 def test_slices_are_the_split_cut_by_ids():

@@ -112,7 +112,7 @@ SPARSE = Field(name="C1", role="sparse", type="int32", cardinality=5)
 
 
 @pytest.mark.parametrize(("fields", "message"), [
-    ((LABEL, DENSE), "no sparse column"), ((LABEL, SPARSE), "no dense column"), ((DENSE, SPARSE), "no label"),
+    ((LABEL, DENSE), "no sparse column"), ((DENSE, SPARSE), "no label"),
     ((LABEL, DENSE, Field(name="C2", role="sparse", type="int32")), "column 'C2': no cardinality")])
 def test_a_table_that_a_dlrm_cannot_use_is_refused_by_name(fields, message):
     with pytest.raises(ConfigError, match=message):

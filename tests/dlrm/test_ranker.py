@@ -7,7 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch import nn
 
+from sluice.dlrm.follow.transplant import owners_of
 from sluice.dlrm.model.item_history import others, with_item_table
 from sluice.dlrm.model.missing import MissingNumbers
 from sluice.dlrm.model.ranker import Ranker, TableLayout
@@ -32,6 +34,16 @@ def batch() -> FakeBatch:
 def looked_up(config: ModelConfig) -> dict[str, tuple[list[int], list[int]]]:
     _, sparse = TableLayout(config, COLUMNS).features(batch(), CPU)
     return {key: (sparse[key].values().tolist(), sparse[key].lengths().tolist()) for key in list(sparse.keys())}
+
+
+def test_a_column_may_have_the_name_of_anything_that_torch_knows():
+    """Its table has another one, which leads back to the column."""
+    names = ["C1", *(name for name in dir(nn.ModuleDict()) if not name.startswith("__")), "keys", "training"]
+    columns = [Table(name=name, rows=9, width=4) for name in dict.fromkeys(names)]
+    layout = TableLayout(ModelConfig(width=4), columns)
+    model = Ranker(ModelConfig(width=4), layout, 1)
+    assert {"type@ids", "items@ids", "C1"} <= model.tables.embedding_bags.keys()
+    assert list(owners_of(layout).values()) == [column.name for column in columns]
 
 
 def test_full_tables_take_a_batchs_own_memory():

@@ -22,7 +22,7 @@ from sluice.dlrm.model.interactions import (
 from sluice.dlrm.model.towers import build, tower_of
 from sluice.dlrm.options import MODELS, ConfigError, ModelConfig
 
-SHAPES = [(1, 1, 1, 4), (1, 3, 5, 4), (7, 13, 3, 12), (16, 2, 26, 8)]  # samples, dense, columns, width
+SHAPES = [(5, 0, 3, 8), (1, 1, 1, 4), (1, 3, 5, 4), (7, 13, 3, 12), (16, 2, 26, 8)]  # samples, dense, columns, width
 STEPS = 5
 
 
@@ -329,5 +329,5 @@ def test_a_wrong_model_is_named(settings, words):
 
 
 def test_a_model_without_columns_is_refused():
-    with pytest.raises(ConfigError, match="not 3 and 0"):
+    with pytest.raises(ConfigError, match="a sparse column"):
         build(ModelConfig(), dense=3, columns=0)

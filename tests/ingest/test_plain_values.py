@@ -380,7 +380,8 @@ def test_a_label_that_nobody_gave_is_no_0_unless_it_is_named(tmp_path):
     assert sum(label for label, in rows) == ROWS / 2
     text = guessed_spec(tmp_path, "liked")
     assert 'unlabelled = "ask"' in text
-    assert len(rows_of(ParquetFiles.open(tmp_path, spec=Spec.own(text)), ["price"])) == ROWS / 2
+    rated = ParquetFiles.open(tmp_path, spec=Spec.own(text))
+    assert sum(len(rows_of(rated, ["price"], split=split)) for split in ("train", "validation", "test")) == ROWS / 2
 
 
 @pytest.mark.parametrize("unlabelled", [False, True])

@@ -29,9 +29,9 @@ def plays(part: int) -> list[dict]:
     return [{"at": FIRST + datetime.timedelta(minutes=60 * part + n / 7, microseconds=n % 3),
              "artist": f"Künstler {n % 9}", "length": part * ROWS + n + 0.5, "premium": n % 2 == 0,
              "price": None if n % 11 == 0 else n / 4,
-             "liked": None if n % 13 == 0 else n % 3 == 0, "track": n * 10**12,
+             "liked": None if n % 13 == 0 else n * 48_271 % 65_537 % 3 == 0, "track": n * 10**12,
              "device": {"os": ["ios", "web"][n % 2]} if n % 5 else None, "genres": ["pop", "fado"][:n % 3],
-             "ids": [n], "seen": None} for n in range(ROWS)]
+             "ids": [n], "scores": [n / 2], "seen": None} for n in range(ROWS)]
 
 
 def as_fields(row: dict, sign: str) -> str:
@@ -43,7 +43,10 @@ def as_fields(row: dict, sign: str) -> str:
                       number(row["price"]), str(row["track"]), "" if row["liked"] is None else str(int(row["liked"]))])
 
 
-def job(folder, text: str, inputs: str) -> tuple[dict, list[dict]]:
+def job(folder, text: str, inputs: str, told_by: str = "") -> tuple[dict, list[dict]]:
+    """The rows, which a column of a guess tells, as it is."""
+    if told_by:
+        text += f'[[column]]\nname = "row"\nfrom = "{told_by}"\nrole = "dense"\nops = [{{op = "fill"}}]\n'
     result = on(None, Job(spec=Spec.own(text), inputs=(inputs,), store=TableStore(folder / "table")))
     return result.rejected, rows_of(FeatureTable.open(folder / "table"))
 
@@ -69,11 +72,11 @@ def test_lines_of_fields(tmp_path, sign, encoding, header, pack):
     assert spec.input.columns == dict(zip(seen, ["float", "text", "float", "float", "int", "int"], strict=True))
     assert (spec.table.split_time, spec.table.unlabelled, spec.input.decimal) == \
         (seen[0], "ask", "," if sign == ";" else ".")
-    rejected, rows = job(tmp_path, text, str(folder))
+    rejected, rows = job(tmp_path, text, str(folder), seen[2])
     assert (rejected, len(rows)) == ({}, 2 * ROWS)
     assert "# Texts that name no zone are read as times in UTC" in text
-    assert sorted(row[seen[2]] for row in rows) == [n + 0.5 for n in range(2 * ROWS)]
-    ids = {plays(0)[n]["artist"]: next(row for row in rows if row[seen[2]] == n + 0.5)[seen[1]] for n in range(9)}
+    assert sorted(row["row"] for row in rows) == [n + 0.5 for n in range(2 * ROWS)]
+    ids = {plays(0)[n]["artist"]: next(row for row in rows if row["row"] == n + 0.5)[seen[1]] for n in range(9)}
     assert len(set(ids.values())) == 9
 
 
@@ -85,15 +88,16 @@ def test_objects_of_json(tmp_path):
     text = guessed_spec(str(tmp_path / "*.json.gz"), "liked")
     assert "#   seen: no value was seen" in text
     assert "zone" not in text, "its times name theirs"
-    assert "#   ids: list<item: int64>, of which a job makes no ids" in text
-    rejected, rows = job(tmp_path, text, str(tmp_path / "*.json.gz"))
+    assert "#   scores: list<item: double>, of which a job makes no ids" in text
+    rejected, rows = job(tmp_path, text, str(tmp_path / "*.json.gz"), "length")
     assert rejected == {"not a JSON object": 1}
     assert len(rows) == 2 * ROWS - 1
     for row in rows:
-        number = int(row["length"]) % ROWS
+        number = int(row["row"]) % ROWS
         assert row["premium"] == (number % 2 == 0)
+        assert len(row["ids"]) > 0, "a bag of one id"
         assert (row["device_os"] == 1) is (number % 5 == 0), "null where there is no device"
-        assert row["at_hour"] == 2 + int(row["length"] / ROWS + number / 7 // 60)
+        assert row["at_hour"] == 2 + int(row["row"] / ROWS + number / 7 // 60)
 
 
 @pytest.mark.parametrize("odd", [{"user:id": 7}, {"deep": 7}, {"half": "\ud800"}, {"none": {}},

@@ -1,0 +1,145 @@
+"""Whether numbers are ids or amounts, and how amounts are spread, by a column's name and a sample of its values."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sluice.ingest.plain.probe import ColumnFacts, elements
+
+_WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|[0-9]+")
+_IDS = frozenset(_WORDS.findall("""
+    ad advertiser album app artist author banner brand browser campaign carrier cat category channel city class
+    code cohort connection country creative customer device domain film gender genre geo group hash id ids ip
+    item keyword kind lang language location member merchant model movie network os page pid placement platform
+    pos position postcode product publisher query region search segment seller session sex shop site sku slot
+    song source state status store tag topic type uid user uuid vendor version video visitor website zip zipcode
+    zone"""))
+_AMOUNTS = frozenset(_WORDS.findall("""
+    age amount average avg balance bid budget bytes clicks cnt conversions cost count counts days depth discount
+    distance duration elapsed fee freq frequency height hours impressions income installs latency len length
+    likes max mean median min minutes num number orders pct percent price probability purchases qty quantity
+    rank rate rating ratio revenue salary sales score seconds shares size spend std sum temperature total value
+    variance views visits weight width years"""))
+_FEW = 1_000
+"""Of so many values and more, the shape of a column says something."""
+_ENOUGH = 20
+"""Fewer values show nothing of how dense a range is."""
+_TO_MIDDLE, _TO_END = 2, 4
+"""Counts are so many times rarer in the middle of their range than at their peak, and at its end than in the middle."""
+_WIDE, _COMMON = 32, 0.25
+"""In a range of so many values or more, no count has this share of it; a frequent id does."""
+_FAR = 8.0
+"""A column is skewed if its largest value lies so many times as far from the median as nine tenths of all values."""
+
+
+def words_of(name: str) -> list[str]:
+    """The words of a name, in small letters: `userId` and `user_id` have the same."""
+    return [word.lower() for word in _WORDS.findall(name)]
+
+
+def is_named_id(name: str) -> bool | None:
+    """Whether a name is that of ids or of amounts, by its last word that says so; None if no word does."""
+    for word in reversed(words_of(name)):
+        if word in _IDS or word in _AMOUNTS:
+            return word in _IDS
+    return None
+
+
+def is_amount(name: str, facts: ColumnFacts) -> bool:
+    """Whether whole numbers are amounts, such as counts, rather than ids. Where the name says nothing, counts are known
+    by their shape: they begin near 0, and from their most frequent range on each doubling is rarer per value. Ids fill
+    their range evenly, or have gaps."""
+    named = is_named_id(name)
+    if named is not None:
+        return not named
+    values = _numbers(facts)
+    if not len(values):
+        return False
+    lowest = values.min()
+    if facts.distinct <= 2:  # a flag
+        return bool(lowest >= 0 and values.max() <= 1)
+    if len(values) < _FEW or not -_FEW < lowest <= 1:
+        return False
+    doublings = np.log2(values - lowest + 1).astype(int)
+    counts = np.bincount(doublings)
+    for number in range(int(np.log2(_WIDE)), len(counts)):
+        within = values[doublings == number]
+        if len(within) >= _ENOUGH and np.unique(within, return_counts=True)[1].max() > _COMMON * len(within):
+            return False
+    density = (counts / 2.0 ** np.arange(len(counts)))[counts >= _ENOUGH]
+    peak, last = int(density.argmax()), len(density) - 1
+    middle = (peak + last + 1) // 2
+    return bool(last >= peak + 2 and density[peak] >= _TO_MIDDLE * density[middle]
+                and density[middle] >= _TO_END * density[last])
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """How the numbers of a column are spread, as far as a sample shows it."""
+
+    is_skewed: bool
+    """Whether a few numbers are far larger than the others, and none is far below 0."""
+    low: float
+    mean: float
+    deviation: float
+    """The standard deviation, after the logarithm if they are skewed; the mean is of the same."""
+    limits: tuple[float, float] | None
+    """Where numbers are cut off that lie far out on both sides; None: nowhere."""
+
+
+def spread_of(facts: ColumnFacts) -> Spread | None:
+    """None if nothing is known of the numbers, or all are the same."""
+    values = _numbers(facts)
+    if not len(values):
+        return None
+    known = [float(end) for end in (facts.low, facts.high) if isinstance(end, (int, float)) and np.isfinite(end)]
+    low, high = min([*known, values.min()]), max([*known, values.max()])
+    tenth, median, most = np.quantile(values, [0.1, 0.5, 0.9])
+    is_high = high - median > _FAR * max(most - median, 1e-9)
+    is_low = median - low > _FAR * max(median - tenth, 1e-9)
+    is_skewed = bool(is_high and low > -max(_FEW, most) and high > _FAR and not (is_low and low < 0 and -low > most))
+    limits = None
+    if not is_skewed and (is_high or is_low) and high - low > _FAR:
+        ends = np.quantile(values, [0.001, 0.999])
+        limits = (float(ends[0]), float(ends[1])) if ends[0] < ends[1] else None
+    if is_skewed:
+        values = np.log(values - low + 1)
+    if limits:
+        values = np.clip(values, *limits)
+    deviation = float(values.std())
+    return Spread(is_skewed, float(low), float(values.mean()), deviation, limits) if deviation else None
+
+
+def likely_values(facts: ColumnFacts, rows: int) -> int:
+    """About how many different values all rows have.
+
+    A sample shows it in two ways: by values that came once and twice (Chao's estimate), and by how many of one half's
+    values come again in the other (capture and recapture), which holds for files that are sorted by the column, too."""
+    if facts.sampled is None or not facts.values:
+        return facts.distinct
+    values = elements(facts.sampled).drop_null()
+    counts = pc.value_counts(values).field("counts").to_numpy()
+    once, twice = int((counts == 1).sum()), int((counts == 2).sum())
+    chao = facts.distinct + once * (once - 1) / (2 * (twice + 1))
+    first, second = pc.unique(values[:len(values) // 2]), pc.unique(values[len(values) // 2:])
+    common = pc.sum(pc.is_in(first, second)).as_py() or 0
+    again = (len(first) + 1) * (len(second) + 1) / (common + 1) - 1
+    most = facts.distinct / facts.values * max(rows, facts.values)
+    if isinstance(facts.low, int) and isinstance(facts.high, int):
+        most = min(most, facts.high - facts.low + 1)
+    return round(max(facts.distinct, min(most, max(chao, again))))
+
+
+def _numbers(facts: ColumnFacts) -> npt.NDArray[np.float64]:
+    """The finite numbers of a sample."""
+    if facts.sampled is None:
+        return np.zeros(0)
+    values = facts.sampled.drop_null().cast(pa.float64(), safe=False).to_numpy()
+    found: npt.NDArray[np.float64] = values[np.isfinite(values)]
+    return found

@@ -1,0 +1,66 @@
+"""A request may write a time as the input has it, or as seconds since 1970."""
+
+from __future__ import annotations
+
+import json
+
+import pyarrow as pa
+import pytest
+
+from sluice.dlrm.serving.decode import ARROW, JSON, Decoder, Refusal
+from sluice.etl.spec.spec import Spec
+
+SPEC = """
+[input]
+format = "csv"
+columns = ["y:int", {name = "at:float", format = ["%Y-%m-%d %H:%M:%S", "%d.%m.%Y"]},
+           {name = "day:int", format = "%Y%m%d"}]
+[[column]]
+name = "y"
+role = "label"
+[[column]]
+name = "at"
+role = "sparse"
+ops = [{op = "hour"}, {op = "modulus", size = 24}]
+[[column]]
+name = "day"
+role = "sparse"
+ops = [{op = "weekday"}, {op = "modulus", size = 7}]
+"""
+ROWS = [{"at": "1970-01-01 00:00:10", "day": "19700102"}, {"at": "02.01.1970", "day": 5}, {"at": 7.5, "day": None},
+        {"at": "", "day": ""}]
+READ = {"at": [10.0, 86_400.0, 7.5, None], "day": [86_400, 5, None, None]}
+
+
+def decoded(*bodies: tuple[str, bytes]) -> dict[str, list]:
+    decoder = Decoder(Spec.own(SPEC), "", most_rows=9)
+    return {name: values.to_pylist() for name, values in
+            decoder.columns([decoder.read(*body) for body in bodies]).items()}
+
+
+def body_of(*rows: dict) -> tuple[str, bytes]:
+    return JSON, json.dumps({"rows": rows}).encode()
+
+
+def test_times_are_read_as_the_job_reads_them():
+    assert decoded(body_of(*ROWS)) == READ
+    assert decoded(*map(body_of, ROWS)) == READ, "requests that are answered together"
+
+
+def test_columns_of_times_may_be_texts():
+    for at in (["1970-01-01 00:00:10", None], pa.array([10**10, None], pa.timestamp("ns"))):
+        table = pa.table({"at": at, "day": pa.array([1, 2], pa.date32())})
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, table.schema) as stream:
+            stream.write_table(table)
+        body = ARROW, sink.getvalue().to_pybytes()
+        assert decoded(body) == {"at": [10.0, None], "day": [86_400, 172_800]}
+
+
+@pytest.mark.parametrize(("row", "said"), [({"at": "yesterday"}, "feature 'at': not a time as its format says"),
+                                           ({"at": "\ud800"}, "feature 'at' is not a number"),
+                                           ({"at": ["1970"]}, "feature 'at' is not a number")])
+def test_a_text_that_is_no_such_time_is_refused_by_name(row, said):
+    with pytest.raises(Refusal, match=said) as refused:
+        decoded(body_of(row))
+    assert refused.value.status == 422

@@ -1,0 +1,60 @@
+"""An unedited guess of each stand-in trains about as well as a logistic regression on the same rows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.stand_ins import STAND_INS, logistic_auc
+from sluice.etl.spec.spec import Spec
+from sluice.etl.table.table import FeatureTable
+from sluice.ingest.tools.guess import guessed_spec
+from tests.dlrm.forks import Forks
+from tests.dlrm.rig import last_json
+from tests.etl.jobs import run
+
+pytestmark = pytest.mark.slow
+ROWS = 16_000
+NEAR = 0.02
+
+
+def trained(forks: Forks, table: Path, folder: Path, *words: str) -> tuple[dict, str]:
+    process = forks.train("--run-dir", folder / "run", "--data", table, *words, tmp=folder)
+    assert process.returncode == 0, process.stderr[-3000:]
+    return last_json(process), process.stderr
+
+
+@pytest.mark.parametrize("name", STAND_INS)
+def test_an_unedited_guess_comes_near_a_logistic_regression(tmp_path, forks, name):
+    write, ending = STAND_INS[name]
+    write(tmp_path / f"log.{ending}", ROWS, 0)
+    text = guessed_spec(str(tmp_path / f"log.{ending}"))
+    result = run(None, tmp_path / "table", tmp_path / f"log.{ending}", text=text)
+    assert result.rejected == {}
+    found, said = trained(forks, tmp_path / "table", tmp_path)
+    expected = logistic_auc(FeatureTable.open(tmp_path / "table"))
+    assert 0.6 < expected < 0.95
+    assert found["auc"] > expected - NEAR
+    assert "alone predicts the label" not in said
+    spec = Spec.own(text)
+    roles = {column.name: column.role for column in spec.columns}
+    if name == "criteo":
+        assert sorted(roles.values()) == ["dense"] * 6 + ["label"] + ["sparse"] * 8
+    else:
+        assert "dense" not in roles.values()
+        assert spec.table.split_time == {"avazu": "hour", "talking_data": "click_time", "movie_lens": "timestamp"}[name]
+        assert not any("attributed_time" in column for column in roles)
+
+
+def test_who_adds_the_column_that_tells_the_label_is_warned_by_name(tmp_path, forks):
+    """The run goes on, and no column is dropped."""
+    STAND_INS["talking_data"][0](tmp_path / "log.csv", ROWS, 1)
+    text = guessed_spec(str(tmp_path / "log.csv")) + (
+        '[[column]]\nname = "later"\nfrom = "attributed_time"\nrole = "sparse"\nops = [{op = "parse_time"}, '
+        '{op = "hour"}, {op = "modulus", size = 24}]\n')
+    run(None, tmp_path / "table", tmp_path / "log.csv", text=text)
+    found, said = trained(forks, tmp_path / "table", tmp_path)
+    assert found["auc"] > 0.999
+    assert "warning: column 'later' alone predicts the label (AUC 1.0000 on validation)" in said
+    assert "is nearly perfect. Most likely a feature holds the label: the column 'later' alone has" in said
