@@ -6,6 +6,7 @@ import json
 import re
 import signal
 import subprocess
+import sys
 import time
 import urllib.request
 from dataclasses import replace
@@ -258,6 +259,62 @@ def until(lines, text: str) -> None:
         if text in line:
             return
     pytest.fail(f"{text!r} never came:\n{''.join(seen)[-3000:]}")
+
+
+WRITER = """
+import os, sys, time
+from sluice.etl.table.pins import pins
+from sluice.etl.table.store import TableStore
+from sluice.etl.table.table import FeatureTable
+from sluice.etl.table.vacuum import vacuum
+from tests.dlrm import clicks_table
+folder, rounds, rows = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+store, removed = TableStore(folder), 0
+for number in range(1, rounds + 1):
+    mode = "append" if number % 3 else "overwrite"
+    clicks_table.write(folder, clicks_table.raw_rows(rows, first=number * rows), mode=mode)
+    for _ in range(3):
+        removed += len(vacuum(store, keep=1, now=time.time(), grace_s=0.0).files)
+        for pin in pins(store, time.time()):
+            lost = [f.path for f in FeatureTable.open(folder, pin.version).files if not os.path.exists(f.path)]
+            assert not lost, (pin.version, lost)
+    print("round", number, flush=True)
+    sys.stdin.readline()
+print("removed", removed, flush=True)
+"""
+
+
+def test_a_run_follows_a_writer_whose_old_versions_are_vacuumed_at_once(tmp_path):
+    """Three processes' work at once: rows are written, everything but the newest version and pins is removed, and a run
+    takes up whole versions only. Two rounds pass while it takes up none."""
+    clicks_table.write(tmp_path / "table", clicks_table.raw_rows(1500))
+    words = ("--run-dir", tmp_path / "run", *data(tmp_path), "--follow", "--epochs", 1000)
+    with subprocess.Popen(command(0, "dlrm.train", *words), cwd=ROOT, env=environment(tmp_path), text=True,
+                          stdout=subprocess.PIPE,
+                          stderr=subprocess.PIPE) as trainer, \
+            subprocess.Popen([sys.executable, "-c", WRITER, tmp_path / "table", "6", "1500"], cwd=ROOT, text=True,
+                             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as writer:
+        try:
+            until(trainer.stderr, "validation after")
+            for number in range(1, 7):
+                until(writer.stdout, f"round {number}")
+                if number % 2 == 0:
+                    until(trainer.stderr, f"becomes {number}")
+                    until(trainer.stderr, "validation after")
+                writer.stdin.write("\n")
+                writer.stdin.flush()
+            assert int(writer.stdout.readline().split()[1]) > 0
+            assert writer.wait(60) == 0
+            trainer.send_signal(signal.SIGTERM)
+            out, err = trainer.communicate(timeout=120)
+            assert trainer.returncode == 0, err[-3000:]
+        finally:
+            trainer.kill()
+            writer.kill()
+    assert json.loads(out.splitlines()[-1])["version"] == 6
+    taken = [(e["before"], e["after"]) for e in events(tmp_path, "run", "follow")]
+    assert [after for _, after in taken] == [before for before, _ in taken[1:]] + [6], taken
+    assert FeatureTable.open(tmp_path / "table").check() == []
 
 
 def test_a_run_follows_two_schema_changes_and_a_crash(tmp_path):
