@@ -58,8 +58,11 @@ class Findings:
         """Says that a prediction is no number, so that nothing is known; None if all are."""
         if self.quality.logloss is not None:
             return None
+        found = "a prediction is no number, so nothing can be judged"
+        if self.largest_dense is None:
+            return found
         column, value = self.largest_dense
-        return f"a prediction is no number, so nothing can be judged; the largest input is {value:g} in {column!r}"
+        return f"{found}; the largest input is {value:g} in {column!r}"
 
     def evidence(self, step: int, columns: int, lr: float) -> Evidence:
         return Evidence(step=step, rows=self.quality.rows, positives=self.positives, auc=self.quality.auc,
