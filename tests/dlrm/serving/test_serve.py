@@ -14,6 +14,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import httpx
+import psutil
 import pytest
 
 from sluice.dlrm import export
@@ -214,6 +215,30 @@ def test_what_was_asked_before_sigterm_is_answered(folder):
     assert b"probabilities" in reply
     assert json.loads(out.strip().splitlines()[-1])["statuses"] == {"200": 1}
     assert not pins(store, time.time())
+
+
+def test_hundreds_of_requests_leave_no_descriptor_no_thread_and_little_memory(folder):
+    def held(process: psutil.Process) -> tuple[int, int, int]:
+        return process.num_fds(), process.num_threads(), process.memory_info().rss
+
+    good = json.dumps({"rows": [{"I1": 3, "C1": "a"}] * 20}).encode()
+    with Server(folder, "--measure-rows", 0) as server:
+        def ask(count: int) -> None:
+            for number in range(count):
+                body = good if number % 4 else b"{broken"
+                head = b"POST /predict HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-type: application/json\r\n"
+                reply = server.raw(head + b"content-length: %d\r\n\r\n" % len(body) + body)
+                assert reply.startswith(b"HTTP/1.1 200" if number % 4 else b"HTTP/1.1 400")
+
+        ask(100)
+        process = psutil.Process(server.process.pid)
+        files, threads, size = held(process)
+        ask(400)
+        files_now, threads_now, size_now = held(process)
+        assert files_now <= files + 1, "the last connection may be open still"
+        assert threads_now <= threads
+        assert size_now - size < 2**23
+        server.ended(signal.SIGTERM)
 
 
 def test_an_interrupt_ends_it(folder):
