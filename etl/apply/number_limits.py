@@ -87,7 +87,7 @@ def has_safe_ends(values: pa.Array, column: ColumnSpec) -> bool:
     if not number or not column.ops or not all(op.keeps_order for op in column.ops):
         return False
     ends = [end for end in pc.min_max(values).as_py().values() if end is not None]
-    probes = pa.array([None, math.nan, *ends], pa.float64())
+    probes = pa.array([None, math.nan, *map(float, ends)], pa.float64())
     kinds = {len(ops): kind for ops, kind in forms(column)}
     for number_of_ops, op in enumerate((None, *column.ops)):
         probes = probes if op is None else step(op, probes, None, {})

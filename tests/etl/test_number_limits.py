@@ -315,3 +315,11 @@ def test_of_a_vocabulary_in_files_such_a_number_is_an_error_that_names_the_colum
     assert finished([3, 0]) == [2.0, 1.0]
     with pytest.raises(FeatureError, match=r"column 'x': .* may not be published"):
         finished([3, 2])
+
+
+@pytest.mark.parametrize("whole", [2**53 + 1, 2**63 - 1, -(2**63)])
+def test_a_whole_number_that_no_float_holds_exactly_is_stored_as_the_nearest(tmp_path, whole):
+    pq.write_table(pa.table({"label": [0, 1], "row": [whole, 5]}), tmp_path / "rows.parquet")
+    text = HEAD.replace(', "a:float", "b:float", "word:text"', "") % ("parquet", "", "")
+    run(None, tmp_path / "t", tmp_path / "rows.parquet", text=text)
+    assert {row["row"] for row in rows_of(FeatureTable.open(tmp_path / "t"))} == {float(np.float32(whole)), 5.0}
