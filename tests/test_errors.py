@@ -48,7 +48,6 @@ NOT_A_USERS_MISTAKE = {
     "ValueRefused": "told as a ColumnError or a TransformError, with its place",
     "NobodyThere": "between a loader's threads: work that no remote worker takes is done here",
     "WorkerClosed": "between a loader's threads",
-    "NobodyThere": "the loader reads the rows itself",
     "WorkerCrashed": "a worker process ended",
     "WorkerError": "the root of those of worker processes",
 }
