@@ -78,9 +78,10 @@ class AuditRequest:
                 audit_spec(spec, self.input, engine_for, flips=self.flips, seed=self.seed)
         for leak in found.leaks:
             say(leak.text)
-        say(f"{found.rows:,} rows of the input are in the table as recomputed, {found.other_rows:,} are not; looked "
-            f"for: {', '.join(f'{what} ({times}×)' for what, times in found.tried.items())}")
-        say(f"{len(found.leaks) or 'no'} {'leak' if len(found.leaks) == 1 else 'leaks'}")
+        for what, times in found.tried.items():
+            say(f"looked for {what}: {times} {'time' if times == 1 else 'times'}")
+        say(f"{found.rows:,} of {found.table_rows:,} rows were recomputed from this input: "
+            f"{len(found.leaks) or 'no'} {'leak' if len(found.leaks) == 1 else 'leaks'}")
         return found.to_json()
 
 

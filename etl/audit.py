@@ -35,9 +35,10 @@ from sluice.etl.ops.user_function import Python
 from sluice.etl.spec.columns import ColumnSpec
 from sluice.etl.spec.input_values import ARROW_TYPES
 from sluice.etl.spec.row_rules import History, Join, RowRules
-from sluice.etl.spec.row_split import row_keys, split_of
+from sluice.etl.spec.row_split import fold_keys, row_keys, split_of
 from sluice.etl.spec.spec import Input, Spec
 from sluice.etl.table.fitted_state import FittedState, StateError, digest_of
+from sluice.etl.table.job_record import RULES
 from sluice.etl.table.split_rows import rule_of
 from sluice.etl.table.store import TableStore
 from sluice.etl.table.table import FeatureTable, TableError
@@ -48,8 +49,9 @@ EngineFor = Callable[[Job], Engine]
 FLIPS, _PIVOTS = 50, 3
 _MOST_ROWS = 2_000_000
 """How many rows meet each other in one pass, in all worlds together."""
-_ROW, _WORLD, _END, _BY = "_audit_row", "_audit_world", "_audit_end", "_audit_by"
-_FILE, _LINE = "_audit_file", "_audit_line"
+_MARK = "_audit_"
+_ROW, _WORLD, _END, _BY, _FILE, _LINE, _LABEL = (
+    f"{_MARK}{name}" for name in ("row", "world", "end", "by", "file", "line", "label"))
 _KINDS = {kind: name for name, kind in ARROW_TYPES.items()}
 LABEL = "made from the label"
 _ANEW = "make the table anew from all of its input, with --mode overwrite --refit"
@@ -92,10 +94,9 @@ class Audit:
     """What an audit did and found."""
 
     version: int
+    table_rows: int
     rows: int = 0
-    """The rows of the input that are in the table with the features that were recomputed."""
-    other_rows: int = 0
-    """The rows of the input that are not, for instance because they were rejected or filtered."""
+    """The rows of the table that were recomputed from the input: of others nothing is said."""
     tried: dict[str, int] = field(default_factory=dict)
     """What was looked for, and in how many changed inputs."""
     leaks: list[Leak] = field(default_factory=list)
@@ -161,7 +162,8 @@ class Relations:
     def _pass(self, rows: pa.Table, spec: Spec, rules: RowRules) -> pa.Table:
         path = self._folder / f"{next(self._numbers)}.parquet"
         pq.write_table(rows, path)
-        source = Input(format="parquet", columns={name.name: _KINDS[name.type] for name in rows.schema})
+        source = Input(format="parquet", columns={name.name: _KINDS[name.type] for name in rows.schema},
+                       marks=tuple(name for name in rows.column_names if name not in spec.input.with_place))
         job = Job(spec=replace(spec, input=source, rows=rules, table=replace(spec.table, split_column=None),
                                identity=spec.rule), inputs=(str(path),), store=TableStore(self._folder / "no-table"))
         engine = self._engine_for(job)
@@ -193,9 +195,15 @@ class Relations:
 class Part:
     """What one job of the table made of the input's rows, recomputed."""
 
-    def __init__(self, table: FeatureTable, rows: pa.Table, relations: Relations) -> None:
-        self.table, self._relations = table, relations
-        self.spec = replace(table.spec(), identity=rule_of(table.record))
+    def __init__(self, table: FeatureTable, rows: pa.Table, relations: Relations, free: Mask) -> None:
+        """Of the rows only the `free` ones can be this job's."""
+        self.table, self._relations, self._free = table, relations, free
+        self.spec, rule = table.spec(), rule_of(table.record)
+        if rule and table.record.rules < RULES:  # its folds hung on the label: under another name, it is not left out
+            rows = rows.append_column(_LABEL, rows[self.spec.label])
+            rule = replace(rule, columns=tuple(
+                replace(one, name=_LABEL) if one.name == self.spec.label else one for one in rule.columns))
+        self.spec = replace(self.spec, identity=rule)
         self.state = table.state() or FittedState()
         self._count, self._rows = rows.num_rows, relations.distinct(rows, self.spec)
         whole = self._rows
@@ -214,21 +222,20 @@ class Part:
 
     def in_worlds(self, worlds: Sequence[World]) -> Iterator[Columns]:
         """The columns of its rows in each world; null in rows that are gone."""
-        label, table = self.spec.label, self._rows
-        meeting = [world for world in worlds if world.relates and self.spec.rows.relational]
-        changed = [(table.set_column(table.column_names.index(label), label, self._flipped(world, _columns(table)))
-                    .filter(pa.array(~world.gone[table[_ROW].to_numpy()])), world.until) for world in meeting]
-        met = self._relations.of(self.spec, changed) if meeting else iter(())
+        related = self.spec.rows.relational
+        meeting = [(pa.table(self._flipped(world, _columns(self._rows))).filter(pa.array(
+            ~world.gone[self._rows[_ROW].to_numpy()])), world.until) for world in worlds if world.relates and related]
+        met = self._relations.of(self.spec, meeting) if meeting else iter(())
         for world in worlds:
-            if not (world.relates and self.spec.rows.relational):
-                yield {**self.columns, label: self._flipped(world, self.columns)}
+            if not (world.relates and related):
+                yield self._flipped(world, self.columns)
                 continue
             found, place = next(met), np.full(self._count, -1)
             place[found[_ROW].to_numpy()] = np.arange(found.num_rows)
             at = place[self.numbers]
             yield _columns(found.select(list(self.columns)).take(pa.array(at, mask=at < 0)))
 
-    def _flipped(self, world: World, columns: Columns) -> pa.Array:
+    def _flipped(self, world: World, columns: Columns) -> Columns:
         made = pc.fill_null(self.spec.labels(columns).cast(pa.int8()), -1).to_numpy(zero_copy_only=False)
         flipped, take = world.flipped[columns[_ROW].to_numpy()], np.arange(len(made))
         for label in (0, 1):
@@ -237,7 +244,8 @@ class Part:
                 if not len(other):
                     raise InputError(f"all rows have the same label, {label}: an audit needs rows of both")
                 take[flipped & (made == label)] = other[0]
-        return columns[self.spec.label].take(pa.array(take))
+        labels = columns[self.spec.label].take(pa.array(take))
+        return {**columns, **dict.fromkeys({self.spec.label, _LABEL} & columns.keys(), labels)}
 
     def values(self, columns: Columns, state: FittedState, wanted: Iterable[ColumnSpec]) -> Columns:
         """Some columns of the table for its rows, and then for those that are drawn for them."""
@@ -246,11 +254,12 @@ class Part:
                 for column in wanted}
 
     def _ready(self, columns: Columns, state: FittedState) -> tuple[Features, Columns, Mapping[str, pa.Array]]:
-        split = split_of(columns, row_keys(columns, self.spec), self.spec)[self.origin]
+        keys = row_keys(columns, self.spec)
+        split, folds = split_of(columns, keys, self.spec), fold_keys(columns, keys, self.spec)
         if self._drawn:
             columns = {name: pa.concat_arrays([values, self._drawn[name]]) for name, values in columns.items()}
         features = Features(self.spec, state, ahead=False)
-        return features, columns, features.extras(columns, row_keys(columns, self.spec), split)
+        return features, columns, features.extras(columns, keys[self.origin], split[self.origin], folds[self.origin])
 
     def blame(self, column: ColumnSpec, row: int, *sides: tuple[Columns, FittedState]) -> tuple[str, str, str]:
         """The first operator, or rule on rows, after which a column's value in a row differs on two sides; and both
@@ -305,10 +314,14 @@ class Part:
         for file in self.table.record.files:
             with store.fs.open_input_file(store.path(file.path)) as opened:
                 held.update(_texts(_columns(pq.read_table(opened, columns=list(values))), [file.split] * file.rows))
+        with_drawn: list[list[tuple[str, ...]]] = [[] for _ in self.numbers]
+        for row, text in zip(self.origin, _texts(values, splits[self.split][self.origin]), strict=True):
+            with_drawn[row].append(text)
         found = np.zeros(len(self.numbers), bool)
-        for number, row in enumerate(_texts(values, splits[self.split])):
-            found[number] = held[row] > 0
-            held[row] -= 1
+        for number, texts in enumerate(with_drawn):
+            found[number] = self._free[self.numbers[number]] and all(held[text] > 0 for text in texts)
+            if found[number]:
+                held.subtract(texts)
         return found
 
 
@@ -396,7 +409,13 @@ class _Versions:
 
     def part(self, version: int) -> Part:
         if version not in self._parts:
-            self._parts[version] = Part(*self.table_of(version), self._relations)
+            table, rows = self.table_of(version)
+            free, live = np.ones(rows.num_rows, bool), [record.version for record in self.table.records.values()]
+            for earlier in sorted(live) if version in live else ():
+                if earlier < version:
+                    part = self.part(earlier)
+                    free[part.numbers[part.mine]] = False
+            self._parts[version] = Part(table, rows, self._relations, free)
         return self._parts[version]
 
     def learned_at(self, version: int, key: str) -> int:
@@ -429,7 +448,7 @@ def audit_table(table: FeatureTable, inputs: Sequence[str], engine_for: EngineFo
     rows = numbered_rows(table.spec(), tuple(inputs), _FILE, _LINE)
     places = rows.select([_FILE, _LINE])
     rows = rows.drop_columns([_FILE, _LINE]).append_column(_ROW, pa.array(np.arange(rows.num_rows)))
-    audit, draw = Audit(version=table.version), np.random.default_rng(seed)
+    audit, draw = Audit(version=table.version, table_rows=table.rows), np.random.default_rng(seed)
     with tempfile.TemporaryDirectory(prefix="sluice-audit-") as folder:
         versions = _Versions(table, rows, Relations(engine_for, Path(folder)))
         lost: list[str] = []
@@ -439,10 +458,9 @@ def audit_table(table: FeatureTable, inputs: Sequence[str], engine_for: EngineFo
                 continue
             worlds = list(_worlds(part, len(places), flips, draw))
             lost += _audit_part(part, versions, audit, places, worlds)
-            audit.rows += int(part.mine.sum())
+            audit.rows += int(part.mine[part.origin].sum())
             for world in worlds:
                 audit.tried[world.holds] = audit.tried.get(world.holds, 0) + 1
-    audit.other_rows = rows.num_rows - audit.rows
     if not audit.rows:
         raise InputError(f"{', '.join(inputs)}: no row of it is in version {table.version} of {table.uri} with the "
                          "features that its record gives; name the files that the table was made from")

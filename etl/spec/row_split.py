@@ -79,8 +79,9 @@ def ties(columns: Mapping[str, pa.Array], spec: Spec) -> list[Keys]:
     """What orders rows of one moment, one number after the other, so that no label comes first: hashes of their keys
     and of their columns, each without the label. Only between rows that differ in nothing else the label counts, and
     there its hash does."""
-    others = {name: values for name, values in columns.items() if name != spec.label}
-    return [fold_keys(columns, row_keys(columns, spec), spec), whole_rows(others), whole_rows(columns)]
+    whole = {name: values for name, values in columns.items() if name not in spec.input.marks}
+    others = {name: values for name, values in whole.items() if name != spec.label}
+    return [fold_keys(columns, row_keys(columns, spec), spec), whole_rows(others), whole_rows(whole)]
 
 
 def as_first(values: pa.Array, column: KeyColumn) -> pa.Array:

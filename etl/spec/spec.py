@@ -67,6 +67,8 @@ class Input:
     """How lines of text are encoded, by Python's name for it."""
     decimal: str = "."
     """What stands before the fractions of numbers in lines of text: a point, or a comma."""
+    marks: tuple[str, ...] = ()
+    """Columns that an audit adds to those of a file: they decide no order."""
     place: str | None = None
     """The name of a column that no file has: the share of the input's rows that lie before a row, files by name."""
 

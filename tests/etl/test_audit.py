@@ -14,16 +14,18 @@ import pytest
 
 from sluice.etl import ops
 from sluice.etl.__main__ import main
-from sluice.etl.apply import counts
+from sluice.etl.apply import counts, features, row_placement
 from sluice.etl.audit import LABEL, audit_spec, audit_table
 from sluice.etl.common.errors import InputError
 from sluice.etl.common.program import run as run_program
+from sluice.etl.jobs import job_run
 from sluice.etl.jobs.progress import JobProgress
 from sluice.etl.local.engine import LocalEngine
 from sluice.etl.ops.statistics import Target
 from sluice.etl.spark import joins
 from sluice.etl.spark.engine import SparkEngine
 from sluice.etl.spec.permission import Permission
+from sluice.etl.spec.row_identity import Identity
 from sluice.etl.spec.spec import Spec
 from sluice.etl.table.table import FeatureTable
 from tests.etl.jobs import Said, run
@@ -88,7 +90,7 @@ def test_a_table_without_leaks_is_said_to_have_none(table, file):
                            if past else CLEAN)
     audit = audited(text, file)
     assert audit.leaks == []
-    assert (audit.rows, audit.other_rows) == (ROWS, 0)
+    assert (audit.rows, audit.table_rows) == (ROWS, ROWS)
     assert audit.tried["its own label"] == 20
     assert audit.tried.get(MOMENT, 0) == 3 * past
 
@@ -199,6 +201,19 @@ def test_sums_that_are_kept_while_folds_are_drawn_anew_are_found_in_the_table(tm
     assert audit_table(FeatureTable.open(out), files, engine()).leaks == []
 
 
+def test_folds_that_follow_the_label_are_found_in_a_table_of_an_older_program(file, tmp_path, monkeypatch):
+    """Its keys held the label, and its records no version of the rules."""
+    text = HEAD.replace('key = ["user", "item", "at"]', "") % BY_HASH + column("user", '{op = "target"}')
+    with monkeypatch.context() as older:
+        for module in (features, row_placement):
+            older.setattr(module, "fold_keys", lambda _columns, keys, _spec: keys)
+        older.setattr(job_run, "RULES", 1)
+        older.setattr(Identity, "of", partial(Identity.of, older=True))
+        run(None, tmp_path / "table", file, text=text)
+    audit = audit_table(FeatureTable.open(tmp_path / "table"), [file], engine())
+    assert (audit.rows, ("user", "target", "its own label") in found(audit)) == (ROWS, True)
+
+
 def test_each_row_is_held_against_what_its_own_version_learned(tmp_path):
     """Appended rows were not learned from, and a renamed column is known by its older name in an older version."""
     text = HEAD % BY_HASH + CLEAN
@@ -208,9 +223,9 @@ def test_each_row_is_held_against_what_its_own_version_learned(tmp_path):
     run(None, out, both[0], text=text)
     run(None, out, both[1], text=text, mode="append", update_state=True)
     audit = audit_table(FeatureTable.open(out), both, engine(), flips=5)
-    assert (audit.rows, audit.other_rows, audit.leaks) == (2 * ROWS, 0, [])
+    assert (audit.rows, audit.table_rows, audit.leaks) == (2 * ROWS, 2 * ROWS, [])
     part = audit_table(FeatureTable.open(out, 0), both, engine(), flips=5)
-    assert (part.rows, part.other_rows, part.leaks) == (ROWS, ROWS, [])
+    assert (part.rows, part.table_rows, part.leaks) == (ROWS, ROWS, [])
 
 
 def test_an_input_that_is_not_what_the_table_was_made_from_shows_nothing(file, tmp_path):
@@ -225,20 +240,22 @@ def test_an_input_that_is_not_what_the_table_was_made_from_shows_nothing(file, t
 
 # ---- the command
 
-def test_the_command_ends_with_2_where_it_finds_a_leak_and_names_it(file, tmp_path, capsys):
-    (tmp_path / "spec.toml").write_text(HEAD % BY_HASH + CLEAN)
-    with pytest.raises(SystemExit) as end:
-        run_program(main, argv=["audit", str(tmp_path / "spec.toml"), "--input", file, "--flips", "3"])
+def test_the_command_ends_with_2_where_it_finds_a_leak_and_names_it(file, tmp_path, monkeypatch, capsys):
+    def run_audit(name: str, ops: str) -> int:
+        (tmp_path / name).write_text(HEAD % BY_HASH + column("user", ops))
+        with pytest.raises(SystemExit) as end:
+            run_program(main, argv=["audit", str(tmp_path / name), "--input", file, "--flips", "3"])
+        return end.value.code
+
+    monkeypatch.setitem(ops.OPERATORS, "whole", Whole)
+    assert run_audit("clean.toml", '{op = "target"}') == 0
     said = capsys.readouterr()
-    assert (end.value.code, json.loads(said.out)["leaks"]) == (0, [])
+    assert json.loads(said.out)["leaks"] == []
     assert "no leaks" in said.err
-    (tmp_path / "leaky.toml").write_text(HEAD % BY_HASH + column("copy", '{op = "fill"}', '"click"'))
-    with pytest.raises(SystemExit) as end:
-        run_program(main, argv=["audit", str(tmp_path / "leaky.toml"), "--input", file, "--flips", "3"])
+    assert run_audit("leaky.toml", '{op = "whole"}') == 2
     said = capsys.readouterr()
-    assert end.value.code == 2
-    assert {leak["column"] for leak in json.loads(said.out.splitlines()[-1])["leaks"]} == {"copy"}
-    assert "leak: column 'copy', made from the label: it holds its own label" in said.err
+    assert [(leak["column"], leak["operator"]) for leak in json.loads(said.out)["leaks"]] == [("user", "whole")]
+    assert "leak: column 'user', whole: it holds its own label" in said.err
 
 
 # ---- rows that meet other rows
