@@ -290,7 +290,7 @@ class Part:
         wanted = set(wanted)
         spec = replace(self.spec, columns=tuple(column for column in self.spec.columns if column.role == "label" or any(
             key in wanted for key, _, _ in column.fitted)))
-        there = pa.array(self.mine & ~gone[self.numbers])
+        there = pa.array(self.learners & ~gone[self.numbers])
         columns = {name: values.filter(there) for name, values in columns.items()}
         tables: dict[str, Any] = {key: table for key, table in self.state.tables.items() if key not in wanted}
         for level in range(spec.levels):
@@ -323,6 +323,16 @@ class Part:
             if found[number]:
                 held.subtract(texts)
         return found
+
+    @cached_property
+    def learners(self) -> Mask:
+        """Which of the rows this job learned from: also those whose features it then rejected."""
+        keys, learners = row_keys(self.columns, self.spec), self.mine.copy()
+        late = Features(self.spec, self.state, ahead=False).late_unfit(
+            self.columns, keys, self.split, fold_keys(self.columns, keys, self.spec))
+        for rejected in late.values():
+            learners[rejected] = True
+        return learners
 
 
 def _columns(table: pa.Table) -> Columns:
@@ -439,8 +449,8 @@ def _digest(table: pa.Table) -> str:
 
 def audit_table(table: FeatureTable, inputs: Sequence[str], engine_for: EngineFor, *, flips: int = FLIPS,
                 seed: int = 0) -> Audit:
-    """Audits the rows of these inputs in a version of a table. InputError if what was learned from labels cannot be
-    learned again from them, so that nothing can be shown."""
+    """Audits a version of a table by the inputs that it was made from. InputError if they do not make all of its rows
+    and learned states, so that nothing can be said of the others."""
     if importlib.util.find_spec("sluice.etl.local") is None:
         raise InputError("an audit reads its input with the local engine, which this installation lacks")
     from sluice.etl.local.sample import numbered_rows
@@ -461,13 +471,11 @@ def audit_table(table: FeatureTable, inputs: Sequence[str], engine_for: EngineFo
             audit.rows += int(part.mine[part.origin].sum())
             for world in worlds:
                 audit.tried[world.holds] = audit.tried.get(world.holds, 0) + 1
-    if not audit.rows:
-        raise InputError(f"{', '.join(inputs)}: no row of it is in version {table.version} of {table.uri} with the "
-                         "features that its record gives; name the files that the table was made from")
-    if lost and not audit.leaks:
-        raise InputError(f"{table.uri}: what {' and '.join(sorted(set(lost)))} learned cannot be learned again from "
-                         f"{', '.join(inputs)}, so that nothing can be said of it; name all files that the table was "
-                         f"made from, or {_ANEW}")
+    if not audit.leaks and (lost or audit.rows < table.rows):
+        what = f"what {' and '.join(sorted(set(lost)))} learned cannot be learned again" if lost else \
+            f"only {audit.rows:,} of {table.rows:,} rows can be recomputed"
+        raise InputError(f"{table.uri}: {what} from {', '.join(inputs)}, so that nothing can be said of version "
+                         f"{table.version}; name all files that it was made from, or {_ANEW}")
     return audit
 
 
