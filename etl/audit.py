@@ -30,13 +30,12 @@ from sluice.etl.apply.parse import Parsed
 from sluice.etl.common.errors import InputError
 from sluice.etl.jobs.engine import Engine, Sums
 from sluice.etl.jobs.job_run import Job
-from sluice.etl.ops import Fitted
 from sluice.etl.ops.user_function import Python
 from sluice.etl.spec.columns import ColumnSpec
 from sluice.etl.spec.input_values import ARROW_TYPES
 from sluice.etl.spec.row_rules import History, Join, RowRules
 from sluice.etl.spec.row_split import fold_keys, row_keys, split_of
-from sluice.etl.spec.spec import Input, Spec
+from sluice.etl.spec.spec import Input, Learned, Spec
 from sluice.etl.table.fitted_state import FittedState, StateError, digest_of
 from sluice.etl.table.job_record import RULES
 from sluice.etl.table.split_rows import rule_of
@@ -49,9 +48,7 @@ EngineFor = Callable[[Job], Engine]
 FLIPS, _PIVOTS = 50, 3
 _MOST_ROWS = 2_000_000
 """How many rows meet each other in one pass, in all worlds together."""
-_MARK = "_audit_"
-_ROW, _WORLD, _END, _BY, _FILE, _LINE, _LABEL = (
-    f"{_MARK}{name}" for name in ("row", "world", "end", "by", "file", "line", "label"))
+_ROW, _WORLD, _BY, _FILE, _LINE, _LABEL = (f"_audit_{name}" for name in ("row", "world", "by", "file", "line", "label"))
 _KINDS = {kind: name for name, kind in ARROW_TYPES.items()}
 LABEL = "made from the label"
 _ANEW = "make the table anew from all of its input, with --mode overwrite --refit"
@@ -116,7 +113,7 @@ class World:
     gone: Mask
     """The rows that are left out."""
     still: Mask
-    learns: Callable[[Fitted], bool] = lambda _op: False
+    learns: Callable[[Learned], bool] = lambda _: False
     """Whether an operator learns anew from the changed rows; others keep what they learned."""
     relates: bool = True
     """Whether rows meet other rows anew in joins and histories."""
@@ -176,23 +173,14 @@ class Relations:
 
     def _apart(self, join: Join, ends: Sequence[Mapping[str, Any]]) -> Join:
         """The join with a side table for each world, without the side rows that are too late for it."""
-        from pyspark.sql import SparkSession
-        from pyspark.sql import functions as sql
+        from sluice.etl.spark.joins import write_until
 
-        from sluice.etl.spark.joins import read_side
-
-        spark, path = SparkSession.getActiveSession(), str(self._folder / f"{next(self._numbers)}")
-        assert spark is not None
-        worlds = spark.createDataFrame([(number, end.get(join.time or "")) for number, end in enumerate(ends)],
-                                       f"{_WORLD} bigint, {_END} double")
-        side = read_side(spark, join).crossJoin(worlds)
-        if join.their_time:
-            side = side.where(~sql.coalesce(side[join.their_time].try_cast("double") > side[_END], sql.lit(False)))
-        side.drop(_END).write.parquet(path)
+        path = str(self._folder / f"{next(self._numbers)}")
+        write_until(join, [end.get(join.time or "") for end in ends], _WORLD, path)
         return replace(join, path=path, format="parquet", on=(*join.on, _WORLD), fields=())
 
 
-class Part:
+class Recomputed:
     """What one job of the table made of the input's rows, recomputed."""
 
     def __init__(self, table: FeatureTable, rows: pa.Table, relations: Relations, free: Mask) -> None:
@@ -290,7 +278,7 @@ class Part:
         wanted = set(wanted)
         spec = replace(self.spec, columns=tuple(column for column in self.spec.columns if column.role == "label" or any(
             key in wanted for key, _, _ in column.fitted)))
-        there = pa.array(self.mine & ~gone[self.numbers])
+        there = pa.array(self.learners & ~gone[self.numbers])
         columns = {name: values.filter(there) for name, values in columns.items()}
         tables: dict[str, Any] = {key: table for key, table in self.state.tables.items() if key not in wanted}
         for level in range(spec.levels):
@@ -324,6 +312,16 @@ class Part:
                 held.subtract(texts)
         return found
 
+    @cached_property
+    def learners(self) -> Mask:
+        """Which of the rows this job learned from: also those whose features it then rejected."""
+        keys, learners = row_keys(self.columns, self.spec), self.mine.copy()
+        late = Features(self.spec, self.state, ahead=False).late_unfit(
+            self.columns, keys, self.split, fold_keys(self.columns, keys, self.spec))
+        for rejected in late.values():
+            learners[rejected] = True
+        return learners
+
 
 def _columns(table: pa.Table) -> Columns:
     table = table.combine_chunks()
@@ -336,7 +334,7 @@ def _texts(columns: Columns, *more: Iterable[Any]) -> Iterator[tuple[str, ...]]:
     return zip(*(map(repr, values.to_pylist()) for values in columns.values()), *more, strict=False)
 
 
-def _worlds(part: Part, rows: int, flips: int, draw: np.random.Generator) -> Iterator[World]:
+def _worlds(part: Recomputed, rows: int, flips: int, draw: np.random.Generator) -> Iterator[World]:
     """How the input is changed, to show what one part's features hold."""
     spec, split = part.spec, np.full(rows, -1)
     mine, none = np.zeros(rows, bool), np.zeros(rows, bool)
@@ -345,7 +343,8 @@ def _worlds(part: Part, rows: int, flips: int, draw: np.random.Generator) -> Ite
     drawn = draw.permutation(np.flatnonzero(mine))
     for row in drawn[:min(flips, max(1, _MOST_ROWS // rows)) if spec.rows.relational else flips]:
         one = np.arange(rows) == row
-        yield World(holds="its own label", flipped=one, gone=none, still=one, learns=lambda op: "label" in op.needs)
+        yield World(holds="its own label", flipped=one, gone=none, still=one,
+                    learns=lambda learned: _by_label(learned, spec))
     yield World(holds="its own label, read as it is", flipped=mine, gone=none, still=mine, relates=False)
     names = list(spec.table.split)
     for number, name in enumerate(names):
@@ -356,7 +355,7 @@ def _worlds(part: Part, rows: int, flips: int, draw: np.random.Generator) -> Ite
         yield World(holds=f"labels of split {name!r}", flipped=others, gone=none, still=training, learns=lambda _: True,
                     keeps_states=True)
         yield World(holds=f"rows of split {name!r}", flipped=none, gone=others, still=training, relates=False,
-                    learns=lambda op: not op.of_all_splits, keeps_states=True)
+                    learns=lambda learned: not learned.op.of_all_splits, keeps_states=True)
     past = any("time" in op.needs for column in spec.columns for op in column.ops)
     times = [*([spec.table.split_time or ""] if past else []), *(history.order for history in spec.rows.histories),
              *(join.time for join in spec.rows.joins if join.time)]
@@ -376,9 +375,14 @@ def _worlds(part: Part, rows: int, flips: int, draw: np.random.Generator) -> Ite
         still, later, since = mine & _all(ranks <= mark), _all(ranks > mark), _all(ranks >= mark)
         until = {join.time: part.columns[join.time][place].as_py() for join in spec.rows.joins if join.time}
         yield World(holds="rows of later moments", flipped=none, gone=later, still=still,
-                    until=until, learns=lambda op: "time" in op.needs)
+                    until=until, learns=lambda learned: "time" in learned.op.needs)
         yield World(holds="labels of the same moment, or later ones", flipped=since, gone=none,
-                    still=still, learns=lambda op: "time" in op.needs)
+                    still=still, learns=lambda learned: "time" in learned.op.needs)
+
+
+def _by_label(learned: Learned, spec: Spec) -> bool:
+    """Whether an operator learns from labels."""
+    return "label" in learned.op.needs or any(spec.label in column.sources for column, _ in learned.users)
 
 
 def _all(of_each_time: Mask) -> Mask:
@@ -391,7 +395,7 @@ class _Versions:
     def __init__(self, table: FeatureTable, rows: pa.Table, relations: Relations) -> None:
         self.table, self._relations = table, relations
         self._tables = {table.version: (table, rows)}
-        self._parts: dict[int, Part] = {}
+        self._parts: dict[int, Recomputed] = {}
 
     def table_of(self, version: int) -> tuple[FeatureTable, pa.Table]:
         """A version, and the rows with the names that its spec has for their columns."""
@@ -407,7 +411,7 @@ class _Versions:
             self._tables[version] = table, rows
         return self._tables[version]
 
-    def part(self, version: int) -> Part:
+    def part(self, version: int) -> Recomputed:
         if version not in self._parts:
             table, rows = self.table_of(version)
             free, live = np.ones(rows.num_rows, bool), [record.version for record in self.table.records.values()]
@@ -415,7 +419,7 @@ class _Versions:
                 if earlier < version:
                     part = self.part(earlier)
                     free[part.numbers[part.mine]] = False
-            self._parts[version] = Part(table, rows, self._relations, free)
+            self._parts[version] = Recomputed(table, rows, self._relations, free)
         return self._parts[version]
 
     def learned_at(self, version: int, key: str) -> int:
@@ -424,7 +428,6 @@ class _Versions:
             while version and self._state(version - 1, key) == self._state(version, key):
                 version -= 1
         return version
-
 
     def _state(self, version: int, key: str) -> str:
         """The digest of what a version learned."""
@@ -439,8 +442,8 @@ def _digest(table: pa.Table) -> str:
 
 def audit_table(table: FeatureTable, inputs: Sequence[str], engine_for: EngineFor, *, flips: int = FLIPS,
                 seed: int = 0) -> Audit:
-    """Audits the rows of these inputs in a version of a table. InputError if what was learned from labels cannot be
-    learned again from them, so that nothing can be shown."""
+    """Audits a version of a table by the inputs that it was made from. InputError if they do not make all of its rows
+    and learned states, so that nothing can be said of the others."""
     if importlib.util.find_spec("sluice.etl.local") is None:
         raise InputError("an audit reads its input with the local engine, which this installation lacks")
     from sluice.etl.local.sample import numbered_rows
@@ -461,20 +464,18 @@ def audit_table(table: FeatureTable, inputs: Sequence[str], engine_for: EngineFo
             audit.rows += int(part.mine[part.origin].sum())
             for world in worlds:
                 audit.tried[world.holds] = audit.tried.get(world.holds, 0) + 1
-    if not audit.rows:
-        raise InputError(f"{', '.join(inputs)}: no row of it is in version {table.version} of {table.uri} with the "
-                         "features that its record gives; name the files that the table was made from")
-    if lost and not audit.leaks:
-        raise InputError(f"{table.uri}: what {' and '.join(sorted(set(lost)))} learned cannot be learned again from "
-                         f"{', '.join(inputs)}, so that nothing can be said of it; name all files that the table was "
-                         f"made from, or {_ANEW}")
+    if not audit.leaks and (lost or audit.rows < table.rows):
+        what = f"what {' and '.join(sorted(set(lost)))} learned cannot be learned again" if lost else \
+            f"only {audit.rows:,} of {table.rows:,} rows can be recomputed"
+        raise InputError(f"{table.uri}: {what} from {', '.join(inputs)}, so that nothing can be said of version "
+                         f"{table.version}; name all files that it was made from, or {_ANEW}")
     return audit
 
 
-def _sources(part: Part, versions: _Versions, count: int) -> tuple[dict[str, Part], list[str]]:
+def _sources(part: Recomputed, versions: _Versions, count: int) -> tuple[dict[str, Recomputed], list[str]]:
     """The part that learned each state which can be learned again, bit for bit; and, of the others that depend on
     labels or times, what they are."""
-    found, lost = dict[str, Part](), []
+    found, lost = dict[str, Recomputed](), []
     for one in part.spec.fitted:
         try:
             source = versions.part(versions.learned_at(part.table.version, one.key))
@@ -484,12 +485,13 @@ def _sources(part: Part, versions: _Versions, count: int) -> tuple[dict[str, Par
             same = False  # what it was learned from is not there any more
         if same:
             found[one.key] = source
-        elif {"label", "time"} & set(one.op.needs):
+        elif "time" in one.op.needs or _by_label(one, part.spec):
             lost.append(f"{one.op.name} of column {one.users[0][0].name!r}")
     return found, lost
 
 
-def _audit_part(part: Part, versions: _Versions, audit: Audit, places: pa.Table, worlds: Sequence[World]) -> list[str]:
+def _audit_part(part: Recomputed, versions: _Versions, audit: Audit, places: pa.Table, worlds: Sequence[World]
+                ) -> list[str]:
     """Adds the leaks of one part of a version; returns the operators of which nothing can be shown."""
     sources, lost = _sources(part, versions, len(places))
     features = [column for column in part.spec.columns if column.role in MODEL_ROLES]
@@ -503,7 +505,7 @@ def _audit_part(part: Part, versions: _Versions, audit: Audit, places: pa.Table,
         columns, tables = dict(zip(parts, changed, strict=True)), dict[str, Any](part.state.tables)
         for source in parts:
             tables |= source.learned(columns[source], world.gone, [
-                one.key for one in part.spec.fitted if sources.get(one.key) is source and world.learns(one.op)])
+                one.key for one in part.spec.fitted if sources.get(one.key) is source and world.learns(one)])
         after = columns[part], FittedState(tables=tables)
         still = part.mine[part.origin] & world.still[part.numbers[part.origin]]
         for column, values in zip(features, part.values(*after, features).values(), strict=True):

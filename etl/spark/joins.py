@@ -7,7 +7,7 @@ were spread. Rows of one moment do not see each other, and no order goes by a la
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Container, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from sluice.etl.common.errors import InputError
@@ -115,6 +115,20 @@ def read_side(spark: SparkSession, join: Join) -> DataFrame:
         raise SpecError(f"join.path = {join.path!r}: there is no column {missing[0]!r} (there are: "
                         f"{', '.join(side.columns)})")
     return side
+
+
+def write_until(join: Join, ends: Sequence[float | None], number: str, path: str) -> None:
+    """Writes the rows of a join's side table once for each end, as Parquet: those that are not later, with the end's
+    number in a column of that name. An end of None leaves out no row."""
+    from pyspark.sql import SparkSession
+    from pyspark.sql import functions as sql
+
+    spark = SparkSession.active()
+    ended = spark.createDataFrame(list(enumerate(ends)), f"{number} bigint, _end double")
+    side = read_side(spark, join).crossJoin(ended)
+    if join.their_time:
+        side = side.where(~sql.coalesce(side[join.their_time].try_cast("double") > side["_end"], sql.lit(False)))
+    side.drop("_end").write.parquet(path)
 
 
 def _salted(rows: DataFrame, keys: list[str]) -> DataFrame:

@@ -22,7 +22,7 @@ from sluice.etl.jobs.engine import JobFailure
 from sluice.etl.jobs.progress import JobProgress
 from sluice.etl.spec.spec import Spec
 from sluice.etl.table.table import FeatureTable
-from tests.etl.jobs import Said, run
+from tests.etl.jobs import Said, run, session
 
 NAME = "leaks"
 SPARK_EVERY = 40
@@ -180,7 +180,8 @@ def _change(case: Case, folder: Path) -> dict[str, Any]:
     """What happens to the table next: the options of a job, for which files and spec are ready."""
     draw = case.draw
     if draw.random() < 0.4 and not any(rule.startswith("[dedup]") for rule in case.rules):
-        new = _rows(draw, 40, 90.0 if "time" in case.table[1] else 2 * _UNTIL, True)
+        # Rows that meet others are appended later, as a history goes on from those that were there.
+        new = _rows(draw, 40, 90.0 if "time" in case.table[1] and not case.spark else _UNTIL, True)
         case.rows += new
         case.files.append(case.write(folder, new))
         return {"mode": "append", "update_state": draw.random() < 0.5, "input": case.files[-1:]}
@@ -207,13 +208,13 @@ def _change(case: Case, folder: Path) -> dict[str, Any]:
 def try_seed(seed: int, folder: Path) -> list[str]:
     """The leaks in the versions of a drawn table, and whatever keeps an audit from looking for them."""
     case, found = drawn(seed), list[str]()
-    spark, out = _session() if case.spark else None, folder / "table"
+    spark, out = session() if case.spark else None, folder / "table"
     pq.write_table(pa.table({"user": [f"u{n % 20}" for n in range(60)], "from": [float(n * 7 % 100) for n in range(60)],
                              "age": [n * 3 % 17 for n in range(60)]}), folder / "side.parquet")
     case.rules = [rule.replace("SIDE", str(folder / "side.parquet")) for rule in case.rules]
     case.files = [case.write(folder, case.rows)]
     options: dict[str, Any] = {"mode": "create", "input": case.files}
-    for number in range(1 if case.spark else 3):
+    for number in range(2 if case.spark else 3):
         said, text = f"version {number}, {options}", case.text()
         (folder / f"spec-{number}.toml").write_text(text)
         Spec.own(text)  # what is drawn is no wrong spec: only a job may refuse it
@@ -229,8 +230,6 @@ def try_seed(seed: int, folder: Path) -> list[str]:
                 found.append(f"{said}: {error}")
             return found
         found += [f"{said}: {leak.text}" for leak in audit.leaks]
-        if audit.rows != audit.table_rows:
-            found.append(f"{said}: {audit.table_rows - audit.rows} of {audit.table_rows} rows are not as recomputed")
         options = _change(case, folder)
     return found
 
@@ -243,9 +242,3 @@ def _engine(spark: Any) -> Any:
     if spark is None:
         return partial(LocalEngine, progress=progress, threads=1)
     return partial(SparkEngine, spark, progress=progress)
-
-
-def _session() -> Any:
-    from sluice.etl.spark.session import open_session
-
-    return open_session("fuzz")
