@@ -110,13 +110,15 @@ _NUMBERS = (*_WHOLE, "float", "double")
 
 def common_type(types: Collection[str], kind: str) -> str | None:
     """The type by Spark's name that holds a column of these types, which a spec reads as `kind`; None if there is no
-    such. Whole numbers of any size go together, and numbers of all types where numbers are wanted."""
-    if len(set(types)) == 1:
+    such. Whole numbers of any size go together, and numbers of all types where numbers are wanted. A column whose
+    writer saw no value is one of whole numbers: Parquet stores it so."""
+    types = {"int" if one == "null" else one for one in types}
+    if len(types) == 1:
         return next(iter(types))
     alike = _NUMBERS if kind in ("int", "float") else _WHOLE if kind == "text" else ()
-    if not set(types) <= set(alike):
+    if not types <= set(alike):
         return None
-    return "bigint" if set(types) <= set(_WHOLE) else "double"
+    return "bigint" if types <= set(_WHOLE) else "double"
 
 
 def refuse_differences(files: Mapping[str, Mapping[str, str]], columns: Mapping[str, str], optional: Collection[str]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
 from benchmarks.stand_ins import STAND_INS, logistic_auc
 from sluice.etl.spec.spec import Spec
@@ -25,6 +26,16 @@ def trained(forks: Forks, table: Path, folder: Path, *words: str) -> tuple[dict,
     return last_json(process), process.stderr
 
 
+@pytest.fixture
+def one_thread():
+    """Threads of torch that wait for a core of a busy machine take most of a small model's time."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("name", STAND_INS)
 def test_an_unedited_guess_comes_near_a_logistic_regression(tmp_path, forks, name):
     write, ending = STAND_INS[name]
