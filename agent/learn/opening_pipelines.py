@@ -193,17 +193,17 @@ def _stage(draw: Draw, shape: dict[str, Any], i: int, *, count: int, rows: int, 
                     lock=shape.get("lock", 0.0), workers=workers, workers_a_core=a_core, for_each_core=for_each_core)
 
 
-def pipeline(split: str, number: int) -> Scenario:
-    """The pipeline of that number; the same one whenever it is asked for."""
+def pipeline(split: str, number: int, *, least_cores: float = 0.25, most_stages: int = 12) -> Scenario:
+    """The pipeline of that number; the same one whenever it is asked for within the same bounds."""
     if split not in SPLITS or number < 0:
         raise ValueError(f"{split!r} {number}: a split is one of {', '.join(SPLITS)}, and its pipelines begin at 0")
     place = SPLITS.index(split)
     draw = Draw(np.random.default_rng((5, place, number)), place)
     family = list(FAMILIES[split])[number % len(FAMILIES[split])]
-    cores = draw.between(0.25, 128)
+    cores = draw.between(least_cores, 128)
     cores = round(cores) if cores >= 2 else round(cores, 2)  # a quota may give a rank part of a core
     rows = int(2 ** draw.random.integers(10, 16))
-    shape = FAMILIES[split][family](draw, 2 + draw.one_of(11))
+    shape = FAMILIES[split][family](draw, 2 + draw.one_of(most_stages - 1))
     width, seconds = draw.between(20, 4000), draw.between(3e-6, 1e-4) / sum(stage["cost"] for stage in shape)
     groups = rows * 2 ** draw.one_of(5)
     parts = _Parts([_stage(draw, stage, i, count=len(shape), rows=rows if i else groups, width=width, seconds=seconds)
