@@ -238,7 +238,7 @@ def test_a_number_that_nothing_fills_in_is_refused(tmp_path):
     (JSON, b'{"rows": [{"I1": 9223372036854775808}]}', 422, "not a whole number of 64 bits"),
     (JSON, b'{"rows": [{"I5": 1' + b"0" * 400 + b"}]}", 422, "feature 'I5'"),
     (JSON, b'{"rows": [{"C1": ["x"]}]}', 422, "not UTF-8 text"),
-    (JSON, b'{"rows": [{"tags": ["x", 3]}]}', 422, "not a list of texts"),
+    (JSON, b'{"rows": [{"tags": ["x", 3.5]}]}', 422, "not a list of texts"),
     (JSON, b'{"rows": [{"C26": "x"}]}', 422, "feature 'C26' is none of the model's"),
     (JSON, b'{"rows": [], "fingerprint": "of last year"}', 409, "is for features 'of last year'"),
     (JSON, json.dumps({"rows": [{}] * 10_001}).encode(), 413, "10001 rows are more than the 10000"),
