@@ -36,7 +36,7 @@ _LONGEST = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rests:
-    """The rests of a consumer so far: a validation, a checkpoint, what lies between two epochs. Each method returns a
+    """The rests of a consumer so far: a validation, or a checkpoint. Each method returns a
     new state, so that other threads may read one at any moment.
 
     Nobody asks for rows in a rest, and the pipeline fills its buffers. The rows that follow come faster than they are
@@ -136,21 +136,18 @@ class Progress:
     def enter(self, phase: str) -> None:
         """Notes that the consumer begins to `wait` or to `compute`, or is `away` between two epochs."""
         now = time.monotonic()
-        was = self._consumer.phase
         self._consumer = _Consumer(phase, now, *self._consumer.totals(now))
-        if phase == "away" != was:
-            self._rests = self._rests.begin(self._look())
-        elif phase != "away" == was:
-            self._rests = self._rests.resume(self._look())
 
     @contextmanager
     def resting(self) -> Iterator[None]:
         """Marks the time of the context as a rest: the consumer neither waits for rows nor computes on them."""
         phase = self._consumer.phase
         self.enter("away")
+        self._rests = self._rests.begin(self._look())
         try:
             yield
         finally:
+            self._rests = self._rests.resume(self._look())
             self.enter(phase)
 
     def count(self, rows: int) -> None:

@@ -6,6 +6,7 @@ import errno
 import itertools
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections import deque
@@ -196,12 +197,13 @@ def test_a_dearer_transform_other_cores_and_a_killed_worker_are_told_with_what_w
     (["bench", "{table}", "--seconds", "0"], "--seconds: 0.0 is not a positive number"),
     (["bench", "{table}", "--roles", "label"], "roles are for plain Parquet files; this table has its own"),
     (["bench", "{table}", "--roles", "label=label"], "roles are for plain Parquet files"),
-    (["bench", "{table}/data/*/*/part-00000.parquet", "--roles", "label=labl"], "did you mean 'label'"),
+    (["bench", "{plain}", "--roles", "label=labl"], "did you mean 'label'"),
     (["bench", "{table}", "--batch-size", "4000000"], "larger than an epoch"),
     (["bench", "{table}", "--batch-size", "80", "--memory-limit", "1MiB"], "take at least")])
-def test_wrong_usage_is_an_error_for_people(table, arguments, message):
+def test_wrong_usage_is_an_error_for_people(table, tmp_path, arguments, message):
+    plain = shutil.copy(table.files_of("train")[0].path, tmp_path / "part.parquet")
     with pytest.raises(UsageError, match=message):
-        main([a.format(table=table.uri) for a in arguments])
+        main([a.format(table=table.uri, plain=plain) for a in arguments])
 
 
 TYPOS = """
