@@ -123,7 +123,8 @@ def test_a_command_lines_transforms_come_on_top_also_over_plain_parquet(made, tm
     assert table.fingerprint.layout != FeatureTable.open(made).fingerprint.layout
     pq.write_table(pa.table({"label": [0, 1] * 100, "C1": [1, 2] * 100, "I1": np.arange(200, dtype=np.float32)}),
                    tmp_path / "a.parquet")
-    files = table_of(str(tmp_path / "a.parquet"), None, (MODULE,)).transformed(short_transforms([f"{MODULE}:doubled"]))
+    files = table_of(str(tmp_path / "a.parquet"), "label=label;dense=I1;sparse=C1", (MODULE,)).transformed(
+        short_transforms([f"{MODULE}:doubled"]))
     found, _, _ = epoch(files)
     assert sorted(found["I1"]) == [2.0 * n for n in range(200)]
 
