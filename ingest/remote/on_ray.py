@@ -21,6 +21,7 @@ from itertools import count
 from typing import Any
 
 from sluice.etl.common import interpreter
+from sluice.etl.common.extras import install_command
 from sluice.ingest.remote.fleet import started
 from sluice.ingest.remote.unit import RemoteError
 
@@ -75,7 +76,7 @@ class RayCluster:
         """Starts the child, and waits until it has joined the cluster. RemoteError if it cannot."""
         named = f"workers='ray://{self._address}'"
         if importlib.util.find_spec("ray") is None:
-            raise RemoteError(f"{named}: Ray is not installed here: pip install 'sluice[ray]'")
+            raise RemoteError(f"{named}: Ray is not installed here: {install_command('ray')}")
         host, _, port = self._address.rpartition(":")
         try:
             with socket.create_connection((host, int(port)), _CONNECT_S):  # Ray itself would try for minutes
