@@ -28,13 +28,6 @@ def test_drawn_tables_have_no_leak(turn, tmp_path):
     assert leaks.try_seed(seed, tmp_path) == [], f"replay it with: make fuzz SEED={seed} ONLY=leaks"
 
 
-@pytest.mark.spark
-@pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")  # pyspark 4.1 leaves them to the collector
-def test_a_drawn_table_whose_rows_meet_others_has_no_leak(spark, tmp_path):
-    seed = SEED * leaks.SPARK_EVERY
-    assert leaks.try_seed(seed, tmp_path) == [], f"replay it with: make fuzz SEED={seed} ONLY=leaks"
-
-
 def test_a_target_encoding_without_folds_is_found(tmp_path_factory, monkeypatch):
     monkeypatch.setattr(Target, "_folds", lambda self, keys: np.where(
         keys.is_null().to_numpy(zero_copy_only=False), self.folds, np.arange(len(keys)) % 2))
