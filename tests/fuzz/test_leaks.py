@@ -12,6 +12,7 @@ from sluice.etl.ops.statistics import Target
 from sluice.etl.spec.spec import Spec
 from tests.fuzz import leaks
 
+pytestmark = pytest.mark.slow
 LOCAL = [seed for seed in range(1, 400) if seed % leaks.SPARK_EVERY]
 SEED = random.SystemRandom().randrange(10**6)
 
