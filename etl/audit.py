@@ -127,7 +127,8 @@ class Relations:
     """Lets rows meet other rows by a spec's rules, in several worlds at once."""
 
     def __init__(self, engine_for: EngineFor, folder: Path) -> None:
-        self._engine_for, self._folder, self._numbers = engine_for, folder, itertools.count()
+        self._engine_for, self._folder = engine_for, folder
+        self._numbers = itertools.count()
 
     def distinct(self, rows: pa.Table, spec: Spec) -> pa.Table:
         """The rows that `dedup` keeps."""
@@ -184,8 +185,9 @@ class Recomputed:
     """What one job of the table made of the input's rows, recomputed."""
 
     def __init__(self, table: FeatureTable, rows: pa.Table, relations: Relations, free: Mask) -> None:
-        """Of the rows only the `free` ones can be this job's."""
-        self.table, self._relations, self._free = table, relations, free
+        """Only the `free` rows can be this job's."""
+        self.table, self._relations = table, relations
+        self._free = free
         self.spec, rule = table.spec(), rule_of(table.record)
         if rule and table.record.rules < RULES:  # its folds hung on the label: under another name, it is not left out
             rows = rows.append_column(_LABEL, rows[self.spec.label])
@@ -345,7 +347,7 @@ def _worlds(part: Recomputed, rows: int, flips: int, draw: np.random.Generator) 
         one = np.arange(rows) == row
         yield World(holds="its own label", flipped=one, gone=none, still=one,
                     learns=lambda learned: _by_label(learned, spec))
-    yield World(holds="its own label, read as it is", flipped=mine, gone=none, still=mine, relates=False)
+    yield World(holds="its own label, with all flipped at once", flipped=mine, gone=none, still=mine, relates=False)
     names = list(spec.table.split)
     for number, name in enumerate(names):
         others = split == number
@@ -372,11 +374,11 @@ def _worlds(part: Recomputed, rows: int, flips: int, draw: np.random.Generator) 
         mine &= split != len(names) - 1
     for row in drawn[:_PIVOTS]:
         mark, place = ranks[:, [row]], int(np.flatnonzero(part.numbers == row)[0])
-        still, later, since = mine & _all(ranks <= mark), _all(ranks > mark), _all(ranks >= mark)
+        still = mine & _all(ranks <= mark)
         until = {join.time: part.columns[join.time][place].as_py() for join in spec.rows.joins if join.time}
-        yield World(holds="rows of later moments", flipped=none, gone=later, still=still,
-                    until=until, learns=lambda learned: "time" in learned.op.needs)
-        yield World(holds="labels of the same moment, or later ones", flipped=since, gone=none,
+        yield World(holds="rows of later moments", flipped=none, gone=_all(ranks > mark), still=still, until=until,
+                    learns=lambda learned: "time" in learned.op.needs)
+        yield World(holds="labels of the same moment, or later ones", flipped=_all(ranks >= mark), gone=none,
                     still=still, learns=lambda learned: "time" in learned.op.needs)
 
 

@@ -24,7 +24,8 @@ def numbered_rows(spec: Spec, paths: tuple[str, ...], file: str, line: str) -> p
     """All rows of an input that parse, in order, with two more columns: the file of each row, and its line there (in
     formats without lines, its number)."""
     headers = tuple(header.encode(spec.input.encoding) for header in headers_of(spec.input))
-    parser, tables, places, total = InputParser(spec), list[pa.Table](), list[np.ndarray](), 0
+    parser, tables = InputParser(spec), list[pa.Table]()
+    places, total = list[np.ndarray](), 0
     seen = Counter[str]()
     with contextlib.closing(Threads(1)) as threads:
         source = LocalInput(spec.input, paths, threads)

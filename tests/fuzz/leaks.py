@@ -115,7 +115,12 @@ def drawn(seed: int) -> Case:
         case.rules.append('[sample]\nnegatives = 0.5\nweight = "weight"')
     elif rule < 0.3 and label == "click":
         case.rules.append(f'[negatives]\ncolumn = "item"\neach = {draw.randint(1, 2)}')
+    elif rule < 0.45:
+        case.table.append('unlabelled = "ask"')
     case.rows = _rows(draw, draw.choice([30, 80, 150]), 0.0, split == "time")
+    if 'unlabelled = "ask"' in case.table:
+        for row in draw.sample(case.rows, 5):
+            row |= {"click": None, "rating": None}
     sources = ["user", "item"]
     if spark:
         sources += _relations(case, label, split)
@@ -219,7 +224,8 @@ def try_seed(seed: int, folder: Path) -> list[str]:
         (folder / f"spec-{number}.toml").write_text(text)
         Spec.own(text)  # what is drawn is no wrong spec: only a job may refuse it
         try:
-            run(spark, out, *options.pop("input"), text=text, max_rejects=1.0, **options)
+            run(spark, out, *options.pop("input"), text=text, max_rejects=1.0, accept_nulls=tuple(case.inputs),
+                split_moved=case.draw.choice(["refuse", "accept"]), **options)
         except (UsageError, JobFailure):
             return found
         table = FeatureTable.open(out)

@@ -12,6 +12,7 @@ from sluice.etl.ops.statistics import Target
 from sluice.etl.spec.spec import Spec
 from tests.fuzz import leaks
 
+pytestmark = pytest.mark.slow
 LOCAL = [seed for seed in range(1, 400) if seed % leaks.SPARK_EVERY]
 SEED = random.SystemRandom().randrange(10**6)
 
@@ -25,13 +26,6 @@ def first_found(tmp_path_factory: pytest.TempPathFactory, begin: int = 1) -> lis
 @pytest.mark.parametrize("turn", range(12))
 def test_drawn_tables_have_no_leak(turn, tmp_path):
     seed = (SEED + turn) * leaks.SPARK_EVERY + 1 + turn
-    assert leaks.try_seed(seed, tmp_path) == [], f"replay it with: make fuzz SEED={seed} ONLY=leaks"
-
-
-@pytest.mark.spark
-@pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")  # pyspark 4.1 leaves them to the collector
-def test_a_drawn_table_whose_rows_meet_others_has_no_leak(spark, tmp_path):
-    seed = SEED * leaks.SPARK_EVERY
     assert leaks.try_seed(seed, tmp_path) == [], f"replay it with: make fuzz SEED={seed} ONLY=leaks"
 
 
