@@ -159,7 +159,7 @@ def _least(name: str, plan: RowsPlan, stages: int, ranks: int) -> int:
         _together(plan, ranks, steps)
         for rank in range(ranks):
             with mock.patch.multiple("sluice.ingest.stages.minimum_memory", **doors.FOOTPRINT):
-                found = max(found, footprint_of(plan, columns, decoding, rank=rank, ranks=ranks, stages=specs,
+                found = max(found, footprint_of(plan, columns, decoding, share=plan.share_of(rank, ranks), stages=specs,
                                                 converted=converted(schema, columns), epochs=2).total)
     return found + _BASE
 
