@@ -22,7 +22,8 @@ OF_VERBS = {"train": "trainer", "evaluate": "trainer", "export": "trainer", "ser
 
 
 OPTIONAL_FOLDERS = {"serve": ("dlrm/serving", "dlrm/serve"), "export": ("dlrm/serving", "dlrm/export"),
-                    "search": ("dlrm/hpo", "dlrm/search"), "worker": ("ingest/remote", "ingest/remote/worker")}
+                    "search": ("dlrm/hpo", "dlrm/search"), "audit": ("etl/local", "etl/audit"),
+                    "worker": ("ingest/remote", "ingest/remote/worker")}
 """A verb whose folder may be deleted, that folder, and the verb's own file, which goes with it."""
 
 
