@@ -32,6 +32,8 @@ Counters = Mapping[tuple[str, str], float]
 _PIPELINE, _REMOTE = "", "remote workers"
 _LONGEST = 4
 """Times the rows read in a rest that the consumer takes before the rest ends in any case."""
+_LONGEST_S = 30.0
+"""The seconds of work that rests may hide from an agent before it sees as many again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,25 +48,38 @@ class Rests:
     """How much each counter rose in the rests that are over."""
     begun: Snapshot | None = None
     """The snapshot at which the present rest began; None if there is none."""
+    pause: Snapshot | None = None
+    """The snapshot since which the consumer asks for no rows; None while it asks for them."""
+    paused: Counters = field(default_factory=dict)
+    """How much each counter rose in the pauses of the present rest that are over."""
     read: int = 0
     """The number of rows that were read during the present rest."""
-    until_rows: int | None = None
-    """The number of rows at which the rest may be over; None until the consumer asks for rows again."""
+    until_rows: int = 0
+    """The number of rows at which the rest may be over."""
+    hidden_s: float = 0.0
+    """The seconds of work in rests that were left out, less the seconds of work that were seen after them."""
+    seen_at: float = 0.0
+    """The time at which the last rest began, on the clock that an agent sees."""
 
     def begin(self, now: Snapshot) -> Rests:
         """Begins a rest, or goes on with one that is not over."""
-        return replace(self, begun=self.begun or now, until_rows=None)
+        if self.begun is not None and (self.pause is not None or self._hidden_s(now) <= _LONGEST_S):
+            return replace(self, pause=self.pause or now)
+        rests = self if self.begun is None else self._end(now)
+        seen_s = now.at - rests.left_out.get((_PIPELINE, "at"), 0) - rests.seen_at
+        return replace(rests, begun=now, pause=now, hidden_s=max(0.0, rests.hidden_s - seen_s))
 
     def resume(self, now: Snapshot) -> Rests:
         """Notes that the consumer asks for rows again."""
-        if self.begun is None:
+        if self.begun is None or self.pause is None:
             return self
         read = now.stages[0].rows - self.begun.stages[0].rows
-        return replace(self, read=read, until_rows=self.begun.rows + read)
+        paused = _sum(_rises(self.pause, now), self.paused)
+        return replace(self, pause=None, paused=paused, read=read, until_rows=self.begun.rows + read)
 
     def may_end(self, rows: int) -> bool:
         """Whether it is time to ask `go_on`, now that the consumer has taken so many rows."""
-        return self.until_rows is not None and rows >= self.until_rows
+        return self.begun is not None and self.pause is None and rows >= self.until_rows
 
     def go_on(self, now: Snapshot) -> Rests:
         """Ends the present rest, or lets it last until the rows that are too many have been taken. New knobs may keep
@@ -72,11 +87,28 @@ class Rests:
         assert self.begun is not None, "a rest has begun"
         too_many = _under_way(now) - _under_way(self.begun)
         an_item = now.stages[0].rows / max(1, now.stages[0].items)
-        if too_many > an_item and now.rows - self.begun.rows < _LONGEST * self.read:
+        if (too_many > an_item and now.rows - self.begun.rows < _LONGEST * self.read
+                and self._hidden_s(now) <= _LONGEST_S):
             return replace(self, until_rows=now.rows + too_many)
-        begun = _counters_of(self.begun)
-        rose = {key: value - begun[key] for key, value in _counters_of(now).items()}
-        return Rests(left_out={key: value + self.left_out.get(key, 0) for key, value in rose.items()})
+        return self._end(now)
+
+    def _hidden_s(self, now: Snapshot) -> float:
+        """The seconds of work that an agent would not have seen of late, if the present rest ended now."""
+        assert self.begun is not None, "a rest has begun"
+        return self.hidden_s + now.at - self.begun.at - self.paused[_PIPELINE, "at"]
+
+    def _end(self, now: Snapshot) -> Rests:
+        """Ends the present rest. It is left out whole, or its pauses alone if too much work would be hidden.
+
+        A consumer may pause so often that it takes most rows in rests, as with short epochs and a validation after
+        each. Its rows come in bursts then, and these are its true rate."""
+        assert self.begun is not None, "a rest has begun"
+        hidden_s, rose = self._hidden_s(now), _rises(self.begun, now)
+        if hidden_s > _LONGEST_S:
+            hidden_s, rose = self.hidden_s, self.paused
+        left_out = _sum(rose, self.left_out)
+        seen_at = self.begun.at - self.left_out.get((_PIPELINE, "at"), 0)
+        return Rests(left_out=left_out, hidden_s=hidden_s, seen_at=seen_at)
 
     def without(self, now: Snapshot) -> Snapshot:
         """Returns the snapshot without what happened in rests. Its clock stands still during one."""
@@ -87,6 +119,16 @@ class Rests:
 def _under_way(snapshot: Snapshot) -> int:
     """The number of rows that were read and not taken yet."""
     return snapshot.stages[0].rows - snapshot.rows
+
+
+def _rises(before: Snapshot, after: Snapshot) -> Counters:
+    """How much each counter of `after` rose since then."""
+    old = _counters_of(before)
+    return {key: value - old.get(key, 0) for key, value in _counters_of(after).items()}
+
+
+def _sum(one: Counters, other: Counters) -> Counters:
+    return {key: one.get(key, 0) + other.get(key, 0) for key in {**one, **other}}
 
 
 def _counters_of(snapshot: Snapshot) -> dict[tuple[str, str], float]:

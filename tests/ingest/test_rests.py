@@ -105,6 +105,20 @@ def test_the_effect_of_a_change_is_that_of_the_time_without_rests(seed):
             assert effects[number]["rows_per_s_after"] == pytest.approx(steady, rel=0.25)
 
 
+@pytest.mark.parametrize("work_s", [0.1, 0.5])
+def test_a_trainer_that_takes_its_rows_in_rests_is_seen_half_of_the_time(work_s):
+    """Each pause fills the buffers, and the next one begins before they are empty."""
+    pipeline = RestingPipeline(*_stages(), step_s=0.004)
+    rounds = round(120 / work_s)
+    for _ in range(rounds):
+        pipeline.rest(7.0)
+        pipeline.advance(work_s)
+    seen, raw = pipeline.snapshot(), pipeline.counters()
+    assert seen.at >= 0.5 * (120 - 30)
+    assert seen.rows >= 0.5 * (raw.rows - 30 / 0.004 * 1000)
+    assert raw.at - seen.at >= rounds * 7.0 - 0.01, "no pause is seen"
+
+
 def test_a_rest_of_the_loader_is_left_out_until_its_rows_are_taken(table):
     with BatchLoader(table, batch_size=80) as loader:
         batches = iter(loader)
