@@ -18,6 +18,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
+
 from sluice.etl.table import commit
 from sluice.etl.table.store import TableStore
 from sluice.ingest.knobs import Limits
@@ -68,6 +70,7 @@ def storm() -> Iterator[Crew]:
     undo: list[Callable[[], None]] = []
     crew = Crew()
     automatic = gc.isenabled()
+    torch_threads = torch.get_num_threads()
     try:  # also what could not be entered is left as it was
         for name, module in sorted(sys.modules.items()):
             if name.startswith(("sluice.ingest.", "sluice.etl.")):
@@ -80,12 +83,14 @@ def storm() -> Iterator[Crew]:
             _set(module, attribute, getattr(module, attribute), undo)  # each seed has its own
         for method in steps.OF_STORE:
             _set(TableStore, method, steps.step(method, getattr(TableStore, method)), undo)
+        torch.set_num_threads(1)  # a transform's thread would set it otherwise, under a lock that is none of the run's
         gc.disable()  # it would run in the middle of a run, at another place each time
         yield crew
     finally:
         for one in reversed(undo):
             one()
         crew.close()
+        torch.set_num_threads(torch_threads)
         if automatic:
             gc.enable()
 

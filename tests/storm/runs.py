@@ -106,13 +106,6 @@ def _begin() -> None:
     """One core for each process: its threads run one at a time anyway, and change places much faster on one."""
     allowed = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {allowed[multiprocessing.current_process()._identity[0] % len(allowed)]})  # type: ignore[attr-defined]
-    _quiet()
-
-
-def _quiet() -> None:
-    import torch
-
-    torch.set_num_threads(1)
 
 
 def described(seed: int, tables: bool = False) -> tuple[Scheduler | None, str]:
