@@ -14,8 +14,8 @@ from collections.abc import Callable
 from typing import Any
 
 NUMBERS = {"read": 0, "write": 1, "pread64": 17, "pwrite64": 18, "readv": 19, "writev": 20, "fsync": 74,
-           "fdatasync": 75, "rename": 82, "renameat": 264, "renameat2": 316, "link": 86, "linkat": 265}
-BY_DESCRIPTOR = {"read", "write", "pread64", "pwrite64", "readv", "writev"}
+           "fdatasync": 75, "rename": 82, "preadv2": 327, "renameat": 264, "renameat2": 316, "link": 86, "linkat": 265}
+BY_DESCRIPTOR = {"read", "write", "pread64", "pwrite64", "readv", "writev", "preadv2"}
 is_known = platform.machine() == "x86_64"
 _LOAD, _EQUAL, _GREATER, _RETURN = 0x20, 0x15, 0x25, 0x06
 _ALLOW, _FAIL = 0x7FFF0000, 0x00050000 | errno.EIO

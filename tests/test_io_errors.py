@@ -19,8 +19,10 @@ from sluice.etl.jobs.engine import clearly as clearly_here
 from sluice.etl.synth.small_table import small_table
 from sluice.etl.table.pins import PinKeeper
 from sluice.etl.table.table import FeatureTable, TableError
+from sluice.ingest.loader import BatchLoader
 from sluice.ingest.read.cache import FileCache
 from sluice.ingest.read.footers import REMEMBERED
+from sluice.ingest.read.packed_copy import PackedCopy
 from sluice.ingest.read.parquet_files import ParquetError, ParquetFiles
 from sluice.ingest.read.reader import RowGroupReader, SourceError
 from tests.dlrm.test_checkpoint import META, Alone, Weights
@@ -179,3 +181,17 @@ def test_a_new_table_is_there_whole_or_not_at_all(tmp_path):
         assert isinstance(error, OSError), error
         with pytest.raises(TableError, match="no feature table"):
             FeatureTable.open(tmp_path / name)
+
+
+@pytest.mark.parametrize("calls", [("preadv2",), WRITE, NAME], ids=["read", "write", "rename"])
+def test_a_packed_copy_that_cannot_be_used_costs_itself_alone(table, tmp_path, capsys, calls):
+    def rows(folder):
+        with BatchLoader(table, batch_size=512, packed=PackedCopy(folder=str(tmp_path / folder))) as loader:
+            return [batch.dense.numpy().tobytes() for batch in loader], loader.store
+
+    want, _ = rows("whole")
+    capsys.readouterr()
+    got, counts = struck(lambda: rows("whole" if calls == ("preadv2",) else "new"), *calls)
+    assert got == want
+    assert not counts.get("packed_hits")
+    assert "Input/output error" in capsys.readouterr().err

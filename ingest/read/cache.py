@@ -61,12 +61,19 @@ class FileCache:
             self._home.mkdir(exist_ok=True)
             (self._home / "name").write_text(data_set)
             self._users = os.open(self._home / "users", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-            os.utime(self._users)
-            if _lock(self._users, fcntl.LOCK_EX):  # nobody else uses the folder: half-written files belong to no one
-                for path in self._home.glob("*.part"):
-                    path.unlink()
-                self._write_ledger(sum(_blocks(p.stat().st_size) for p in self._home.iterdir() if len(p.name) == 64))
-            _lock(self._users, fcntl.LOCK_SH)
+            try:
+                os.utime(self._users)
+                self._begin_ledger()
+            except BaseException:
+                self.close()
+                raise
+
+    def _begin_ledger(self) -> None:
+        if _lock(self._users, fcntl.LOCK_EX):  # nobody else uses the folder: half-written files belong to no one
+            for path in self._home.glob("*.part"):
+                path.unlink()
+            self._write_ledger(sum(_blocks(p.stat().st_size) for p in self._home.iterdir() if len(p.name) == 64))
+        _lock(self._users, fcntl.LOCK_SH)
 
     def get(self, key: str) -> bytes | None:
         """Returns what was put under `key`; None if it is not there, or no longer whole."""
