@@ -7,8 +7,8 @@ lines that are surely one object each are read together; any other line is judge
 from __future__ import annotations
 
 import json
+import math
 import re
-import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -22,7 +22,6 @@ from sluice.etl.spec.nested_columns import flattened
 MAX_DEPTH = 100
 _ELEMENT = {"texts": "text", "floats": "float"}
 _LOOKED_AT = 100  # lines in which true and false are looked for
-_INT_DIGITS = 20  # digits of the longest whole number of 64 bits, with its sign
 
 
 def _plain(depth: int = 2) -> str:
@@ -142,8 +141,11 @@ def _fields(nested: Mapping[str, Any]) -> list[pa.Field]:
 
 
 def _whole(digits: str) -> int | float:
-    """Reads a whole number; Python refuses to read those of thousands of digits, none of which fits in 64 bits."""
-    return int(digits) if len(digits) <= _INT_DIGITS else float(digits)
+    """Reads a whole number; Python refuses to read those of thousands of digits, which are beyond any float, too."""
+    try:
+        return int(digits)
+    except ValueError:
+        return float(digits)
 
 
 _DECODER = json.JSONDecoder(parse_int=_whole)
@@ -201,8 +203,16 @@ def fits(value: Any, kind: str) -> bool:
     if not isinstance(value, (int, float)):
         return False
     if kind == "float":
-        return not abs(value) > sys.float_info.max  # NaN is a missing number, and an infinity was one too large
+        return _is_float(value)
     return isinstance(value, int) and -(2**63) <= value < 2**63
+
+
+def _is_float(number: float) -> bool:
+    """Whether the nearest float of a number is finite, or NaN, which is a missing number."""
+    try:
+        return not math.isinf(number)
+    except OverflowError:  # a whole number
+        return False
 
 
 def _is_whole(text: str) -> bool:

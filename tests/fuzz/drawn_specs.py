@@ -28,6 +28,8 @@ _MOST_OPS, _TRIES = 5, 20
 
 INTS = (0, 1, -1, 2, 3, 7, 23, 24, 86_399, 86_400, 1_700_000_000, 1_700_000_001, 2**24, 2**24 + 1, 2**31 - 1, 2**31,
         -2**31, 2**53, 2**53 + 1, -(2**53) - 1, 2**62 + 1, 2**63 - 1, -(2**63) + 1, -(2**63))
+LONG = (2**53 + 1, 2**63, -(2**63) - 1, 2**64, 10**20, -(10**25), 10**40)
+"""Whole numbers that JSON may hold where floats are, or among texts."""
 FLOATS = (0.0, -0.0, 0.5, 1.0, 1.5, -2.25, 0.1, 1 / 3, 0.999999, 5e-324, 1e-300, 1e-45, 1.2e-38, 1e-6, 16_777_217.0,
           1_700_000_000.25, 1_700_000_001.25, 2.0**53, 1e15, 1e22, 3.4028234e38, 253_402_300_799.0, -1e-3, -1e12)
 HUGE = (1e39, -1e39, 1e300, -1e300, 1.7976931348623157e308, -1.7976931348623157e308)
@@ -69,8 +71,9 @@ _MISFITS = {
     "int": [Misfit(text, json.dumps(text)) for text in ("abc", "--1", "1,5", " ")] +
            [Misfit(text, text) for text in ("1.5", "1e3", "9223372036854775808", "-9223372036854775809")],
     "float": [Misfit(text, json.dumps(text)) for text in ("abc", "1.5.2", "0x1p3", "1 5")]}
-_JSON_MISFITS = {"int": ["[1]", "{}", '"12"', "1.0"], "float": ["[1.5]", '"1.5"'],
-                 "text": ["5", "true", '["a"]', '"\\ud800"'], "texts": ['"a"', "[1]", '[["a"]]', '{"a": 1}'],
+JSON_MISFITS = {"int": ["[1]", "{}", '"12"', "1.0"], "float": ["[1.5]", '"1.5"'],
+                 "text": ["5", "true", '["a"]', '"\\ud800"'],
+                 "texts": ['"a"', "[1.5]", "[true]", '[["a"]]', '{"a": 1}'],
                  "floats": ["3", '["a"]', "[[1.5]]"]}
 
 Parameters = Callable[[random.Random, str], dict[str, Any]]
@@ -233,7 +236,7 @@ def _misfit(draw: random.Random, case: Case, name: str, kind: str) -> Any:
         case.rows[name] = [one % 1000 if isinstance(one, int) else one for one in case.rows[name]]
         return Misfit("1.5", "1.5")
     if case.form == "json" and (kind not in _MISFITS or draw.random() < 0.5):
-        found = draw.choice(_JSON_MISFITS[kind])
+        found = draw.choice(JSON_MISFITS[kind])
         return Misfit(found, found)
     return draw.choice([one for one in _MISFITS[kind] if case.delimiter not in one.text and not (
         case.decimal == "," and "," in one.text)])
@@ -245,11 +248,15 @@ def _pool(draw: random.Random, case: Case, name: str, kind: str) -> list[Any]:
         return [draw.randint(0, 3600) + draw.choice([1_700_000_000, 0, 1_711_846_800]) for _ in range(20)]
     if kind in ("texts", "floats"):
         single = _pool(draw, case, "", "text" if kind == "texts" else "float")
+        if kind == "texts" and case.form == "json":  # where a whole number stands for its digits
+            single += draw.choice([(), INTS + LONG])
         return [[draw.choice([None, *single, *single]) for _ in range(draw.randint(0, 4))] for _ in range(12)]
     if kind == "int":
         return [*_some(draw, INTS, 12), *(draw.randint(-100, 100) for _ in range(6))]
     if kind == "float":
         more = [*draw.choice([(), HUGE]), *draw.choice([(), NOT_FINITE])]
+        if case.form == "json":
+            more += draw.choice([(), LONG])
         return [*_some(draw, FLOATS, 12), *more, *(draw.uniform(-1e3, 1e3) for _ in range(6))]
     found = [*TEXTS, *(_IN_LINES if case.form in ("json", "parquet") else ())]
     if case.form == "tsv":  # which has no quotes, and cannot tell an empty text from none

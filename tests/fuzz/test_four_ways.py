@@ -17,9 +17,9 @@ from sluice.etl import ops
 from sluice.etl.ops import OPERATORS, ids, lists, numeric, scaling, text
 from sluice.etl.spec import columns
 from tests.fuzz import four_ways
-from tests.fuzz.drawn_specs import PARAMETERS, drawn
+from tests.fuzz.drawn_specs import JSON_MISFITS, PARAMETERS, drawn
 
-REGRESSIONS = (1, 2, 9, 21, 22, 23, 34, 44)
+REGRESSIONS = (1, 2, 9, 21, 22, 23, 34, 44, 516262805)
 """Seeds that once found something."""
 SEEDS = [seed for seed in range(1, 80) if seed % four_ways.SPARK_EVERY]
 SERVER, LOADER, JOB = (four_ways.Server, "features"), (four_ways, "load"), (four_ways, "made")
@@ -62,6 +62,17 @@ def test_a_seed_draws_the_same_in_every_process(tmp_path, repo):
                "print(json.dumps([case.etl(), case.loader(), repr(case.rows)]))")
     found = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True, cwd=repo)
     assert json.loads(found.stdout) == [case.etl(), case.loader(), repr(case.rows)]
+
+
+def test_a_job_rejects_every_value_that_is_drawn_because_it_fits_no_column(tmp_path):
+    cells = [f'"{kind}": {misfit}' for kind, misfits in JSON_MISFITS.items() for misfit in misfits]
+    (tmp_path / "rows.json").write_text("".join(f'{{"click": 1, {cell}}}\n' for cell in ['"int": 1', *cells]))
+    columns = ", ".join(f'"{kind}:{kind}"' for kind in JSON_MISFITS)
+    text = (f'[input]\nformat = "json"\ncolumns = ["click:int", {columns}]\n[table]\nsplit = {{all = 1}}\n'
+            '[[column]]\nname = "click"\nrole = "label"\n'
+            '[[column]]\nname = "number"\nfrom = "int"\nrole = "dense"\nops = [{op = "fill"}]\n')
+    rejected = four_ways.made(None, text, tmp_path / "rows.json", tmp_path / "table").rejected
+    assert [line for line, _ in rejected] == list(range(2, len(cells) + 2))
 
 
 @pytest.mark.parametrize("seed", REGRESSIONS)
