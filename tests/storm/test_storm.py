@@ -3,7 +3,9 @@ wrong: every mutant below is found, those of mistakes that were there once inclu
 
 from __future__ import annotations
 
+import builtins
 import dataclasses
+import dis
 import gc
 import inspect
 import json
@@ -11,6 +13,7 @@ import os
 import subprocess
 import sys
 import textwrap
+from types import CodeType
 from typing import Any
 
 import pytest
@@ -94,14 +97,23 @@ def test_a_wait_ends_by_its_time_when_nobody_can_go_on_and_at_no_other():
 
 # ---- what a storm finds
 
+def global_names(code):
+    """The global names that a function uses, and those within it."""
+    names = {one.argval for one in dis.get_instructions(code) if one.opname == "LOAD_GLOBAL"}
+    return names.union(*(global_names(one) for one in code.co_consts if isinstance(one, CodeType)))
+
+
 def changed(monkeypatch, mutant):
     """Puts the mistake in."""
     function = getattr(mutant.owner, mutant.method)
     source = textwrap.dedent(inspect.getsource(function))
     assert mutant.old in source, f"{mutant.method} has no {mutant.old!r}: write this mutant anew"
     made = {}
+    names = vars(sys.modules[function.__module__])
     exec(compile("from __future__ import annotations\n" + source.replace(mutant.old, mutant.new),
-                 inspect.getfile(function), "exec"), sys.modules[function.__module__].__dict__, made)
+                 inspect.getfile(function), "exec"), names, made)
+    unknown = global_names(made[mutant.method].__code__) - names.keys() - vars(builtins).keys()
+    assert not unknown, f"{mutant.method}: its module has no {unknown}, so any seed would find this mutant"
     monkeypatch.setattr(mutant.owner, mutant.method, made[mutant.method])
 
 
@@ -181,7 +193,7 @@ MUTANTS = {
         except Died:
             self._forget()
             data, lent = self._shelf.lend(region), True
-            return wire.read(data, index)[0]""", by_processes),
+            return protocol.read(data, index)[0]""", by_processes),
     "memory that a user still looks at is written again": Mutant(
         run_loader, 100, buffers.Buffers, "take", "== _UNUSED", ">= _UNUSED"),
     "a process that died is never closed": Mutant(
