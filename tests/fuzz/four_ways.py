@@ -231,18 +231,18 @@ def finite_rows(table: FeatureTable, want: Columns) -> list[int]:
 
 
 def of_server(case: Case, table: FeatureTable, want: Columns, loaded: Columns, chains: Mapping[str, str]) -> list[str]:
-    """What the server makes otherwise. A row of the training split knows its own label's fold in the ETL alone, so such
-    columns are compared in the rows of the other splits."""
+    """What the server makes otherwise. A row of the training split knows its own label's fold, and its own moment, in
+    the ETL alone, so such columns are compared in the rows of the other splits."""
     keys = list(want[KEY])
     if not keys:
         return []
-    got = Server(case, table).features(keys, random.Random(case.seed))
     spec = parsed(case, case.entries)
     assert spec is not None
     by_row = {column.name for column in spec.columns if any(op.needs for op in column.ops)}
     trained: set[int] = set()
     if spec.table.training in table.splits:
         trained = set(stored(replace(table, files=table.files_of(spec.table.training)))[KEY])
+    got = _features(Server(case, table), keys, case.seed, by_row, trained)
     made_of = {one.name: {one.name, *one.inputs} for one in table.fields if one.transforms}
     found = []
     for name, values in got.items():
@@ -253,6 +253,19 @@ def of_server(case: Case, table: FeatureTable, want: Columns, loaded: Columns, c
         rows = {key: value for key, value in values.items() if key not in hidden}
         found += differences("the server", {name: {key: reference[name][key] for key in rows}}, {name: rows}, chains)
     return found
+
+
+def _features(server: Server, keys: list[int], seed: int, by_row: set[str], trained: set[int]) -> Columns:
+    """What the server makes of the rows, without those of the training split in which it makes a number too large of
+    all that such a column learned."""
+    try:
+        return server.features(keys, random.Random(seed))
+    except BadValue as error:
+        wrong = {keys[number] for number in error.rows}
+        if not wrong <= trained or not any(f"feature {name!r}:" in str(error) for name in by_row):
+            raise
+    kept = [key for key in keys if key not in wrong]
+    return _features(server, kept, seed, by_row, trained) if kept else {}
 
 
 def not_refused(case: Case, whole: Made, table: FeatureTable, kept: list[int]) -> list[str]:
