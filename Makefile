@@ -46,8 +46,8 @@ storm: setup  ## the loader under schedules and faults drawn from seeds, held ag
 	@$(PY) -m tests.storm $(if $(TABLES),--tables) $(if $(SEED),--seed $(SEED),--seeds $(or $(SEEDS),1000) --first $(or $(FIRST),0))
 
 .PHONY: fuzz
-fuzz: setup  ## specs and rows drawn from seeds, by Spark, local engine, loader and server (SECONDS=600, SEED=7, ONLY=four_ways)
-	@$(PY) -m tests.fuzz $(if $(ONLY),--only $(ONLY)) $(if $(SEED),--seed $(SEED),--seconds $(or $(SECONDS),600))
+fuzz: setup  ## specs and rows drawn from seeds, by Spark, local engine, loader and server (SECONDS=600, FIRST=5, SEED=7, ONLY=four_ways)
+	@$(PY) -m tests.fuzz $(if $(ONLY),--only $(ONLY)) $(if $(FIRST),--first $(FIRST)) $(if $(SEED),--seed $(SEED),--seconds $(or $(SECONDS),600))
 
 .PHONY: policy
 policy: setup  ## teach the opening in simulated pipelines; goes on where it was interrupted (SEED=0, FOLDER=build/opening)

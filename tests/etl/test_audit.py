@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 from dataclasses import replace
 from functools import partial
 
@@ -31,6 +30,7 @@ from sluice.etl.spec.spec import Spec
 from sluice.etl.table.table import FeatureTable
 from tests.etl.jobs import Said, run
 from tests.fuzz import leaks
+from tests.fuzz.seeds import seed_of_code
 
 ROWS = 400
 HEAD = """
@@ -311,5 +311,5 @@ def test_joins_and_lags_that_see_a_label_or_what_comes_later_are_found(spark, tm
 @pytest.mark.spark
 @pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
 def test_a_drawn_table_whose_rows_meet_others_has_no_leak(spark, tmp_path):
-    seed = leaks.SPARK_EVERY * random.SystemRandom().randrange(10**6)
+    seed = leaks.SPARK_EVERY * seed_of_code()
     assert leaks.try_seed(seed, tmp_path) == [], f"replay it with: make fuzz SEED={seed} ONLY=leaks"

@@ -1,7 +1,8 @@
-"""`make fuzz SECONDS=600 [SEED=n] [ONLY=four_ways]`: specs and rows from seeds, through all ways that must agree.
+"""`make fuzz SECONDS=600 [FIRST=n] [SEED=n] [ONLY=four_ways]`: specs and rows from seeds, in all ways that must agree.
 
 Progress and findings go to standard error. The last line of standard output is JSON. The exit status is 1 if anything
-was found. With SEED one seed runs, and its specs are shown and kept.
+was found. With SEED one seed runs, and its specs are shown and kept. Without FIRST the seeds begin with the one that
+the code draws (`tests.fuzz.seeds`), as in the tests.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ import importlib
 import itertools
 import json
 import pkgutil
-import random
 import sys
 import tempfile
 import time
@@ -20,6 +20,7 @@ from pathlib import Path
 from types import ModuleType
 
 import tests.fuzz
+from tests.fuzz.seeds import seed_of_code
 
 _EVERY_S = 10.0
 
@@ -36,14 +37,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
     parser.add_argument("--seconds", type=float, metavar="N", help="begin new seeds for so long")
     parser.add_argument("--seeds", type=int, metavar="N", help="run so many seeds of each fuzzer")
-    parser.add_argument("--first", type=int, metavar="N", help="the first seed (drawn)")
+    parser.add_argument("--first", type=int, metavar="N", help="the first seed (the code draws one)")
     parser.add_argument("--seed", type=int, metavar="N", help="run this seed alone, and show what it draws")
     parser.add_argument("--only", choices=[*modules()], metavar="NAME", help=f"one of {', '.join(modules())}")
     options = parser.parse_args()
     chosen = {name: module for name, module in modules().items() if options.only in (None, name)}
     if options.seed is not None:
         return replay(chosen, options.seed)
-    first = random.SystemRandom().randrange(10**9) if options.first is None else options.first
+    first = seed_of_code() if options.first is None else options.first
     seconds = options.seconds if options.seconds is not None or options.seeds is not None else 60.0
     return many(chosen, first, options.seeds, seconds)
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-
 import numpy as np
 import pytest
 
@@ -11,10 +9,11 @@ from sluice.etl.ops.past_values import Timeline
 from sluice.etl.ops.statistics import Target
 from sluice.etl.spec.spec import Spec
 from tests.fuzz import leaks
+from tests.fuzz.seeds import seed_of_code
 
 pytestmark = pytest.mark.slow
 LOCAL = [seed for seed in range(1, 400) if seed % leaks.SPARK_EVERY]
-SEED = random.SystemRandom().randrange(10**6)
+SEED = seed_of_code()
 
 
 def first_found(tmp_path_factory: pytest.TempPathFactory, begin: int = 1) -> list[str]:
