@@ -90,9 +90,9 @@ class Case:
     @classmethod
     def draw(cls, chance: Random) -> Case:
         name, streams, batch, window = chance.choice(_SHAPES)
-        ranks = chance.choice((1, 1, 2)) if streams > 1 else 1
         plan = _plan(name, streams, batch, window, chance.choice(("drop", "pad")), chance.randrange(2),
                      chance.random() < 0.8)
+        ranks = chance.choice((1, 1, *(n for n in range(2, batch + 1) if plan.can_share(n))))
         transforms = tuple(chance.sample(("raised", "doubled", "hungry"), chance.choice((0, 0, 1, 1, 2, 3))))
         trouble = chance.random() if chance.random() < 0.15 else 1.0
         quarantine = trouble < 0.6

@@ -22,7 +22,7 @@ from sluice.etl.table import commit
 from sluice.ingest import loader, pipeline
 from sluice.ingest.memory import buffers, governor
 from sluice.ingest.process import worker
-from sluice.ingest.stages import pool, shuffle
+from sluice.ingest.stages import batch, pool, shuffle
 from tests.storm.doors import by_lines, chance_of, storm
 from tests.storm.loading import run_loader
 from tests.storm.pools import run_pools
@@ -200,6 +200,8 @@ MUTANTS = {
         run_loader, 100, worker.WorkerProcess, "_forget", "child.close()", "child.kill()", by_processes),
     "rows lie one place further": Mutant(
         run_loader, 100, shuffle.Gatherer, "_places", "row - window.first)", "max(0, row - window.first - 1))"),
+    "ranks that share a stream take the same part": Mutant(
+        run_loader, 100, batch.Cutter, "_part_of", "self._share.bounds,", "slice(0, self._share.rows),"),
     "a commit that was overtaken is made on what is there then": Mutant(
         run_table, 100, commit, "_commit", "max_commit_retries=0", "max_commit_retries=15", two_jobs),
     "a job that was overtaken tries again whatever there is": Mutant(
@@ -208,7 +210,7 @@ MUTANTS = {
     # What was there, and was found so.
     "workers start before all fused stages are there": Mutant(
         run_loader, 1000, pipeline.Pipeline, "_transformer", "lambda stint: Transformer(number, steps,",
-        "lambda stint: Transformer(number, steps[:len(self._pools) - 2],", first=40),
+        "lambda stint: Transformer(number, steps[:len(self._pools) - 2],", first=740),
     "a consumer waits for a worker that waits for the consumer": Mutant(
         run_pools, 4000, pool.Pool, "_past", "self._pull.acquire(blocking=False)", "self._pull.acquire()", elastic,
         first=1080),
@@ -238,6 +240,7 @@ def test_a_mistake_is_found(name):
         changed(patch, mutant)
         seed, error = found(mutant, range(mutant.first, mutant.first + mutant.seeds))
     assert error is not None, f"{mutant.seeds} seeds did not find it"
+    assert not isinstance(error, TypeError | AttributeError), f"this mutant cannot run at all: {error}"
     print(f"{name}: seed {seed}, {type(error).__name__}: {str(error)[:200]}")
     _, unchanged = found(mutant, [seed])
     assert unchanged is None, f"seed {seed} deviates without the mistake, too: {unchanged!r}"
