@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import threading
+import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
@@ -43,7 +44,8 @@ class PetastormSource:
         spec = options.transform_spec
         self._how = {"transform_spec": None if spec is None else checked(spec, same_rows=whole is None),
                      "predicate": options.predicate, "rowgroup_selector": options.rowgroup_selector,
-                     "cache": options.cache, "convert_early_to_numpy": whole is not None, **(whole or {})}
+                     "cache": options.cache, "worker_class": _worker_class(as_arrays=whole is not None),
+                     **(whole or {})}
         self.stored = unischema_of(groups.stored)
         """What Petastorm infers from the first file."""
         if options.schema is not None and (wrong := difference(options.schema, self.stored)):
@@ -62,8 +64,7 @@ class PetastormSource:
 
     def _reader(self, tasks: Iterator[ReadTask], pool: _PoolOfReader) -> Any:
         return _reader_class()(tasks, self._groups, [f.path for f in self._groups.files], reader_pool=pool,
-                               worker_class=_worker_class(), is_batched_reader=True, shuffle_row_groups=False,
-                               **self._how)
+                               is_batched_reader=True, shuffle_row_groups=False, **self._how)
 
     def _compare(self, schema: pa.Schema) -> str | None:
         return difference(self.stored, unischema_of(schema))
@@ -101,7 +102,8 @@ def _mask(predicate: Any, table: pa.Table) -> Any:
     return mask.astype(bool)
 
 
-def _worker_class() -> Any:
+def _worker_class(as_arrays: bool) -> Any:
+    """The class of workers; with `as_arrays` they make Petastorm's arrays by name of a row group, not a table."""
     from petastorm.arrow_reader_worker import ArrowReaderWorker
 
     class PlanWorker(ArrowReaderWorker):  # type: ignore[misc]
@@ -127,8 +129,12 @@ def _worker_class() -> Any:
 
         def _load_rows(self, file: Any, piece: Any, part: Any) -> pa.Table:
             table = super()._load_rows(file, piece, part)
+            if as_arrays:
+                pool = types.SimpleNamespace(get_results=lambda: table)
+                return ArrowReaderWorker.new_results_queue_reader().read_next(
+                    pool, self._transformed_schema, None)._asdict()
             wanted = self._filesystem.given
-            return table if wanted is None or self._convert_early_to_numpy else table.select(wanted.names).cast(wanted)
+            return table if wanted is None else table.select(wanted.names).cast(wanted)
 
         @staticmethod
         def new_results_queue_reader() -> Any:
