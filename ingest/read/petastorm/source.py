@@ -7,6 +7,7 @@ goes through all that, and asks us for a row group's stored columns alone. Order
 
 from __future__ import annotations
 
+import hashlib
 import os
 import threading
 import types
@@ -52,7 +53,7 @@ class PetastormSource:
             raise PetastormError(f"{groups.files[0].path}: {wrong}; the schema was given")
         groups.compare = self._compare
         groups.straight &= not options.asked_for and whole is None
-        self.row_groups = self._selected()
+        self.row_groups, self.chosen_rows = self._selected()
 
     def open(self, tasks: Iterator[ReadTask], make_pool: MakePool) -> Iterator[Any]:
         reader: Iterator[Any] = self._reader(tasks, _PoolOfReader(self._groups, make_pool))
@@ -69,23 +70,26 @@ class PetastormSource:
     def _compare(self, schema: pa.Schema) -> str | None:
         return difference(self.stored, unischema_of(schema))
 
-    def _selected(self) -> tuple[tuple[int, ...], ...]:
-        """The rows of each row group that selector and predicate leave."""
+    def _selected(self) -> tuple[tuple[tuple[int, ...], ...], str]:
+        """How many rows of each row group selector and predicate leave, and a hash of which rows the predicate
+        leaves."""
         every, predicate = self._groups.row_groups, self._options.predicate
         if predicate is None and self._options.rowgroup_selector is None and self._how.get("shard_count") is None:
-            return every
+            return every, ""
         places = pieces_at(every)
         chosen = [places[index] for index in self.idle().ventilator.row_groups]
 
-        def rows(at: tuple[int, int]) -> int:
+        def rows(at: tuple[int, int]) -> tuple[int, bytes]:
             if predicate is None:
-                return every[at[0]][at[1]]
-            return int(_mask(predicate, self._groups.decoded(*at, columns=sorted(predicate.get_fields()))).sum())
+                return every[at[0]][at[1]], b""
+            mask = _mask(predicate, self._groups.decoded(*at, columns=sorted(predicate.get_fields())))
+            return int(mask.sum()), hashlib.sha256(np.packbits(mask).tobytes()).digest()
 
         with ThreadPoolExecutor(min(_COUNTED_AT_ONCE, os.cpu_count() or 1), "sluice-predicate") as threads:
             counted = dict(zip(chosen, threads.map(rows, chosen), strict=True))
-        return tuple(tuple(counted.get((file, group), 0) for group in range(len(groups)))
-                     for file, groups in enumerate(every))
+        which = "" if predicate is None else hashlib.sha256(b"".join(one for _, one in counted.values())).hexdigest()
+        return tuple(tuple(counted.get((file, group), (0, b""))[0] for group in range(len(groups)))
+                     for file, groups in enumerate(every)), which[:16]
 
 
 def pieces_at(row_groups: Sequence[Sequence[int]]) -> list[tuple[int, int]]:
