@@ -1,6 +1,7 @@
 # `make help` explains each target.
 PY := .venv/bin/python
 PYTEST_ARGS ?=
+PETASTORM_TESTS = $(wildcard tests/test_petastorm*.py tests/ingest/test*petastorm*.py) tests/ingest/test_source.py
 # Two processes share the quick tests, a file at a time; tests/conftest.py says in which order.
 TOGETHER = -n 2 --dist loadgroup --no-loadscope-reorder
 
@@ -27,8 +28,9 @@ test: setup  ## all tests, in three processes side by side
 quick: setup  ## the tests that need neither Spark nor torchrun, about a minute: for the time between two edits
 	@$(PY) -m pytest $(TOGETHER) -m "not spark and not slow" $(PYTEST_ARGS)
 
-test-petastorm: setup  ## Petastorm's own tests on today's Arrow, with Spark and TensorFlow: a quarter of an hour
-	@bash .ci/peers compat
+test-petastorm: setup  ## ours on Petastorm 0.12, then Petastorm's own on today's Arrow, Spark and TensorFlow: 15 minutes
+	@bash .ci/peers petastorm-0.12 compat
+	@.venv-peers-petastorm-0.12/bin/python -m pytest $(PETASTORM_TESTS)
 	@.venv-peers-compat/bin/python -m tests.petastorm_own $(FILES)
 
 test-adapters: setup  ## examples/ that feed FuxiCTR and Lightning, on the real packages, in environments of their own

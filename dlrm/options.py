@@ -18,6 +18,7 @@ from sluice.etl.ops.base import MAX_ID
 from sluice.etl.schema import Field
 from sluice.etl.spec.code_options import TransformOptions
 from sluice.ingest.knobs import parse_bytes
+from sluice.ingest.read.petastorm.request import PetastormRequest
 from sluice.ingest.row_order import LAST, default_streams
 from sluice.ingest.tools.options import OrderOptions, RunOptions
 
@@ -246,7 +247,8 @@ class InputSettings(KnobOptions, TransformOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(DataSettings, LoopSettings, OrderOptions, RankSettings, EvaluationSettings, InputSettings, PageOptions):
+class Config(DataSettings, LoopSettings, OrderOptions, RankSettings, EvaluationSettings, InputSettings,
+             PetastormRequest, PageOptions):
     """Everything that decides what a run does: it is written into the run folder and into each checkpoint."""
 
     model: ModelConfig = field(default_factory=ModelConfig)
@@ -264,6 +266,9 @@ class Config(DataSettings, LoopSettings, OrderOptions, RankSettings, EvaluationS
             object.__setattr__(self, "streams", default_streams(self.batch_size))
         if self.batch_size % self.ranks:
             raise ConfigError(f"batch size {self.batch_size} cannot be cut into equal parts for {self.ranks} ranks")
+        if self.reader == "arrow" and self.functions:
+            raise ConfigError(f"--{next(iter(self.functions)).replace('_', '-')}: Petastorm's Reader does that; take "
+                              "--reader petastorm")
         if self.stop_auc is not None and not 0.5 < self.stop_auc < 1:
             raise ConfigError(f"stop_auc: {self.stop_auc!r} is not between 0.5 and 1")
 

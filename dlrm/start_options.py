@@ -13,7 +13,8 @@ from sluice.etl.common.settings import Given, make, read, replaced, setting
 from sluice.etl.spec.code_options import CodeOptions
 
 # What a resumed run must keep: other values would train another model, or on other rows.
-_FIXED = ("batch_size", "last", "seed", "streams", "window_rows", "sample", "model", "transforms")
+_FIXED = ("batch_size", "last", "seed", "streams", "window_rows", "sample", "model", "transforms",
+          "transform_spec", "predicate", "rowgroup_selector")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -30,7 +30,7 @@ def _own_standard_error() -> None:
     """Gives this process its own standard error back, which spark-submit has joined to standard output, if the original
     is a terminal or a pipe.
 
-    (If it is a file, it would be written at two places at once.)"""
+    (If it is a file, it would be written at two places at once. psutil opens no descriptor of another process.)"""
     if _SUBMITTED not in os.environ:
         return
     try:

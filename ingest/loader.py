@@ -143,6 +143,8 @@ class BatchLoader(IterableDataset[Batch]):
                              last=last)
         share = self.plan.share_of(rank, ranks)
         self._table = {"version": source.version, "split": split}
+        if rows.chosen_rows:
+            self._table["rows of the predicate"] = rows.chosen_rows
         self._plain = plain if petastorm.transform_spec is None else None
         self._epochs = epochs
         self._remote = None if not workers else _remote_reads(
@@ -310,8 +312,8 @@ class BatchLoader(IterableDataset[Batch]):
                                   f"transforms={list(self._code)}")
         table = state.get("table")
         table = table if isinstance(table, Mapping) else {}
-        if others := [f"{name}: {table.get(name)!r} in the state, {own!r} here" for name, own in self._table.items()
-                      if table.get(name) != own]:
+        if others := [f"{name}: {table.get(name)!r} in the state, {self._table.get(name)!r} here"
+                      for name in {**self._table, **table} if table.get(name) != self._table.get(name)]:
             raise LoaderError(f"this state belongs to other rows ({'; '.join(others)})")
         position = self.plan.position(state)
         self._pipeline.stop()

@@ -1,20 +1,21 @@
-"""What this process may use and does use: cores, memory, processor time. Standard library only.
+"""What this process may use and does use: cores, memory, processor time.
 
-`root` is `/`; tests put a made-up /proc and /sys there.
+psutil reads processor times, the host's memory and limits of processes. The rest is read here, because psutil has no
+control groups, pressure, waiting for cores, or numbers of cores, and counts shared memory together with mapped files.
+`root` is `/`; tests put made-up files there.
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
-import re
-import resource
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-from sluice.etl.common.control_groups import UNLIMITED, ControlGroups, MemoryGroup, text_of
+import psutil
+
+from sluice.etl.common.control_groups import ControlGroups, MemoryGroup, text_of
 
 WORKER_PROCESS_BYTES = 50 * 2**20
 """What a worker process takes at least, with numpy and pyarrow: it is charged with that until one was weighed."""
@@ -28,7 +29,6 @@ class Machine:
         self._pid = os.getpid() if pid is None else pid
         self._control = ControlGroups(root, self._pid)
         self._ticks = os.sysconf("SC_CLK_TCK")
-        self._page = os.sysconf("SC_PAGE_SIZE")
 
     def cores(self) -> float:
         """The number of cores that may be used: those of the affinity, or fewer if a quota says so."""
@@ -43,7 +43,8 @@ class Machine:
 
     def memory_limit(self, user: int | None = None) -> int:
         """The lowest of the control groups' limits, the host's memory, this process's own limit (ulimit) and `user`."""
-        limits = [self._total(), *(group.limit for group in self._control.limited()), *self._own_limits()]
+        groups = (group.limit for group in self._control.limited())
+        limits = [int(psutil.virtual_memory().total), *groups, *self._own_limits()]
         return min(limits if user is None else [*limits, user])
 
     def memory_group(self) -> MemoryGroup | None:
@@ -76,9 +77,7 @@ class Machine:
     def cpu_used_s(self) -> float:
         """The processor time of this process and its descendants, including those that have ended and were waited
         for."""
-        if self._without_proc():
-            return sum(os.times()[:4])  # descendants count once they were waited for
-        return sum(self._cpu_of(pid) for pid in self.tree()) / self._ticks
+        return sum(map(_cpu_s, self.tree()))
 
     def cores_idle_s(self) -> float | None:
         """How long cores of the affinity have had nothing to do so far. None if the kernel does not say, or if a quota
@@ -95,39 +94,24 @@ class Machine:
         return None if allowed else idle / self._ticks
 
     def tree(self) -> list[int]:
-        """The ids of this process and its descendants."""
+        """The ids of this process and its descendants. psutil would read every process of the host for it."""
         found = [self._pid]
         for pid in found:
             for task in self._names(f"proc/{pid}/task"):
                 found += [int(child) for child in (self._text(f"proc/{pid}/task/{task}/children") or "").split()]
         return found
 
-    def _total(self) -> int:
-        for line in (self._text("proc/meminfo") or "").splitlines():
-            if line.startswith("MemTotal:"):
-                return int(line.split()[1]) * 1024
-        return self._page * os.sysconf("SC_PHYS_PAGES") if self._without_proc() else UNLIMITED
-
-    def _without_proc(self) -> bool:
-        """No such files, as on macOS: what the standard library tells of the machine and of this process stands in."""
-        return self._pid == os.getpid() and not (self._root / "proc").is_dir()
-
     def _own_limits(self) -> Iterator[int]:
         """The limits of this process itself. RLIMIT_AS and RLIMIT_DATA count addresses, used or not: what they leave is
         added to what is used now."""
-        counted = {"Max address space": "VmSize", "Max data size": "VmData"}
-        limits = self._text(f"proc/{self._pid}/limits") or ""
-        found = dict(re.findall(r"^(Max [a-z ]+?)  +(\d+) ", limits, re.MULTILINE))
-        status = self._status(self._pid) if counted.keys() & found.keys() else {}
-        for name, size in counted.items():
-            if name in found:
-                left = int(found[name]) - 1024 * int(status.get(size, "0"))
-                yield self._memory_of(self._pid, alone=True) + max(0, left)
+        process = psutil.Process(self._pid)
+        for limit, size in ((psutil.RLIMIT_AS, "VmSize"), (psutil.RLIMIT_DATA, "VmData")):
+            most, _ = process.rlimit(limit)
+            if most != psutil.RLIM_INFINITY:
+                left = most - 1024 * int(self._status(self._pid).get(size, "0"))
+                yield self.memory_own() + max(0, left)
 
     def _memory_of(self, pid: int, alone: bool) -> int:
-        if self._without_proc():
-            most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # the highest so far: never too little
-            return most if sys.platform == "darwin" else 1024 * most
         # The roll-up divides shared pages between their users; it costs a walk over the page tables, so only a tree
         # of several processes pays for it.
         if not alone:
@@ -138,6 +122,8 @@ class Machine:
             if "Pss_Anon" in sizes:
                 return 1024 * (int(sizes["Pss_Anon"]) + int(sizes.get("Pss_Shmem", "0")))
         status = self._status(pid)
+        if not status:  # the process has ended, or the system has no such files, as macOS
+            return _resident_bytes(pid)
         return 1024 * (int(status.get("RssAnon", "0")) + int(status.get("RssShmem", "0")))
 
     def _status(self, pid: int) -> dict[str, str]:
@@ -148,11 +134,6 @@ class Machine:
             found[name] = value.split()[0] if value.split() else ""
         return found
 
-    def _cpu_of(self, pid: int) -> int:
-        text = self._text(f"proc/{pid}/stat") or ""
-        fields = text[text.rfind(")") + 2:].split()  # the name before may hold spaces and brackets
-        return sum(int(f) for f in fields[11:15])  # own user and system time, and that of children waited for
-
     def _names(self, path: str) -> list[str]:
         try:
             return os.listdir(self._root / path)
@@ -161,6 +142,23 @@ class Machine:
 
     def _text(self, path: str) -> str | None:
         return text_of(self._root / path)
+
+
+def _cpu_s(pid: int) -> float:
+    """A process's time on cores, with that of its children that were waited for; 0 if it has ended."""
+    try:
+        times = psutil.Process(pid).cpu_times()
+    except psutil.NoSuchProcess:
+        return 0.0
+    return float(times.user + times.system + times.children_user + times.children_system)
+
+
+def _resident_bytes(pid: int) -> int:
+    """A process's memory with mapped files; 0 if it has ended."""
+    try:
+        return int(psutil.Process(pid).memory_info().rss)
+    except psutil.NoSuchProcess:
+        return 0
 
 
 class SharedMachine(Machine):

@@ -238,11 +238,11 @@ def test_the_table_is_complete():
     assert modules().keys() >= PROGRAMS - left_out
 
 
-def test_what_the_agent_shares_is_standard_library_and_numpy():
+def test_what_the_agent_shares_is_standard_library_numpy_and_psutil():
     known = modules()
     for name in SHARED_WITH_AGENT | FOR_EVERY_ROOM:
         foreign = {i.split(".")[0] for i in imports(known[name], known)
-                   if i not in SHARED_WITH_AGENT | FOR_EVERY_ROOM} - {*sys.stdlib_module_names, "numpy"}
+                   if i not in SHARED_WITH_AGENT | FOR_EVERY_ROOM} - {*sys.stdlib_module_names, "numpy", "psutil"}
         assert not foreign, f"{name} imports {foreign}"
 
 

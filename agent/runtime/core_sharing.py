@@ -159,7 +159,8 @@ def _number(text: str) -> float | None:
 
 
 def boot_name() -> str:
-    """A name for this host until its next restart, as several hosts may see the same folder."""
+    """A name for this host until its next restart, as several hosts may see the same folder. psutil only knows when the
+    host started, and hosts may start together."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:

@@ -39,8 +39,8 @@ class EvaluationRequest:
         ranks = int(os.environ.get("WORLD_SIZE", "1"))
         trained = Config.from_dict(meta.config)
         version = self.version if self.data or self.version is not None else trained.version
-        table = FeatureTable.open(self.data or trained.data, version, allow_code=self.code.permission,
-                                  transforms=trained.transforms)
+        table = trained.changed_table(FeatureTable.open(
+            self.data or trained.data, version, allow_code=self.code.permission, transforms=trained.transforms))
         meta.check(table, same_version=False)
         table.files_of(self.split)  # an unknown split is an error that names those there are
         if self.split != TRAIN and (seen := seen_in(table, meta, self.split_moved, split=self.split)):

@@ -67,7 +67,8 @@ def start_on(run: Path, checkpoint: Path, meta: CheckpointMeta, version: int, *,
              allow_code: Permission = NOTHING) -> StartPoint:
     """The plan for going on from a checkpoint with another version of its table."""
     config = Config.from_dict(meta.config)
-    before, after = (FeatureTable.open(config.data, number, allow_code=allow_code, transforms=config.transforms)
+    before, after = (config.changed_table(FeatureTable.open(config.data, number, allow_code=allow_code,
+                                                            transforms=config.transforms))
                      for number in (meta.version, version))
     seen = seen_in(after, meta, split_moved)
     changes = between(before, after)

@@ -14,6 +14,8 @@ from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
 
+import psutil
+
 from sluice.dlrm.liveness.activity import Activity, Beat, Verdict, verdict
 from sluice.dlrm.liveness.rank_exit import RankExit
 from sluice.ingest.process.stacks import own_stacks
@@ -116,12 +118,8 @@ def _end_silent(beats: list[Beat]) -> None:
     gives no answer, and obeys no other signal."""
     for number, wait_s in ((signal.SIGUSR2, _ANSWER_S), (signal.SIGKILL, 0.0)):
         for beat in beats:
-            with suppress(OSError):
-                if _parent(beat.process) == beat.parent:
-                    os.kill(beat.process, number)
+            with suppress(psutil.Error):
+                process = psutil.Process(beat.process)
+                if process.ppid() == beat.parent:
+                    process.send_signal(number)
         time.sleep(wait_s)
-
-
-def _parent(process: int) -> int:
-    with open(f"/proc/{process}/stat", encoding="utf-8", errors="replace") as file:
-        return int(file.read().rpartition(")")[2].split()[1])

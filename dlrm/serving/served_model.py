@@ -72,6 +72,10 @@ class Servable:
         table's spec names a function that `allow_code` (names of modules) does not cover."""
         path, meta = chosen(run / "checkpoints", take_best=take_best)
         config = Config.from_dict(meta.config)
+        if config.transform_spec:
+            raise CheckpointError(f"{run}: was trained with --transform-spec {config.transform_spec}, which changes "
+                                  "row groups of files. A server reads no files, so its features would be others: make "
+                                  "them by the table's spec or by --transform")
         table = FeatureTable.open(config.data, meta.version, allow_code=allow_code, transforms=config.transforms)
         meta.check(table)
         if not table.record.spec:

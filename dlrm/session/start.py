@@ -23,13 +23,15 @@ from sluice.dlrm.training.input_checks import check_files
 from sluice.etl.common.settings import Given, make
 from sluice.etl.spec.code_options import CodeOptions
 from sluice.etl.table.table import FeatureTable
+from sluice.ingest.read.petastorm.request import PetastormRequest
 from sluice.ingest.row_order import STREAMS
 
 
 def start_point(given: Given) -> StartPoint:
     """Says from where the run starts: from its beginning, or from its newest checkpoint."""
     options = make(StartOptions, given)
-    permission = make(CodeOptions, given).permission_with(given.get("transforms", ()))
+    request = make(PetastormRequest, given)
+    permission = make(CodeOptions, given).permission_with(given.get("transforms", ()), request.functions.values())
     ranks = options.ranks or int(os.environ.get("WORLD_SIZE", "1"))
     # torchrun starts all ranks anew after one of them died: they go on from what was saved.
     go_on = options.resume or os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
@@ -47,7 +49,8 @@ def start_point(given: Given) -> StartPoint:
             start = versions.start_on(options.run, path, meta, version, split_moved=options.split_moved,
                                       allow_code=permission)
             return replace(start, pause=options.pause)
-        table = FeatureTable.open(config.data, config.version, allow_code=permission, transforms=config.transforms)
+        table = config.changed_table(FeatureTable.open(config.data, config.version, allow_code=permission,
+                                                       transforms=config.transforms))
         meta.check(table)
         seen = versions.seen_in(table, meta, options.split_moved)
         return StartPoint(run=options.run, config=config, table=versions.view(table, config.follow), meta=meta,
@@ -55,8 +58,9 @@ def start_point(given: Given) -> StartPoint:
     if "data" not in given:
         raise ConfigError("--data is missing: which feature table to train on")
     first_version = 0 if given.get("follow") == "parts" else None  # a pass over all parts begins with the oldest
-    table = FeatureTable.open(given["data"], given.get("version", first_version), allow_code=permission,
-                              transforms=given.get("transforms", ()))
+    table = request.changed_table(FeatureTable.open(
+        given["data"], given.get("version", first_version), allow_code=permission,
+        transforms=given.get("transforms", ())))
     rows = versions.view(table, given.get("follow", "")).rows_of("train")
     chosen = defaults(rows, given.get("streams", STREAMS))
     config = fresh({**chosen, **given}, data=table.uri, version=table.version, ranks=ranks)

@@ -13,6 +13,8 @@ from sluice.dlrm.options import Config, ConfigError
 from sluice.etl.table.table import FeatureTable
 from sluice.ingest.loader import BatchLoader, LoaderError
 from sluice.ingest.machine import Machine
+from sluice.ingest.read.petastorm.options import PetastormOptions
+from sluice.ingest.read.petastorm.request import ON_EVERY_SPLIT
 from sluice.ingest.stages.quarantine import Errors
 from sluice.ingest.tools.run_conditions import RunConditions
 
@@ -31,7 +33,8 @@ def training(config: Config, table: FeatureTable, *, rank: int, local_ranks: int
              ) -> BatchLoader:
     """The loader of a rank's batches of the train split."""
     return _loader(config, table, rank, local_ranks, split="train", epochs=config.epochs, seed=config.seed,
-                   last=config.last, sample=config.sample or None, **conditions.for_loader())
+                   last=config.last, sample=config.sample or None,
+                   petastorm=config.petastorm_options(table.permission), **conditions.for_loader())
 
 
 def knob_memory(config: Config, loader: BatchLoader, local_ranks: int, say: Callable[[str], None]) -> KnobMemory:
@@ -42,18 +45,22 @@ def knob_memory(config: Config, loader: BatchLoader, local_ranks: int, say: Call
 def evaluation(config: Config, table: FeatureTable, split: str, *, rank: int, local_ranks: int) -> BatchLoader:
     """The loader of a rank's part of a split, which passes every row once; the last batch is padded with rows of weight
     0."""
-    return _loader(config, table, rank, local_ranks, split=split, shuffle=False, last="pad")
+    return _loader(config, table, rank, local_ranks, split=split, shuffle=False, last="pad",
+                   petastorm=config.petastorm_options(table.permission, ON_EVERY_SPLIT))
 
 
-def _loader(config: Config, table: FeatureTable, rank: int, local_ranks: int, **how: Any) -> BatchLoader:
+def _loader(config: Config, table: FeatureTable, rank: int, local_ranks: int, petastorm: PetastormOptions,
+            **how: Any) -> BatchLoader:
     # A machine's memory is shared by its ranks.
     limit = config.memory_limit
     if limit is None:
         limit = int(Machine().memory_limit() * LOADERS_PART) // local_ranks
     errors = replace(how.pop("errors", Errors()), finite=False)  # the trainer looks itself, as --missing says
+    spec = petastorm.transform_spec
     try:
         return BatchLoader(table, batch_size=config.batch_size, rank=rank, ranks=config.ranks, memory_limit=limit,
-                           reader=config.reader, streams=config.streams, window_rows=config.window_rows, errors=errors,
-                           **how)
+                           reader=config.reader, transforms=[] if spec is None else [spec],
+                           petastorm=replace(petastorm, transform_spec=None), streams=config.streams,
+                           window_rows=config.window_rows, errors=errors, **how)
     except LoaderError as error:
         raise ConfigError(str(error)) from None

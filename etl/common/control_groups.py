@@ -1,6 +1,7 @@
-"""What control groups and the affinity allow a process: `ControlGroups`. Standard library only.
+"""What control groups and the affinity allow a process: `ControlGroups`. psutil does not read control groups,
+and Spark's workers, which import this, may not have it.
 
-They are read along the whole path from the process's own group to the root, version 1 and 2: the lowest limit on the
+Groups are read along the whole path from the process's own group to the root, version 1 and 2: the lowest limit on the
 way is the one in force. `root` is `/`; tests put a made-up /proc and /sys there.
 """
 
@@ -58,11 +59,10 @@ class ControlGroups:
 
     def allowed(self) -> set[int]:
         """The numbers of the cores that the process may run on; empty if the system does not say."""
-        for line in (self._text("status") or "").splitlines():
-            if line.startswith("Cpus_allowed:"):
-                mask = int(line.split(":")[1].strip().replace(",", ""), 16)
-                return {core for core in range(mask.bit_length()) if mask >> core & 1}
-        return set()
+        try:
+            return os.sched_getaffinity(self._pid)
+        except (AttributeError, OSError):  # macOS has no such call, or the process has ended
+            return set()
 
     def quotas(self) -> Iterator[float]:
         """The cores that each group allows which limits them."""

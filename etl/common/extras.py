@@ -7,7 +7,7 @@ DISTRIBUTION = "sluice-recsys"
 EXTRAS = {
     "deltalake": "table",
     "petastorm": "petastorm", "fsspec": "petastorm", "six": "petastorm", "future": "petastorm", "dill": "petastorm",
-    "diskcache": "petastorm", "zmq": "petastorm", "psutil": "petastorm", "pandas": "petastorm",
+    "diskcache": "petastorm", "zmq": "petastorm", "pandas": "petastorm",
     "pyspark": "etl", "py4j": "etl",
     "safetensors": "tuning", "gymnasium": "teach",
     "optuna": "search", "scipy": "search",

@@ -14,9 +14,7 @@ def command(function: str, *arguments: object) -> list[str]:
     return [sys.executable, "-c", _BOOT, json.dumps(sys.path), function, *map(str, arguments)]
 
 
-def arguments_of(cmdline: bytes, function: str) -> list[str] | None:
-    """The arguments in a command line, as /proc has it, that calls this function; None if it does not."""
-    _, *words = cmdline.rstrip(b"\0").split(b"\0")
-    if len(words) < 4 or words[0] != b"-c" or words[1] != _BOOT.encode() or words[3] != function.encode():
-        return None
-    return [word.decode(errors="replace") for word in words[4:]]
+def arguments_of(cmdline: list[str], function: str) -> list[str] | None:
+    """The arguments in a command line that calls this function; None if it does not."""
+    words = cmdline[1:]
+    return words[4:] if words[:2] == ["-c", _BOOT] and words[3:4] == [function] else None

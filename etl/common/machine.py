@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import hashlib
 import platform
-from pathlib import Path
 
 from sluice.etl.common.control_groups import ControlGroups
 
@@ -22,5 +21,7 @@ def processors() -> int:
 
 def memory_limit() -> int:
     """How many bytes this process may use: what the machine has free, and what its control groups may have."""
-    free = next(line for line in Path("/proc/meminfo").read_text().splitlines() if line.startswith("MemAvailable"))
-    return min([int(free.split()[1]) << 10, *(group.limit for group in ControlGroups().limited())])
+    import psutil  # Spark's workers may not have it
+
+    free: int = psutil.virtual_memory().available
+    return min([free, *(group.limit for group in ControlGroups().limited())])

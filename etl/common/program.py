@@ -11,7 +11,7 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NoReturn
 
 from sluice.etl.common.errors import UsageError
@@ -60,16 +60,9 @@ def run(main: Callable[[list[str]], Mapping[str, Any] | None], *, failures: tupl
 
 def _run(main: Callable[[list[str]], Mapping[str, Any] | None], failures: tuple[type[Exception], ...],
          argv: list[str]) -> NoReturn:
-    def interrupted(_signum: int, _frame: object) -> None:
-        watchdog = threading.Timer(_GRACE_S, os._exit, (INTERRUPTED,))
-        watchdog.daemon = True
-        watchdog.start()
-        signal.signal(signal.SIGINT, lambda *_: os._exit(INTERRUPTED))  # a second interrupt does not wait
-        raise KeyboardInterrupt
-
-    signal.signal(signal.SIGINT, interrupted)
     try:
-        result = main(argv)
+        with _interrupts_answered():
+            result = main(argv)
         if result is not None:
             print(json.dumps(result, default=_plain), flush=True)
         _leave(DONE)
@@ -96,6 +89,38 @@ def _run(main: Callable[[list[str]], Mapping[str, Any] | None], failures: tuple[
         traceback.print_exc()
         say(f"failed: {type(error).__name__}: {error}")
         _leave(FAILED)
+
+
+@contextlib.contextmanager
+def _interrupts_answered() -> Iterator[None]:
+    """A context in which an interrupt raises KeyboardInterrupt, and ends the process a moment later, whatever still
+    hangs. Python runs a signal's handler only when the main thread is back from C, so a thread counts the moment."""
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+    over = threading.Event()
+
+    def count_the_moment() -> None:
+        while signals := os.read(read, 64):
+            if signal.SIGINT in signals and not over.wait(_GRACE_S):
+                os._exit(INTERRUPTED)
+        os.close(read)
+
+    def interrupted(_signum: int, _frame: object) -> None:
+        signal.signal(signal.SIGINT, lambda *_: os._exit(INTERRUPTED))  # a second interrupt does not wait
+        os.write(write, bytes([signal.SIGINT]))  # a part of the program may have all signals reported to itself
+        raise KeyboardInterrupt
+
+    handled_before = signal.signal(signal.SIGINT, interrupted)
+    reported_before = signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+    threading.Thread(target=count_the_moment, name="sluice-interrupt", daemon=True).start()
+    try:
+        yield
+    finally:
+        if signal.getsignal(signal.SIGINT) is interrupted:  # no interrupt came, so that no moment is counted
+            signal.signal(signal.SIGINT, handled_before)
+            signal.set_wakeup_fd(reported_before)
+            over.set()
+            os.close(write)
 
 
 def _plain(value: Any) -> Any:

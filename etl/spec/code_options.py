@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from sluice.etl.common.errors import UsageError
 from sluice.etl.common.settings import setting
-from sluice.etl.spec.permission import MODULE_NAME, Permission
+from sluice.etl.spec.permission import MODULE_NAME, Permission, find_modules_here
 from sluice.etl.spec.spec import Spec
 from sluice.etl.spec.table_transform import short_transforms
 from sluice.etl.spec.toml_keys import SpecError
@@ -19,6 +17,7 @@ from sluice.etl.spec.toml_keys import SpecError
 def _module(text: str) -> str:
     if not MODULE_NAME.fullmatch(text):
         raise UsageError(f"{text!r} is no module's name; write for instance mine.features")
+    find_modules_here()
     return text
 
 
@@ -27,8 +26,7 @@ def _transform(text: str) -> str:
         short_transforms((text,))
     except SpecError as error:
         raise UsageError(str(error).partition(": ")[2]) from None
-    if os.getcwd() not in sys.path:  # as `python -m` finds modules
-        sys.path.insert(0, os.getcwd())
+    find_modules_here()
     return text
 
 
@@ -61,11 +59,11 @@ class CodeOptions:
     def permission(self) -> Permission:
         return self.permission_with(())
 
-    def permission_with(self, transforms: Sequence[str]) -> Permission:
-        """What these options allow, and the functions that the same command line names by --transform."""
-        functions = frozenset(one.function for one in short_transforms(transforms))
+    def permission_with(self, transforms: Sequence[str], functions: Iterable[str] = ()) -> Permission:
+        """What these options allow, and what the same command line names: the functions of --transform, and others."""
+        named = frozenset(one.function for one in short_transforms(transforms)).union(functions)
         own = _functions(self.own_spec) if self.own_spec else frozenset()
-        return Permission(frozenset(self.allow_code), functions | own)
+        return Permission(frozenset(self.allow_code), named | own)
 
     @property
     def words(self) -> list[str]:

@@ -9,7 +9,9 @@ was allowed is recorded nowhere. Sluice's own operators need neither.
 from __future__ import annotations
 
 import importlib
+import os
 import re
+import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -44,9 +46,7 @@ class Permission:
     def load(self, function: str, named_by: str) -> Callable[..., Any]:
         """Imports the function "module:function", which `named_by` names; OperatorError if it may not or cannot be
         imported."""
-        module, colon, name = function.partition(":")
-        if not colon or not MODULE_NAME.fullmatch(module) or not name.isidentifier():
-            raise OperatorError(f"function = {function!r}: must be module:function")
+        module, name = _parts(function)
         if function not in self.functions and module not in self.modules:
             raise OperatorError(f"{named_by} names the function {function!r}, which must run here. A table is data, so "
                                 f"nothing it names is imported unless you say so: {_how(module)}")
@@ -62,6 +62,26 @@ class Permission:
                                 f"module is not allowed: {_how(home)}")
         loaded: Callable[..., Any] = found
         return loaded
+
+
+def function_name(text: str) -> str:
+    """The name of a function in a command line. Its module is found as `python -m` finds modules."""
+    _parts(text)
+    find_modules_here()
+    return text
+
+
+def find_modules_here() -> None:
+    """Has modules of the current folder found, as `python -m` does."""
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+
+
+def _parts(function: str) -> tuple[str, str]:
+    module, colon, name = function.partition(":")
+    if not colon or not MODULE_NAME.fullmatch(module) or not name.isidentifier():
+        raise OperatorError(f"function = {function!r}: must be module:function")
+    return module, name
 
 
 def _how(module: str) -> str:

@@ -14,6 +14,8 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
+import psutil
+
 from sluice.ingest.machine import Machine
 
 _PERIOD_US = 100_000
@@ -100,7 +102,7 @@ def _counted(cores: float) -> str:
 def _pin(pids: Iterable[int], cores: set[int]) -> None:
     """Pins all threads of these processes; some may have ended in the meantime."""
     for pid in pids:
-        with contextlib.suppress(OSError):
-            for thread in os.listdir(f"/proc/{pid}/task"):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            for thread in psutil.Process(pid).threads():
                 with contextlib.suppress(OSError):
-                    os.sched_setaffinity(int(thread), cores)
+                    os.sched_setaffinity(thread.id, cores)

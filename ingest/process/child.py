@@ -31,8 +31,8 @@ _SETTINGS = {
     "MALLOC_TRIM_THRESHOLD_": str(256 * 2**20), "MALLOC_MMAP_THRESHOLD_": str(32 * 2**20)}
 
 
-def owner_of(cmdline: bytes) -> int | None:
-    """The process that started the worker with this command line (as /proc has it); None if it is not a worker's."""
+def owner_of(cmdline: list[str]) -> int | None:
+    """The process that started the worker with this command line; None if it is not a worker's."""
     arguments = interpreter.arguments_of(cmdline, _PROGRAM)
     return int(arguments[0]) if arguments else None
 

@@ -87,7 +87,7 @@ def end_with_parent(lifeline: int) -> None:
 
 
 def _data_bytes() -> int:
-    """The number of bytes that RLIMIT_DATA counts."""
+    """The number of bytes that RLIMIT_DATA counts. psutil adds those of the stack."""
     with open("/proc/self/status") as status:
         return next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmData:"))
 

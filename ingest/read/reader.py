@@ -74,6 +74,8 @@ class RowGroupSource(Protocol):
     name: str
     row_groups: tuple[tuple[int, ...], ...]
     """The rows that each row group gives, file by file: none, if it is not read at all."""
+    chosen_rows: str
+    """A hash of which rows a predicate leaves; empty without one."""
 
     def open(self, tasks: Iterator[ReadTask], make_pool: MakePool) -> Iterator[Any]:
         """Starts reading, and yields the pool's results. `make_pool` takes the tasks and a function that makes a
@@ -415,7 +417,7 @@ class ArrowSource:
     name = "arrow"
 
     def __init__(self, groups: RowGroupReader):
-        self._groups, self.row_groups = groups, groups.row_groups
+        self._groups, self.row_groups, self.chosen_rows = groups, groups.row_groups, ""
 
     def open(self, tasks: Iterator[ReadTask], make_pool: MakePool) -> Iterator[Any]:
         def work(task: ReadTask, charge: Charge) -> Decoded:

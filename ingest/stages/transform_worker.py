@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import psutil
 import torch
 
 from sluice.ingest.columns import Columns
@@ -328,16 +329,18 @@ def function_of(transform: Transform) -> Function:
 
 def anonymous_bytes(pid: int | None) -> int:
     """The bytes of a process's own memory; 0 if it is gone."""
-    try:
-        with open(f"/proc/{pid}/status") as status:
-            return next((int(line.split()[1]) * 1024 for line in status if line.startswith("RssAnon:")), 0)
-    except OSError:
+    if pid is None:  # psutil would take this process
         return 0
+    try:
+        sizes = psutil.Process(pid).memory_info()
+    except psutil.NoSuchProcess:
+        return 0
+    return int(sizes.rss - sizes.shared)
 
 
 def core_seconds(pid: int) -> tuple[float, float]:
     """The seconds on a core and those of waiting for one, since a process's start; zeros if it is gone, or nobody
-    counts."""
+    counts. psutil does not read how long a process waited for a core."""
     try:
         with open(f"/proc/{pid}/schedstat") as text:
             cpu, waited, *_ = text.read().split()

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
+import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -268,24 +269,18 @@ def _left(what: str, found: Sequence[str], clean: bool) -> Finding:
 def _dead(pid: str) -> bool:
     """Whether no process of this host has this number. A draft that another host still writes is written the next
     time."""
-    return pid.isdigit() and not os.path.exists(f"/proc/{pid}")
+    return pid.isdigit() and not psutil.pid_exists(int(pid))
 
 
 def _orphans() -> Iterator[int]:
     """Finds our worker processes whose parent is another than the one that started them. Those in containers count
     their processes otherwise and are left alone."""
-    here = os.readlink("/proc/self/ns/pid")
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            with contextlib.suppress(OSError):
-                owner = child.owner_of((entry / "cmdline").read_bytes())
-                if owner not in (None, _parent(entry)) and os.readlink(entry / "ns/pid") == here:
-                    yield int(entry.name)
-
-
-def _parent(entry: Path) -> int:
-    fields = (entry / "stat").read_text().rpartition(")")[2].split()
-    return int(fields[1])
+    here = os.readlink("/proc/self/ns/pid")  # psutil knows no namespaces
+    for process in psutil.process_iter():
+        with contextlib.suppress(OSError, psutil.Error):
+            owner = child.owner_of(process.cmdline())
+            if owner not in (None, process.ppid()) and os.readlink(f"/proc/{process.pid}/ns/pid") == here:
+                yield process.pid
 
 
 def problems(findings: Iterable[Finding]) -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING
 from sluice.etl.common.errors import UsageError
 from sluice.etl.common.settings import check, setting
 from sluice.etl.spec.code_options import CodeOptions
+from sluice.etl.spec.permission import find_modules_here
 from sluice.ingest.faults.faults import KINDS, Fault, parse
 from sluice.ingest.knobs import format_bytes, parse_bytes
 from sluice.ingest.process.child_main import load
@@ -32,8 +32,7 @@ def function_of(name: str, option: str = "--udf") -> tuple[str, Function]:
     module, _, attribute = name.partition(":")
     if not module or not attribute:
         raise ArgumentError(f"{option} {name!r}: write module:function")
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
+    find_modules_here()
     try:
         function = load(name)
     except TypeError:

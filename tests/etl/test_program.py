@@ -4,8 +4,10 @@ import errno
 import importlib
 import json
 import os
+import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,6 +15,7 @@ from types import SimpleNamespace
 import pytest
 
 from sluice.etl.common.errors import UsageError
+from sluice.etl.common.program import run
 
 ROOT = Path(__file__).resolve().parents[2]
 PRELUDE = "from sluice.etl.common.errors import UsageError\nfrom sluice.etl.common.program import run, say\n"
@@ -237,6 +240,75 @@ def main(argv):
 run(main)
 """
     assert ended(body, repo).returncode == 130
+
+
+def test_an_interrupt_is_answered_while_the_main_thread_is_in_c(repo):
+    """It is in C for many minutes, and Python runs no handler of a signal meanwhile."""
+    body = """
+import hashlib, os, signal, threading
+begun = threading.Event()
+def interrupt():
+    begun.wait()
+    os.kill(os.getpid(), signal.SIGINT)
+def main(argv):
+    threading.Thread(target=interrupt).start()
+    begun.set()
+    hashlib.pbkdf2_hmac("sha256", b"", b"", 2**31 - 1)
+run(main)
+"""
+    assert ended(body, repo).returncode == 130
+
+
+def test_an_interrupt_is_answered_where_another_part_has_signals_reported_to_itself(repo):
+    body = """
+import os, signal, threading
+def main(argv):
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+    signal.set_wakeup_fd(write)
+    try:
+        os.kill(os.getpid(), signal.SIGINT)
+        threading.Event().wait()
+    except KeyboardInterrupt:
+        threading.Event().wait()
+run(main)
+"""
+    assert ended(body, repo).returncode == 130
+
+
+def test_a_moment_that_is_given_to_an_interrupt_is_less_than_two_seconds(repo):
+    """By what the program waits for, and not by a clock, which runs on while a busy machine does other things."""
+    body = """
+import os, signal, threading
+from sluice.etl.common import program
+class Noted(threading.Event):
+    def wait(self, timeout=None):
+        print(timeout, flush=True)
+program.threading = type("threading", (), {**vars(threading), "Event": Noted})
+def main(argv):
+    try:
+        os.kill(os.getpid(), signal.SIGINT)
+        threading.Event().wait()
+    except KeyboardInterrupt:
+        threading.Event().wait()
+run(main)
+"""
+    done = ended(body, repo)
+    assert done.returncode == 130
+    assert 0 < float(done.stdout) < 2
+
+
+def test_a_program_leaves_the_signals_of_its_process_as_they_were(tmp_path, capsys):
+    handler, threads = signal.getsignal(signal.SIGINT), set(threading.enumerate())
+    reported = signal.set_wakeup_fd(-1)
+    signal.set_wakeup_fd(reported)
+    with pytest.raises(SystemExit):
+        run(lambda argv: {"rows": 3}, argv=[])
+    assert signal.getsignal(signal.SIGINT) is handler
+    assert signal.set_wakeup_fd(reported) == reported
+    for thread in set(threading.enumerate()) - threads:
+        thread.join(60)
+        assert not thread.is_alive()
 
 
 def test_tables_are_shown_drawn_and_vacuumed_from_the_command_line(tmp_path, capsys):

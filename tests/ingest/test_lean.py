@@ -1,4 +1,4 @@
-"""Who only wants the loader needs numpy, pyarrow and torch: nothing else can be imported in these interpreters."""
+"""The loader alone needs numpy, psutil, pyarrow and torch: nothing else can be imported in these interpreters."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PROGRAM = """
 import importlib.abc, sys
 class Ban(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in {"petastorm", "deltalake", "pyspark", "torchrec", "fbgemm_gpu", "fsspec", "psutil",
+        if name.split(".")[0] in {"petastorm", "deltalake", "pyspark", "torchrec", "fbgemm_gpu", "fsspec",
                                   "pandas", "rich", "scipy", "optuna", "tensorboardX"}:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 sys.meta_path.insert(0, Ban())

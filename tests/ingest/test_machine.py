@@ -1,34 +1,44 @@
-"""Limits and use of a made-up machine: control groups of both versions, containers, and none."""
+"""Limits and use of a made-up machine: control groups of both versions, containers, and none; and of real processes."""
 
 from __future__ import annotations
 
 import hashlib
 import os
+import subprocess
+import sys
 import threading
+from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from sluice.ingest.machine import Machine, core_wait_s
+from sluice.ingest.stages.transform_worker import anonymous_bytes
 
 GIB = 2**30
 
 
 @pytest.fixture
-def root(tmp_path):
+def root(tmp_path, monkeypatch):
+    """Makes this process's machine of made-up files, with 16 GiB and 8 cores."""
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=16 * GIB))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(8)))
+    monkeypatch.setattr(psutil.Process, "rlimit", lambda _self, _limit: (psutil.RLIM_INFINITY, psutil.RLIM_INFINITY))
+
     def write(files: dict[str, str]):
-        for name, text in {"proc/meminfo": "MemTotal: 16777216 kB\n", "proc/7/status": "Cpus_allowed:\t000000ff\n",
-                           **files}.items():
+        for name, text in files.items():
             path = tmp_path / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
-        return Machine(tmp_path, pid=7)
+        return Machine(tmp_path)
 
     return write
 
 
-V2 = {"proc/7/cgroup": "0::/a/b\n", "proc/7/mountinfo": "30 1 0:1 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n"}
-V1 = {"proc/7/cgroup": "4:memory:/job\n3:cpu,cpuacct:/job\n0::/\n",
-      "proc/7/mountinfo": "31 1 0:2 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n"
+OWN = f"proc/{os.getpid()}"
+V2 = {f"{OWN}/cgroup": "0::/a/b\n", f"{OWN}/mountinfo": "30 1 0:1 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n"}
+V1 = {f"{OWN}/cgroup": "4:memory:/job\n3:cpu,cpuacct:/job\n0::/\n",
+      f"{OWN}/mountinfo": "31 1 0:2 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n"
                           "32 1 0:3 / /sys/fs/cgroup/cpu,cpuacct rw - cgroup cgroup rw,cpu,cpuacct\n"}
 
 
@@ -62,19 +72,19 @@ def test_version_1_reads_each_controller_where_it_is_mounted(root):
 
 
 def test_in_a_container_the_mount_shows_a_part_of_the_tree(root):
-    machine = root({"proc/7/cgroup": "0::/pod/one\n",
-                    "proc/7/mountinfo": "30 1 0:1 /pod/one /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n",
+    machine = root({f"{OWN}/cgroup": "0::/pod/one\n",
+                    f"{OWN}/mountinfo": "30 1 0:1 /pod/one /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n",
                     "sys/fs/cgroup/memory.max": f"{GIB}\n"})
     assert machine.memory_limit() == GIB
 
 
-@pytest.mark.parametrize(("lines", "memory"), [
-    ("Max data size             unlimited            unlimited            bytes\n", 16 * GIB),
-    ("Max data size             1048576000           unlimited            bytes\n", 1048576000 - (300 - 8) * 1024),
-    ("Max address space         1000000              unlimited            bytes\n", 8 * 1024)])
-def test_what_its_own_limits_leave_comes_on_top_of_what_is_used(root, lines, memory):
-    machine = root({"proc/7/limits": f"Limit             Soft Limit           Hard Limit           Units\n{lines}",
-                    "proc/7/status": "VmSize: 9000 kB\nVmData: 300 kB\nRssAnon: 7 kB\nRssShmem: 1 kB\n"})
+@pytest.mark.parametrize(("limited", "most", "memory"), [
+    (psutil.RLIMIT_DATA, 1048576000, 1048576000 - (300 - 8) * 1024), (psutil.RLIMIT_AS, 1000000, 8 * 1024)])
+def test_what_its_own_limits_leave_comes_on_top_of_what_is_used(root, monkeypatch, limited, most, memory):
+    machine = root({f"{OWN}/status": "VmSize: 9000 kB\nVmData: 300 kB\nRssAnon: 7 kB\nRssShmem: 1 kB\n"})
+    assert machine.memory_limit() == 16 * GIB
+    monkeypatch.setattr(psutil.Process, "rlimit",
+                        lambda _self, limit: (most if limit == limited else psutil.RLIM_INFINITY, psutil.RLIM_INFINITY))
     assert machine.memory_limit() == memory
 
 
@@ -85,32 +95,64 @@ def test_a_limit_that_changes_is_seen(root):
     assert machine.cores() == 2
 
 
-def test_use_is_that_of_the_whole_tree(root):
-    ticks = os.sysconf("SC_CLK_TCK")
-    stat = "7 (a (strange) name) S 1 7 7 0 -1 0 0 0 0 0 {} {} {} {} 20 0 1 0"
-    machine = root({"proc/7/task/7/children": "", "proc/7/task/70/children": "8 9",
-                    "proc/8/task/8/children": "10", "proc/7/stat": stat.format(ticks, ticks, 0, 0),
-                    "proc/8/stat": stat.format(2 * ticks, 0, ticks, ticks), "proc/9/stat": "",
-                    "proc/7/smaps_rollup": "Pss_Anon: 100 kB\nPss_File: 50 kB\nPss_Shmem: 10 kB\n",
+def test_memory_is_that_of_the_whole_tree(root):
+    gone = subprocess.Popen(["true"])  # no process has its number any more
+    gone.wait()
+    machine = root({f"{OWN}/task/7/children": "", f"{OWN}/task/70/children": f"8 {gone.pid}",
+                    "proc/8/task/8/children": "10",
+                    f"{OWN}/smaps_rollup": "Pss_Anon: 100 kB\nPss_File: 50 kB\nPss_Shmem: 10 kB\n",
                     "proc/8/smaps_rollup": "Pss_Anon: 20 kB\nPss_Shmem: 5 kB\n",
                     "proc/10/status": "RssAnon: 7 kB\nRssFile: 90 kB\nRssShmem: 1 kB\n"})
-    assert machine.tree() == [7, 8, 9, 10]
+    assert machine.tree() == [os.getpid(), 8, gone.pid, 10]
     assert machine.memory_used() == 1024 * (110 + 25 + 8)
-    assert machine.cpu_used_s() == 6
+
+
+def test_processor_time_is_that_of_the_whole_tree_with_children_that_have_ended():
+    """A child that works in a child of its own, and then lives on."""
+    work = "sum(range(10**7))"
+    nested = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {work!r}]); print(flush=True); input()"
+    machine = Machine()
+    before = machine.cpu_used_s()
+    with subprocess.Popen([sys.executable, "-c", nested], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        used = psutil.Process(child.pid).cpu_times()
+        assert child.pid in machine.tree()
+        assert 0 < used.children_user <= machine.cpu_used_s() - before
+        child.communicate(b"\n")
+    assert machine.cpu_used_s() - before >= used.children_user, "it was waited for"
+
+
+@pytest.mark.parametrize("waited", [False, True])
+def test_a_process_that_has_ended_uses_nothing(waited):
+    """Also one that nobody has waited for, whose number is still taken."""
+    ended = subprocess.Popen([sys.executable, "-c", ""], stdin=subprocess.DEVNULL)
+    os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)
+    if waited:
+        ended.wait()
+    machine = Machine(pid=ended.pid)
+    assert (anonymous_bytes(ended.pid), machine.memory_own(), machine.memory_used()) == (0, 0, 0)
+    assert (machine.cpu_used_s() > 0) is not waited
+    ended.wait()
+
+
+def test_no_process_has_no_memory():
+    assert anonymous_bytes(None) == 0
 
 
 STAT = "cpu  9 9 9 9 9 9 9 9 0 0\n" + "".join(
     f"cpu{core} 5 0 5 {100 * core} {10 * core} 0 0 0 0 0\n" for core in range(10)) + "intr 5 1\n"
 
 
-def test_idle_time_is_that_of_the_cores_that_it_may_use(root):
+def test_idle_time_is_that_of_the_cores_that_it_may_use(root, monkeypatch):
     ticks = os.sysconf("SC_CLK_TCK")
     assert root({"proc/stat": STAT}).cores_idle_s() == 110 * sum(range(8)) / ticks
-    assert root({"proc/7/status": "Cpus_allowed:\t00000000,00000202\n"}).cores_idle_s() == 110 * (1 + 9) / ticks
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: {1, 9})
+    assert root({}).cores_idle_s() == 110 * (1 + 9) / ticks
 
 
 @pytest.mark.parametrize("files", [
-    {}, {"proc/stat": STAT.replace("cpu7 ", "cpu70 ")}, {"proc/stat": STAT, "proc/7/status": "Name: x\n"},
+    {}, {"proc/stat": STAT.replace("cpu7 ", "cpu70 ")},
     {"proc/stat": STAT, **V2, "sys/fs/cgroup/a/cpu.max": "400000 100000"}])  # half of an idle core may be ours
 def test_idle_time_that_is_not_told_or_not_ours_is_none(root, files):
     assert root(files).cores_idle_s() is None
@@ -123,8 +165,8 @@ def test_idle_time_rises_as_this_machines_clock_does():
 
 
 def test_a_process_without_children_is_read_cheaply(root):
-    machine = root({"proc/7/task/7/children": "",
-                    "proc/7/status": "Cpus_allowed:\tf\nRssAnon: 7 kB\nRssFile: 90 kB\nRssShmem: 1 kB\n"})
+    machine = root({f"{OWN}/task/7/children": "",
+                    f"{OWN}/status": "RssAnon: 7 kB\nRssFile: 90 kB\nRssShmem: 1 kB\n"})
     assert machine.memory_used() == 8 * 1024
 
 
@@ -173,13 +215,13 @@ def test_a_core_taken_away_is_seen_at_the_next_look():
     assert machine.cores() <= len(allowed)
 
 
-def test_without_proc_the_standard_library_tells_enough(tmp_path):
-    """As on macOS: nothing raises, and what is told can be reckoned with."""
+def test_without_proc_psutil_tells_enough(tmp_path):
+    """Nothing raises, and what is told can be reckoned with."""
     machine, ours = Machine(tmp_path), Machine()
-    assert machine.cores() == os.cpu_count()
-    assert machine.memory_limit() == pytest.approx(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    assert machine.cores() == len(os.sched_getaffinity(0))
+    assert machine.memory_limit() == psutil.virtual_memory().total
     assert machine.memory_limit(GIB) == GIB
-    assert 10 * 2**20 < machine.memory_own() == machine.memory_used() < machine.memory_limit()
+    assert 10 * 2**20 < machine.memory_own() < machine.memory_limit()
     before = machine.cpu_used_s()
     sum(range(2_000_000))
     assert before < machine.cpu_used_s() < ours.cpu_used_s() + 60

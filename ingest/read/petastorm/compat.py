@@ -1,4 +1,4 @@
-"""Lets Petastorm 0.13.1 run on today's Arrow and numpy, as far as the product uses it: `install`.
+"""Lets Petastorm 0.12.1 and 0.13.1 run on today's Arrow and numpy, as far as the product uses it: `install`.
 
 A dataset is *given* its files by what Petastorm's Reader takes for its file system; nothing lists a folder. It has no
 `common_metadata`, which Petastorm would unpickle: a dataset is not a trusted program. Nothing in site-packages is

@@ -7,8 +7,10 @@ goes through all that, and asks us for a row group's stored columns alone. Order
 
 from __future__ import annotations
 
+import hashlib
 import os
 import threading
+import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
@@ -43,14 +45,15 @@ class PetastormSource:
         spec = options.transform_spec
         self._how = {"transform_spec": None if spec is None else checked(spec, same_rows=whole is None),
                      "predicate": options.predicate, "rowgroup_selector": options.rowgroup_selector,
-                     "cache": options.cache, "convert_early_to_numpy": whole is not None, **(whole or {})}
+                     "cache": options.cache, "worker_class": _worker_class(as_arrays=whole is not None),
+                     **(whole or {})}
         self.stored = unischema_of(groups.stored)
         """What Petastorm infers from the first file."""
         if options.schema is not None and (wrong := difference(options.schema, self.stored)):
             raise PetastormError(f"{groups.files[0].path}: {wrong}; the schema was given")
         groups.compare = self._compare
         groups.straight &= not options.asked_for and whole is None
-        self.row_groups = self._selected()
+        self.row_groups, self.chosen_rows = self._selected()
 
     def open(self, tasks: Iterator[ReadTask], make_pool: MakePool) -> Iterator[Any]:
         reader: Iterator[Any] = self._reader(tasks, _PoolOfReader(self._groups, make_pool))
@@ -62,29 +65,31 @@ class PetastormSource:
 
     def _reader(self, tasks: Iterator[ReadTask], pool: _PoolOfReader) -> Any:
         return _reader_class()(tasks, self._groups, [f.path for f in self._groups.files], reader_pool=pool,
-                               worker_class=_worker_class(), is_batched_reader=True, shuffle_row_groups=False,
-                               **self._how)
+                               is_batched_reader=True, shuffle_row_groups=False, **self._how)
 
     def _compare(self, schema: pa.Schema) -> str | None:
         return difference(self.stored, unischema_of(schema))
 
-    def _selected(self) -> tuple[tuple[int, ...], ...]:
-        """The rows of each row group that selector and predicate leave."""
+    def _selected(self) -> tuple[tuple[tuple[int, ...], ...], str]:
+        """How many rows of each row group selector and predicate leave, and a hash of which rows the predicate
+        leaves."""
         every, predicate = self._groups.row_groups, self._options.predicate
         if predicate is None and self._options.rowgroup_selector is None and self._how.get("shard_count") is None:
-            return every
+            return every, ""
         places = pieces_at(every)
         chosen = [places[index] for index in self.idle().ventilator.row_groups]
 
-        def rows(at: tuple[int, int]) -> int:
+        def rows(at: tuple[int, int]) -> tuple[int, bytes]:
             if predicate is None:
-                return every[at[0]][at[1]]
-            return int(_mask(predicate, self._groups.decoded(*at, columns=sorted(predicate.get_fields()))).sum())
+                return every[at[0]][at[1]], b""
+            mask = _mask(predicate, self._groups.decoded(*at, columns=sorted(predicate.get_fields())))
+            return int(mask.sum()), hashlib.sha256(np.packbits(mask).tobytes()).digest()
 
         with ThreadPoolExecutor(min(_COUNTED_AT_ONCE, os.cpu_count() or 1), "sluice-predicate") as threads:
             counted = dict(zip(chosen, threads.map(rows, chosen), strict=True))
-        return tuple(tuple(counted.get((file, group), 0) for group in range(len(groups)))
-                     for file, groups in enumerate(every))
+        which = "" if predicate is None else hashlib.sha256(b"".join(one for _, one in counted.values())).hexdigest()
+        return tuple(tuple(counted.get((file, group), (0, b""))[0] for group in range(len(groups)))
+                     for file, groups in enumerate(every)), which[:16]
 
 
 def pieces_at(row_groups: Sequence[Sequence[int]]) -> list[tuple[int, int]]:
@@ -101,7 +106,8 @@ def _mask(predicate: Any, table: pa.Table) -> Any:
     return mask.astype(bool)
 
 
-def _worker_class() -> Any:
+def _worker_class(as_arrays: bool) -> Any:
+    """The class of workers; with `as_arrays` they make Petastorm's arrays by name of a row group, not a table."""
     from petastorm.arrow_reader_worker import ArrowReaderWorker
 
     class PlanWorker(ArrowReaderWorker):  # type: ignore[misc]
@@ -127,8 +133,12 @@ def _worker_class() -> Any:
 
         def _load_rows(self, file: Any, piece: Any, part: Any) -> pa.Table:
             table = super()._load_rows(file, piece, part)
+            if as_arrays:
+                pool = types.SimpleNamespace(get_results=lambda: table)
+                return ArrowReaderWorker.new_results_queue_reader().read_next(
+                    pool, self._transformed_schema, None)._asdict()
             wanted = self._filesystem.given
-            return table if wanted is None or self._convert_early_to_numpy else table.select(wanted.names).cast(wanted)
+            return table if wanted is None else table.select(wanted.names).cast(wanted)
 
         @staticmethod
         def new_results_queue_reader() -> Any:

@@ -1,0 +1,180 @@
+"""What Petastorm's Reader is asked for on the trainer's command line: which rows and columns a run then has, on any
+number of ranks and after it was interrupted."""
+
+from __future__ import annotations
+
+import json
+import sys
+from contextlib import ExitStack
+
+import numpy as np
+import pytest
+
+from sluice.dlrm import evaluate, train
+from sluice.dlrm.checkpoint.meta import CheckpointError
+from sluice.dlrm.options import Config, ConfigError
+from sluice.dlrm.serving.served_model import Servable
+from sluice.dlrm.training import loaders
+from sluice.etl.spec.permission import Permission
+from sluice.etl.synth.small_table import small_table
+from sluice.etl.table.table import FeatureTable
+from sluice.ingest.loader import LoaderError
+from tests.dlrm.hostile_table import ended
+from tests.dlrm.rig import last_json
+
+pytestmark = pytest.mark.slow
+
+MODULE = "tests.dlrm.petastorm_parts"
+BATCH = 64
+SMALL = ("--batch-size", BATCH, "--width", 4, "--dense-layers", 8, "--over-layers", 8, "--tuning", "fixed")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A table of 1,600 training rows in 13 row groups, in which I1 is each row's number."""
+    path = tmp_path_factory.mktemp("asked") / "table"
+    small_table(path, rows=2000, values=50, files=2, row_group_rows=128, number_rows=True)
+    return path
+
+
+@pytest.fixture
+def opened(folder, tmp_path):
+    """Makes the loaders of all ranks of a run with these options."""
+    with ExitStack() as open_loaders:
+        def make(ranks=1, split="train", **asked):
+            named = {option: f"{MODULE}:{function}" for option, function in asked.items()}
+            config = Config(data=str(folder), version=0, batch_size=BATCH, ranks=ranks, **named)
+            table = config.changed_table(FeatureTable.open(
+                folder, allow_code=Permission(functions=frozenset(named.values()))))
+            if split != "train":
+                found = [loaders.evaluation(config, table, split, rank=0, local_ranks=1)]
+            else:
+                found = [loaders.training(config, table, rank=rank, local_ranks=ranks,
+                                          conditions=loaders.conditions(config, tmp_path, rank))
+                         for rank in range(ranks)]
+            return [open_loaders.enter_context(one) for one in found]
+
+        yield make
+
+
+def row_numbers(batch):
+    return batch.dense[:, 0][batch.weight > 0].int().tolist()
+
+
+def global_batches(ranks):
+    """The rows of each step, of all ranks together."""
+    return [[row for batch in step for row in row_numbers(batch)] for step in zip(*ranks, strict=True)]
+
+
+def all_rows(loaders):
+    return sorted(row for step in global_batches(loaders) for row in step)
+
+
+def test_a_predicate_gives_the_same_batches_on_two_ranks_and_after_an_interruption_on_one(opened):
+    whole = global_batches(opened(predicate="even_rows"))
+    assert sorted(row for step in whole for row in step) == list(range(0, 1600, 2))
+    assert [sorted(step) for step in global_batches(opened(ranks=2, predicate="even_rows"))] == \
+        [sorted(step) for step in whole]
+    two = opened(ranks=2, predicate="even_rows")
+    epochs = [iter(one) for one in two]
+    begun = [[row for epoch in epochs for row in row_numbers(next(epoch))] for _ in range(5)]
+    resumed, = opened(predicate="even_rows")
+    resumed.load_state_dict(two[0].state_dict())
+    assert [sorted(step) for step in begun + global_batches([resumed])] == [sorted(step) for step in whole]
+
+
+@pytest.mark.parametrize(("other", "message"), [
+    ({"predicate": "odd_rows"}, r"belongs to other rows \(rows of the predicate: '\w{16}' in the state, '\w{16}' here"),
+    ({}, r"belongs to other rows \(rows of the predicate: '\w{16}' in the state, None here"),
+    ({"predicate": "even_rows", "rowgroup_selector": "FirstGroups"}, "belongs to other rows")])
+def test_a_state_is_refused_by_other_rows_even_if_they_are_as_many(opened, other, message):
+    loader, = opened(predicate="even_rows")
+    state = loader.state_dict()
+    opened(predicate="even_rows")[0].load_state_dict(state)
+    with pytest.raises(LoaderError, match=message):
+        opened(**other)[0].load_state_dict(state)
+
+
+def test_a_selector_chooses_among_training_rows_alone(opened):
+    assert all_rows(opened(rowgroup_selector="FirstGroups")) == list(range(256))
+    for asked in ({}, {"rowgroup_selector": "FirstGroups"}, {"predicate": "even_rows"}):
+        assert all_rows(opened(split="validation", **asked)) == list(range(1600, 1800))
+
+
+def test_a_cache_is_asked_for_each_row_group_and_changes_no_row(opened):
+    found = global_batches(opened(rowgroup_cache="Kept"))
+    asked = sys.modules[MODULE].Kept.asked
+    assert set(asked.values()) == {1}
+    assert len(asked) == 14  # 800 rows a file
+    assert found == global_batches(opened())
+
+
+@pytest.mark.parametrize("split", ["train", "validation"])
+def test_a_transform_spec_changes_the_columns_of_every_split(opened, split):
+    plain, = opened(split=split)
+    changed, = opened(split=split, transform_spec="halved_and_sum")
+    assert set(plain.dense_names) ^ set(changed.dense_names) == {"I3", "both"}
+    for before, after in zip(plain, changed, strict=True):
+        was, now = (dict(zip(names, batch.dense.T.numpy(), strict=True))
+                    for names, batch in ((plain.dense_names, before), (changed.dense_names, after)))
+        assert (was["I1"] == now["I1"]).all(), "the order is the same"
+        assert np.allclose(was["I2"], 2 * now["I2"])
+        rows = (before.weight > 0).numpy()
+        assert np.allclose((was["I2"] + was["I3"])[rows], now["both"][rows])
+
+
+@pytest.mark.parametrize(("words", "message"), [
+    (("--predicate", "nowhere"), "--predicate: function = 'nowhere': must be module:function"),
+    (("--predicate", f"{MODULE}:nowhere"), "cannot be imported"),
+    (("--predicate", f"{MODULE}:nothing"), "--predicate tests.dlrm.petastorm_parts:nothing: the function returned not"),
+    (("--predicate", f"{MODULE}:fails"), "the function failed (RuntimeError: no such service)"),
+    (("--predicate", f"{MODULE}:text"), "predicate: 'I1 > 3' is no petastorm.predicates.PredicateBase"),
+    (("--predicate", f"{MODULE}:rows_by_unknown_column"), "predicate: no column 'I14' (did you mean"),
+    (("--predicate", f"{MODULE}:no_rows"), "no rows"),
+    (("--predicate", f"{MODULE}:even_rows", "--rowgroup-cache", f"{MODULE}:Kept"), "keeps no row groups in a cache"),
+    (("--predicate", f"{MODULE}:even_rows", "--reader", "arrow"),
+     "--predicate: Petastorm's Reader does that; take --reader petastorm"),
+    (("--predicate", f"{MODULE}:even_rows", "--sample", "I2"), "rows are sampled as they are stored"),
+    (("--predicate", f"{MODULE}:even_rows", "--workers", "local:1"), "what Petastorm's Reader is asked for"),
+    (("--transform-spec", f"{MODULE}:edited_ids"), "edit_fields names 'C1', a column of ids"),
+    (("--transform-spec", f"{MODULE}:unlabelled"), "no label column")])
+def test_what_cannot_be_is_refused_before_training(folder, tmp_path, capsys, words, message):
+    code = ended(train.main, "--data", folder, "--run-dir", tmp_path / "run", *SMALL, "--check", *words)
+    said = capsys.readouterr().err
+    assert message in said
+    assert code == 2, said
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")  # torch of torchrec
+def test_a_run_that_pauses_ends_like_one_that_does_not_and_asks_for_the_code_again(folder, tmp_path, forks, capsys):
+    asked = ("--predicate", f"{MODULE}:even_rows", "--transform-spec", f"{MODULE}:halved_and_sum")
+    begin = ("--data", folder, *SMALL, "--epochs", 2, *asked)
+    straight = forks.train("--run-dir", tmp_path / "straight", *begin, tmp=tmp_path)
+    assert straight.returncode == 0, straight.stderr
+    paused = forks.train("--run-dir", tmp_path / "paused", *begin, "--pause-after", 1, tmp=tmp_path)
+    assert paused.returncode == 0, paused.stderr
+    go_on = ("--run-dir", tmp_path / "paused", "--resume")
+    refused = forks.train(*go_on, tmp=tmp_path)
+    assert refused.returncode == 2
+    assert f"the run's --transform-spec names the function '{MODULE}:halved_and_sum'" in refused.stderr
+    other = forks.train(*go_on, "--predicate", f"{MODULE}:odd_rows", tmp=tmp_path)
+    assert other.returncode == 2
+    assert f"--resume: predicate was '{MODULE}:even_rows' and cannot become" in other.stderr
+    resumed = forks.train(*go_on, *asked, tmp=tmp_path)
+    assert resumed.returncode == 0, resumed.stderr
+    wanted, found = last_json(straight), last_json(resumed)
+    assert found["rows_trained"] == wanted["rows_trained"] == 1600
+    assert found["auc"] == pytest.approx(wanted["auc"], abs=1e-9)
+    capsys.readouterr()
+    assert ended(evaluate.main, "--run-dir", tmp_path / "paused", "--allow-code", MODULE) == 0
+    judged = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert judged["rows"] == 200, "a predicate leaves out no row of a test"
+    assert judged["auc"] == pytest.approx(wanted["auc"], abs=1e-9)
+    with pytest.raises(CheckpointError, match=f"was trained with --transform-spec {MODULE}:halved_and_sum"):
+        Servable.load(tmp_path / "paused", "fp32", allow_code=(MODULE,))
+
+
+def test_the_arrow_reader_is_refused_where_a_run_is_written_down():
+    with pytest.raises(ConfigError, match="--rowgroup-cache: Petastorm's Reader does that; take --reader petastorm"):
+        Config(data="table", version=0, reader="arrow", rowgroup_cache="mine:cache")
