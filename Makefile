@@ -1,7 +1,7 @@
 # `make help` explains each target.
 PY := .venv/bin/python
 PYTEST_ARGS ?=
-PETASTORM_TESTS = $(wildcard tests/test_petastorm*.py tests/ingest/test*petastorm*.py) tests/ingest/test_source.py
+PETASTORM_TESTS = $(wildcard tests/test_petastorm*.py tests/ingest/test*petastorm*.py tests/dlrm/test_petastorm*.py) tests/ingest/test_source.py
 # Two processes share the quick tests, a file at a time; tests/conftest.py says in which order.
 TOGETHER = -n 2 --dist loadgroup --no-loadscope-reorder
 
