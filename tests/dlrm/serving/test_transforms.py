@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
 
+from sluice.dlrm.checkpoint.meta import CheckpointError, latest
 from sluice.dlrm.options import Config
+from sluice.dlrm.serving import served_model
 from sluice.dlrm.serving.served_model import Servable
 from sluice.dlrm.training import loaders
 from sluice.etl.ops.base import OperatorError
@@ -23,6 +26,14 @@ def test_a_server_asks_for_the_code_again(transformed, monkeypatch):
         Servable.load(transformed / "run", "fp32")
     monkeypatch.setitem(sys.modules, MODULE, None)  # it can no longer be imported
     with pytest.raises(OperatorError, match=rf"transform 'ratio': function = '{MODULE}:ratio': cannot be imported"):
+        Servable.load(transformed / "run", "fp32", allow_code=(MODULE,))
+
+
+def test_a_server_refuses_a_run_whose_row_groups_were_changed_as_it_reads_none(transformed, monkeypatch):
+    path, meta = latest(transformed / "run" / "checkpoints")
+    changed = replace(meta, config={**meta.config, "transform_spec": "mine:halved"})
+    monkeypatch.setattr(served_model, "chosen", lambda *_args, **_more: (path, changed))
+    with pytest.raises(CheckpointError, match="was trained with --transform-spec mine:halved, which changes"):
         Servable.load(transformed / "run", "fp32", allow_code=(MODULE,))
 
 
