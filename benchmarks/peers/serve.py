@@ -58,9 +58,11 @@ def turn(arm: Arm, seconds: float) -> tuple[float, float]:
     """Rows a second from the second batch on, and the nanoseconds of processor time that each took."""
     with closing(arm()) as batches:
         next(batches)
-        rows, began, before = 0, time.perf_counter(), processor_s(os.getpid())
-        while (spent := time.perf_counter() - began) < seconds:
+        rows, spent, before = 0, 0.0, processor_s(os.getpid())
+        began = time.perf_counter()
+        while not rows or spent < seconds:
             rows += next(batches)
+            spent = time.perf_counter() - began
         return rows / spent, (processor_s(os.getpid()) - before) / rows * 1e9
 
 
