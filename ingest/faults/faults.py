@@ -1,7 +1,7 @@
 """`--inject`: faults on purpose, for people who test their own set-ups.
 
     --inject kill-worker@30s,stall-store=5s@10s,corrupt@part-00003,memory-spike=256MiB@20s
-    --inject slow-transform=4@15s,slow-transform=1@30s,cores=1@40%,cores=2@60%
+    --inject slow-transform=4@15s,slow-transform=1@30s,slow-store=0.5s@40%,cores=1@60%
 
 `parse` turns the text into data, `due` says what is due (both pure), `Injector` causes the faults through the actors it
 is given, and counts them: a run whose faults never happened has shown nothing.
@@ -42,6 +42,7 @@ KINDS: Mapping[str, Kind] = {
     "stop-worker": Kind("stops worker processes (SIGSTOP), as a debugger or a frozen container does", "workers", 1),
     "kill-remote": Kind("kills processes of --workers local:N (SIGKILL)", "workers", 1),
     "stall-store": Kind("lets every read from the store wait", "seconds", 5),
+    "slow-store": Kind("lets every read from the store take so much longer from then on", "seconds", 0.5),
     "corrupt": Kind("flips one bit in the next read of a file whose name holds what follows the @", ""),
     "slow-transform": Kind("lets every transform do its work so many times over", "times", 4),
     "cores": Kind("leaves this process, or all ranks of this host together, so many cores", "cores", 1),
@@ -189,6 +190,15 @@ def stall_store(stall: Callable[[float], None]) -> Actor:
     def act(fault: Fault) -> str:
         stall(fault.strength)
         return f"reads wait for {fault.strength:g} s"
+
+    return act
+
+
+def slow_store(slow: Callable[[float], None]) -> Actor:
+    """Makes the actor of slow-store: `slow` is `FileOpener.slow`."""
+    def act(fault: Fault) -> str:
+        slow(fault.strength)
+        return f"each read takes {fault.strength:g} s longer" if fault.strength else "as it was"
 
     return act
 

@@ -15,6 +15,7 @@ from sluice.ingest.faults.faults import (
     corrupt_read,
     share_cores,
     signal_workers,
+    slow_store,
     slow_transforms,
     spike_memory,
     stall_store,
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from sluice.ingest.loader import BatchLoader
 
 _LOOK_S, _SPIKE_S = 0.05, 5.0
-ON_STORES = frozenset({"stall-store", "corrupt"})
+ON_STORES = frozenset({"stall-store", "slow-store", "corrupt"})
 """The faults that need `FileOpener(disturbed=…)`."""
 
 
@@ -43,6 +44,7 @@ class Injection:
             "stop-worker": signal_workers(lambda: loader.worker_pids, signal.SIGSTOP),
             "kill-remote": signal_workers(lambda: loader.remote_pids, signal.SIGKILL),
             "stall-store": stall_store(self._stall),
+            "slow-store": slow_store(files.slow),
             "corrupt": corrupt_read(self._corrupt),
             "slow-transform": slow_transforms(loader.burden),
             "cores": share_cores(self._share.set),

@@ -24,6 +24,7 @@ class FileOpener:
         self._disturbed, self._retry, self._cache = disturbed, retry, cache
         self._lock = threading.Lock()
         self._stores: dict[tuple[str, str], RemoteFiles] = {}
+        self._slowed_s = 0.0
 
     def local(self, path: str) -> str | None:
         """The path of a plain local file; None: it is read through a store."""
@@ -49,6 +50,13 @@ class FileOpener:
         """The handles for faults on purpose, one for each store opened so far."""
         return [d for d in (store.disturbed for store in self._all()) if d is not None]
 
+    def slow(self, seconds: float) -> None:
+        """Makes each read wait so much longer, from the stores opened so far and from later ones."""
+        with self._lock:
+            self._slowed_s = seconds
+        for disturbed in self.disturbances():
+            disturbed.slow(seconds)
+
     def close(self) -> None:
         """Ends all waiting for stores, and closes the cache."""
         for store in self._all():
@@ -73,5 +81,7 @@ class FileOpener:
                 if self._disturbed:
                     uri = f"latency://{uri}?{self._disturbed}"
                 store = RemoteFiles.at(uri, retry=self._retry, cache=self._cache)
+                if store.disturbed is not None:
+                    store.disturbed.slow(self._slowed_s)
                 self._stores[folder, query] = store
         return store, name

@@ -66,6 +66,8 @@ class FaultyFileSystem:
         self._lock = threading.Lock()
         self._chance = random.Random(how.seed)
         self._stalled_until = float("-inf")
+        self.slowed_s = 0.0
+        """The seconds that each read and each opening waits beside what `how` says."""
         self._corrupt: str | None = None
         self.errors = self.shorts = self.stalls = self.corrupted = 0
 
@@ -77,6 +79,11 @@ class FaultyFileSystem:
         """Makes all reads that begin within `seconds` from now wait until these are over."""
         with self._lock:
             self._stalled_until = self._clock.now() + seconds
+
+    def slow(self, seconds: float) -> None:
+        """Makes each read and each opening from now on wait so much longer."""
+        with self._lock:
+            self.slowed_s = seconds
 
     def corrupt(self, part: str) -> None:
         """Flips one bit in the next read of data from a file whose name holds `part`."""
@@ -100,7 +107,7 @@ class FaultyFileSystem:
         """Waits, or fails; returns True if the read shall come back short."""
         how = self._how
         with self._lock:
-            wait = how.latency_ms / 1000 + (length / how.bandwidth if how.bandwidth else 0.0)
+            wait = self.slowed_s + how.latency_ms / 1000 + (length / how.bandwidth if how.bandwidth else 0.0)
             left = self._stalled_until - self._clock.now()
             chance = self._chance.random
             fails, short, stalls = chance() < how.error_rate, chance() < how.short_rate, chance() < how.stall_rate

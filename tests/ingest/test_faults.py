@@ -19,6 +19,7 @@ from sluice.ingest.faults.faults import (
     parse,
     share_cores,
     signal_workers,
+    slow_store,
     slow_transforms,
     spike_memory,
     stall_store,
@@ -34,7 +35,7 @@ def test_the_text_becomes_faults():
                                         "memory-spike=64MiB@0.5s", "stop-worker=all@1s"]
     assert parse(",".join(map(str, faults))) == faults
     assert parse("") == ()
-    more = "slow-transform=4@1s,cores=0.5@2s,kill-worker=1@37.5%"
+    more = "slow-transform=4@1s,cores=0.5@2s,kill-worker=1@37.5%,slow-store=0.6s@3s"
     assert ",".join(map(str, parse(more))) == more
 
 
@@ -122,11 +123,13 @@ def test_workers_are_stopped():
     worker.communicate()
 
 
-def test_stores_are_stalled_and_corrupted():
+def test_stores_are_stalled_corrupted_and_slowed():
     did = []
     stall_store(did.append)(Fault("stall-store", strength=5))
     corrupt_read(did.append)(Fault("corrupt", part="part-1"))
-    assert did == [5, "part-1"]
+    assert slow_store(did.append)(Fault("slow-store", strength=0.6)) == "each read takes 0.6 s longer"
+    assert slow_store(did.append)(Fault("slow-store", strength=0)) == "as it was"
+    assert did == [5, "part-1", 0.6, 0]
 
 
 def test_transforms_are_slowed_and_cores_taken():

@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from sluice.ingest.read.cache import FileCache
+from sluice.ingest.read.files import FileOpener
 from sluice.ingest.read.remote_files import RemoteFiles
 from sluice.ingest.read.retry import Clock, DeliveryError, Retrier, RetryPolicy, StoreClosed
 from sluice.ingest.read.slow_store import Disturbance
@@ -189,6 +190,25 @@ def test_a_stall_holds_reads_until_it_is_over(folder):
     store.disturbed.stall(10)
     read(store)
     assert clock.slept == [10.0], "the first read waits, those after do not"
+
+
+def test_a_store_that_slows_down_makes_each_read_wait_until_it_is_as_it_was(folder):
+    clock = FakeClock()
+    store = RemoteFiles.at(f"latency://{folder}?latency_ms=20", clock=clock)
+    for slowed_s in (0.6, 0.0):
+        store.disturbed.slow(slowed_s)
+        clock.slept.clear()
+        read(store)
+        assert set(clock.slept) == {slowed_s + 0.02}
+
+
+def test_a_store_that_is_opened_later_is_as_slow_as_the_others(folder, tmp_path):
+    files = FileOpener(disturbed="latency_ms=0")
+    files.open(str(folder / "part-0.parquet"))
+    files.slow(0.01)
+    (tmp_path / "part-0.parquet").write_bytes((folder / "part-0.parquet").read_bytes())
+    files.open(str(tmp_path / "part-0.parquet"))
+    assert [disturbed.slowed_s for disturbed in files.disturbances()] == [0.01, 0.01]
 
 
 def test_closing_ends_a_wait(folder):
