@@ -235,7 +235,7 @@ class Progress:
             memory_used=machine.memory_used(), memory_limit=self.memory_limit(),
             cpu_quota=machine.cores(), cpu_used_s=machine.cpu_used_s(), cores_idle_s=machine.cores_idle_s(),
             held_back=held_back.total(), held_back_pressure=held_back["pressure"],
-            elsewhere=dict(self._elsewhere()))
+            restarts=self._pipeline.restarts, elsewhere=dict(self._elsewhere()))
 
     def outcome(self) -> dict[str, Any]:
         """The rows that came, their rate and the share of the time spent waiting: from the first batch on, or, of what

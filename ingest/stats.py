@@ -107,6 +107,8 @@ class Snapshot:
     held_back_pressure: int = 0
     """How many of these times the whole system was short of memory, rather than the limit near. Rising: other programs
     take the memory; 0: work was only held back for the limit."""
+    restarts: int = 0
+    """How many worker processes died and were replaced. Rising: something kills them; 0: none died."""
     elsewhere: Mapping[str, float] = field(default_factory=dict)
     """What workers on other hosts did, by name: `workers` now, those `starting`, the units, calls and bytes that came,
     `retries`, `hedges` and `late` answers, and `core_s`, the cores that they held, at work or not, times seconds: the
@@ -114,7 +116,7 @@ class Snapshot:
 
     def __post_init__(self) -> None:
         _counts(self, "at", "sequence", "batches", "rows", "consumer_wait_s", "consumer_compute_s", "memory_used",
-                "memory_limit", "cpu_quota", "cpu_used_s", "held_back", "held_back_pressure",
+                "memory_limit", "cpu_quota", "cpu_used_s", "held_back", "held_back_pressure", "restarts",
                 *(["cores_idle_s"] if self.cores_idle_s is not None else []))
         if not self.stages:
             raise StatsError("Snapshot.stages: a pipeline without stages")

@@ -70,12 +70,14 @@ def decimate(points: Points, max_points: int = MOST_POINTS) -> Points:
 def chart(title: str, *panels: Panel, end: float, note: str = "", kind: str = "", aside: str = "") -> str:
     """A figure, or nothing if no series has a point. `end` is the last moment of the run, the same in all charts.
     `aside` is HTML at the end of the head line, in place of the series' names."""
-    colours = itertools.count()  # a series has its colour by its place, whether the ones before it have points or not
-    placed = [(panel, [(next(colours) % COLOURS, s) for s in panel.series]) for panel in panels]
+    # A series has its colour by its name's place, whether the ones before it have points or not.
+    names = list(dict.fromkeys(s.name for panel in panels for s in panel.series))
+    placed = [(panel, [(names.index(s.name) % COLOURS, s) for s in panel.series]) for panel in panels]
     drawn = [(panel, some) for panel, all_ in placed if (some := [(n, s) for n, s in all_ if s.points])]
     if not drawn:
         return ""
-    keys = "".join(f'<li class="c{n} {s.style}"><i></i>{escape(s.name)}</li>' for _, some in drawn for n, s in some)
+    keys = "".join(dict.fromkeys(f'<li class="c{n} {s.style}"><i></i>{escape(s.name)}</li>'
+                                 for _, some in drawn for n, s in some))
     data = {"end": max(end, 1e-9), "panels": [
         {"form": panel.axis.form, "base": panel.axis.base, "zero": panel.axis.from_zero, "top": panel.axis.top,
          "name": panel.name, "series": [{"name": s.name, "style": s.style, "colour": n,

@@ -8,7 +8,7 @@ from typing import Any
 from sluice.agent.report import charts
 from sluice.agent.report.charts import Panel, Points, Series, chart
 from sluice.agent.report.format import percent
-from sluice.agent.report.incidents import Incident
+from sluice.agent.report.incidents import WELL, Incident
 from sluice.agent.report.narrative import HARDLY, DecisionEffect, RunOutcome, mean
 from sluice.agent.report.run_folder import Run
 from sluice.agent.report.tables import TONES, verdict
@@ -157,7 +157,7 @@ def _lasting(incidents: Sequence[Incident], end: float) -> list[tuple[Incident, 
     moment where too little came after it to say."""
     following = [*(one.at for one in incidents[1:]), end]
     return [(one, one.at if not one.result else min(until, one.at + one.recovered_s)
-             if one.result == "recovered" and one.recovered_s is not None else until)
+             if one.result in WELL and one.recovered_s is not None else until)
             for one, until in zip(incidents, following, strict=False)]
 
 

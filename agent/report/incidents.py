@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sluice.agent.report.format import count, moves, seconds
+from sluice.agent.report.format import count, moves, percent, seconds
 from sluice.agent.report.run_folder import Run
 
 RECOVERED = 0.95  # of the rate that a run settles at afterwards
@@ -15,9 +15,14 @@ _ALL_CORES = 0.9  # of the cores in use: then more cores are what the rate wants
 _TOGETHER_S = 15.0  # at most between an injected fault and the moment when it is noticed
 _AT_ONCE_S = 2.0  # an event so soon after another shares its outcome
 _MOST_SAID = 4  # changes of knobs in a sentence
-_SMOOTH = 3  # a rate is the mean of so many metrics
-_WHAT = {"slow-transform": "workload", "cores": "cores", "memory-spike": "memory", "kill-worker": "worker",
-         "kill-remote": "worker",         "stop-worker": "worker", "stall-store": "store", "corrupt": "store"}
+_MEAN_OF = 3  # a rate is the mean of so many metrics
+SMOOTH = 0.02  # up to this share of waiting, the trainer's own pace is all that bounds the rate
+_SAME_WAIT = 0.05  # a lower peak of waiting is not worth a word
+_WHAT = {"slow-transform": "workload", "slow-store": "workload", "cores": "cores", "memory-spike": "memory",
+         "kill-worker": "worker", "kill-remote": "worker", "stop-worker": "worker", "stall-store": "store",
+         "corrupt": "store"}
+
+WELL = ("recovered", "the input keeps up")
 
 Line = Mapping[str, Any]
 
@@ -34,21 +39,34 @@ class Incident:
     """The knobs that the agent changed from then on until the next occasion."""
     noticed_s: float | None
     """Seconds until the agent noticed; None where nobody knows when the event happened."""
+    noticed: str
+    """What it noticed, in words; empty where the event itself says it."""
     before: float | None
     """Rows a second before the event; `after` is the rate at which they settled."""
     after: float | None
+    waited: tuple[float, float, float] | None
+    """Share of its time that the trainer waited for input: before the event, at its worst after it, and once settled;
+    None if too little of it was measured."""
     recovered_s: float | None
     """Seconds until that rate was reached for good; None if too little of it was measured."""
     result: str = ""
-    """`recovered`, `limited by the cores` or `still slow`; empty if too little was measured."""
+    """`recovered`, `limited by the cores`, `the input keeps up` or `still slow`; empty if too little was measured."""
 
     @property
     def sentence(self) -> str:
         noticed = f", detected in {seconds(self.noticed_s)}" if self.noticed_s else ""
+        noticed += f" ({self.noticed})" if self.noticed else ""
         turned = self.did if len(self.did) <= _MOST_SAID else (
             self.did[0], f"{len(self.did) - 2} more changes", self.did[-1])
         did = f"; then {', then '.join(turned)}" if turned else \
-            "; no change needed" if self.result == "recovered" else "; no change made"
+            "; no change needed" if self.result in WELL else "; no change made"
+        waits = ""
+        if self.waited is not None:
+            before, worst, after = self.waited
+            course = [percent(before), percent(worst), percent(after)]
+            if worst <= max(before, after) + _SAME_WAIT:
+                course = list(dict.fromkeys([percent(before), percent(after)]))
+            waits = f"; waiting {' → '.join(course)}"
         rates = f"; {count(self.before)} → {count(self.after)} rows/s" if self.before and self.after else ""
         if self.recovered_s is None:
             back = ""
@@ -58,7 +76,7 @@ class Incident:
         else:
             back = f", settled after {seconds(self.recovered_s)}"
         result = f": {self.result}" if self.result else ""
-        return f"At {seconds(self.at)} {self.text}{noticed}{did}{rates}{back}{result}."
+        return f"At {seconds(self.at)} {self.text}{noticed}{did}{waits}{rates}{back}{result}."
 
 
 def occasions(run: Run) -> list[Incident]:
@@ -104,16 +122,17 @@ def fault_times(run: Run) -> list[float]:
 def _read(event: Line) -> dict[str, Any] | None:
     kind, at = event.get("kind"), float(event.get("at", 0.0))
     if kind == "occasion":
-        return {"at": at, "what": event["what"], "text": event["text"], "noticed": at}
+        return {"at": at, "what": event["what"], "text": event["text"], "noticed": at, "seen": ""}
     if kind == "fault" and "fault" in event:
         name = str(event["fault"]).partition("@")[0].partition("=")[0]
-        return {"at": at, "what": _WHAT.get(name, name), "text": f"{event['fault']}: {event['did']}", "noticed": None}
+        return {"at": at, "what": _WHAT.get(name, name), "text": f"{event['fault']}: {event['did']}", "noticed": None,
+                "seen": ""}
     if kind == "follow":
         names = [f"new {', '.join(new)}" for new in [[*event.get("added", ()), *event.get("dense_added", ())]] if new]
         names += [f"without {', '.join(old)}" for old in [[*event.get("dropped", ()), *event.get("dense_dropped", ())]]
                   if old]
         text = f"version {event['after']} of the table was taken up ({'; '.join(names) or 'the same columns'})"
-        return {"at": at, "what": "schema", "text": text, "noticed": None}
+        return {"at": at, "what": "schema", "text": text, "noticed": None, "seen": ""}
     return None
 
 
@@ -124,7 +143,7 @@ def _merged(events: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         cause = next((earlier for earlier in reversed(merged) if earlier["what"] == event["what"]
                       and earlier["noticed"] is None and event["at"] - earlier["at"] <= _TOGETHER_S), None)
         if cause is not None and event["noticed"] is not None:
-            cause["noticed"] = event["noticed"]
+            cause["noticed"], cause["seen"] = event["noticed"], event["text"]
         else:
             merged.append(dict(event))
     return merged
@@ -133,18 +152,31 @@ def _merged(events: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 def _occasion(run: Run, event: Mapping[str, Any], label: str, begin: float, end: float) -> Incident:
     at = event["at"]
     metrics = [metric for metric in run.looks() if metric.get("rows_per_s") is not None]
-    before = [metric["rows_per_s"] for metric in metrics if begin < metric["at"] <= at][-5:]
-    following = [(metric["at"], metric["rows_per_s"]) for metric in metrics if at < metric["at"] <= end]
-    settled, recovered_s = recovery(at, following)
+    before = [metric for metric in metrics if begin < metric["at"] <= at][-5:]
+    following = [metric for metric in metrics if at < metric["at"] <= end]
+    settled, recovered_s = recovery(at, [(metric["at"], metric["rows_per_s"]) for metric in following])
+    waited = None if settled is None or not before else _waited(*([metric["stall"] for metric in looks]
+                                                                 for looks in (before, following)))
     did = tuple(moves(d.get("before") or {}, d.get("after") or {}) for d in run.of("decision") if at < d["at"] <= end)
-    noticed, was = event["noticed"], sum(before) / len(before) if before else None
+    noticed, was = event["noticed"], _mean([metric["rows_per_s"] for metric in before]) if before else None
     return Incident(at=at, label=label, what=event["what"], text=event["text"], did=did,
-                    noticed_s=None if noticed is None or noticed == at else noticed - at,
-                    before=was, after=settled, recovered_s=recovered_s,
-                    result=_result(was, settled, [m for m in metrics if at < m["at"] <= end]))
+                    noticed_s=None if noticed is None or noticed == at else noticed - at, noticed=event["seen"],
+                    before=was, after=settled, waited=waited, recovered_s=recovered_s,
+                    result=_result(was, settled, waited, following))
 
 
-def _result(before: float | None, after: float | None, looks: Sequence[Line]) -> str:
+def _waited(before: Sequence[float], following: Sequence[float]) -> tuple[float, float, float]:
+    """The shares of waiting before an event, at its worst, and of the last third."""
+    return (_mean(before), max(_mean(following[n:n + _MEAN_OF]) for n in range(len(following) - _MEAN_OF + 1)),
+            _mean(following[-settled_of(following):]))
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def _result(before: float | None, after: float | None, waited: tuple[float, float, float] | None,
+            looks: Sequence[Line]) -> str:
     """What became of the rate, seen at the looks after the event."""
     if not before or after is None:
         return ""
@@ -152,21 +184,22 @@ def _result(before: float | None, after: float | None, looks: Sequence[Line]) ->
         return "recovered"
     last = looks[-settled_of(looks):]
     used, quota = (sum(look.get(name) or 0.0 for look in last) for name in ("cpu", "cpu_quota"))
-    return "limited by the cores" if quota and used >= _ALL_CORES * quota else "still slow"
+    if quota and used >= _ALL_CORES * quota:
+        return "limited by the cores"
+    return "the input keeps up" if waited is not None and waited[-1] <= SMOOTH else "still slow"
 
 
 def settled_of(looks: Sequence[Any]) -> int:
     """How many of the last looks count as settled."""
-    return max(_SMOOTH, len(looks) // 3)
+    return max(_MEAN_OF, len(looks) // 3)
 
 
 def recovery(at: float, rates: Sequence[tuple[float, float]]) -> tuple[float | None, float | None]:
     """The rate of the last third, and the seconds from `at` until the rate, after its lowest point, is back there."""
-    if len(rates) < 2 * _SMOOTH:
+    if len(rates) < 2 * _MEAN_OF:
         return None, None
-    last = [rate for _, rate in rates[-settled_of(rates):]]
-    settled = sum(last) / len(last)
-    smooth = [(rates[n][0], sum(r for _, r in rates[n:n + _SMOOTH]) / _SMOOTH) for n in range(len(rates) - _SMOOTH + 1)]
+    settled = _mean([rate for _, rate in rates[-settled_of(rates):]])
+    smooth = [(rates[n][0], _mean([r for _, r in rates[n:n + _MEAN_OF]])) for n in range(len(rates) - _MEAN_OF + 1)]
     for course in (smooth, rates):  # a dip of a single look is a dip all the same
         lowest = min(range(len(course)), key=lambda n: course[n][1])
         if course[lowest][1] < RECOVERED * settled:

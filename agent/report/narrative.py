@@ -8,10 +8,9 @@ from typing import Any
 
 from sluice.agent.report.advice import advice
 from sluice.agent.report.format import count, moves, percent, seconds
-from sluice.agent.report.incidents import fault_times, measured, occasions, recovery, settled_of
+from sluice.agent.report.incidents import SMOOTH, fault_times, measured, occasions, recovery, settled_of
 from sluice.agent.report.run_folder import Run
 
-SMOOTH = 0.02  # a stall up to this is reported as none
 HARDLY = 0.1  # up to this stall, more could be gained elsewhere
 _SAME = 0.05  # of the rate: a smaller difference counts as none
 FASTER = "faster"
@@ -34,7 +33,8 @@ class DecisionEffect:
     effect: str
     """`4.1 times the rows (18.5 k → 76.5 k rows/s), stall 100 % → 93 %`, or a note that nothing was measured."""
     result: str = "not measured"
-    """`faster`, `slower` or `as before`; or why that cannot be said."""
+    """`faster`, `slower` or `as before`; `trainer faster` where more rows came although the trainer had not waited; or
+    why nothing can be said."""
     opens: bool = False
     """Whether it is the opening of a pipeline."""
 
@@ -257,4 +257,7 @@ def _result(effect: Mapping[str, Any] | None, disturbance: str | None) -> str:
     times = effect["rows_per_s_after"] / effect["rows_per_s_before"]
     if abs(times - 1) <= _SAME:
         return "as before"
-    return FASTER if times > 1 else "slower"
+    if times < 1:
+        return "slower"
+    # Where the trainer did not wait, no input can have made it faster.
+    return FASTER if effect["stall_before"] > SMOOTH else "trainer faster"

@@ -17,7 +17,8 @@ from sluice.ingest.knobs import format_bytes
 _GLANCE = 15  # rows of a table that are shown at once
 _BAR = 120  # width of a ladder's longest bar
 _LADDER = ("lever", "step", "samples a second", "", "AUC", "tables", "state", "sent a step", "verdict")
-TONES = {"recovered": "good", "limited by the cores": "warn", "still slow": "bad", "faster": "good", "slower": "bad"}
+TONES = {"recovered": "good", "the input keeps up": "good", "limited by the cores": "warn", "still slow": "bad",
+         "faster": "good", "slower": "bad"}
 """The verdicts that have a colour; the others are grey."""
 
 

@@ -26,7 +26,7 @@ _STAGE_SUMS = ("items", "rows", "bytes", "busy_s", "cpu_s", "core_wait_s", "wait
 _SUMS = ("batches", "rows", "cpu_used_s", "held_back", "held_back_pressure")
 _LARGEST = ("workers", "queue_bytes", "queue_limit_bytes", "process_bytes")
 _OF_A_WORKER = {"requests_a_core", "start_s"}
-_WHOLE = {"items", "rows", "bytes", "batches", "held_back", "held_back_pressure"}
+_WHOLE = {"items", "rows", "bytes", "batches", "held_back", "held_back_pressure", "restarts"}
 
 
 class RankStore(Protocol):
@@ -179,6 +179,7 @@ class HostTunable:
         step_s = gained("consumer_wait_s") + gained("consumer_compute_s")
         stall = max(self._stalls.values(), default=0.0)
         counters: dict[str, Any] = {name: self._sum("", name, gained(name)) for name in ("at", *_SUMS)}
+        counters["restarts"] = self._sum("", "restarts", _rise(gains, "restarts"))  # of all ranks: none died by half
         idle_is_known = all(s.cores_idle_s is not None for s in (first, *itertools.chain(*gains)))
         return replace(
             first, **counters, sequence=self._merged.sequence + 1 if self._merged else 0,

@@ -72,6 +72,37 @@ def test_what_our_own_change_did_is_no_occasion():
     assert _occasions(events) == []
 
 
+@pytest.mark.parametrize(("turned", "times", "noticed"), [
+    ("read", 4.0, True), ("read", 1.7, False), ("udf", 4.0, False)])
+def test_a_change_of_ours_hides_what_it_may_have_done_itself_and_no_more(turned, times, noticed):
+    """The transform becomes dearer two looks after somebody has turned a stage."""
+    def turn(pipeline):
+        pipeline.apply(pipeline.knobs.with_workers(**{turned: 3}))
+
+    events = []
+    _run(_pipeline({"read": 4, "udf": 2}), 30, events, changes=[
+        (18, turn), (20, lambda pipeline: _dearer(pipeline, times))])
+    assert bool(_occasions(events)) is noticed
+
+
+class Restarting(FakePipeline):
+    restarts = 0
+
+    def snapshot(self):
+        return dataclasses.replace(super().snapshot(), restarts=self.restarts)
+
+
+@pytest.mark.parametrize(("died", "said"), [([1], "a worker process died and was replaced"),
+                                            ([1, 2], "3 worker processes died and were replaced")])
+def test_worker_processes_that_died_are_told_once_ranks_have_counted_theirs(died, said):
+    def die(number):
+        return lambda pipeline: setattr(pipeline, "restarts", pipeline.restarts + number)
+
+    events, pipeline = [], Restarting([FakeStage(name="read", cpu_s=0.002)], cores=4)
+    _run(pipeline, 30, events, changes=[(12 + n, die(number)) for n, number in enumerate(died)])
+    assert _occasions(events) == [("worker", said)]
+
+
 def test_another_memory_limit_is_told_in_bytes():
     events = []
     _run(_pipeline(), 20, events, changes=[(10, lambda p: setattr(p, "memory_limit", 2**33))])

@@ -57,6 +57,25 @@ def test_workers_elsewhere_are_counted_over_ranks_and_told_of_each():
     assert tunable.snapshot().elsewhere == {"workers": 6, "bytes": 14, "requests_a_core": 2, "start_s": 5.0, "ranks": 2}
 
 
+class Restarting(FakePipeline):
+    restarts = 0
+
+    def snapshot(self):
+        return dataclasses.replace(super().snapshot(), restarts=self.restarts)
+
+
+def test_worker_processes_that_died_are_counted_over_all_ranks():
+    store, pipelines = MemoryStore(), [Restarting([FakeStage(name="read", cpu_s=0.002)]) for _ in range(2)]
+    members = [HostMember(store, "a", rank, p) for rank, p in enumerate(pipelines)]
+    tunable = HostTunable(store, "a", pipelines[0], ranks={"a": 2})
+    _advance(pipelines, members)
+    tunable.snapshot()
+    for pipeline, died in zip(pipelines, (1, 2), strict=True):
+        pipeline.restarts = died
+    _advance(pipelines, members)
+    assert tunable.snapshot().restarts == 3
+
+
 def test_ranks_are_seen_as_one_and_all_get_the_knobs():
     store, pipelines = MemoryStore(), [_pipeline(), _pipeline()]
     members = [HostMember(store, "a", rank, p) for rank, p in enumerate(pipelines)]

@@ -39,10 +39,39 @@ def test_a_fault_and_its_notice_are_one_with_what_was_done_and_the_way_back(tmp_
     (one,) = occasions(run)
     assert (one.label, one.what, one.noticed_s, one.did) == ("A", "workload", 3.0, ("udf 1 → 3",))
     assert (one.before, one.after, one.recovered_s) == (100.0, 90.0, 6.0)  # the mean of 16 s and the next is there
-    assert one.sentence == ("At 10 s slow-transform=4@10s: transforms do their work 4 times, detected in 3 s; "
-                            "then udf 1 → 3; 100 → 90 rows/s, settled after 6 s: recovered.")
+    assert one.sentence == (
+        "At 10 s slow-transform=4@10s: transforms do their work 4 times, detected in 3 s (a row became 4 times dearer "
+        "in udf); then udf 1 → 3; waiting 50 %; 100 → 90 rows/s, settled after 6 s: recovered.")
     assert one.sentence in narrative.tell(run)
     assert not narrative.outcome(run).faults, "a fault on purpose is no fault of the tuning"
+
+
+FAULTS = [("slow-store=0.6s@10s", "workload", "a row became 8 times dearer in read"),
+          ("slow-transform=3@10s", "workload", "a row became 3 times dearer in udf"),
+          ("kill-worker=1@10s", "worker", "2 worker processes died and were replaced")]
+
+
+@pytest.mark.parametrize(("fault", "what", "seen"), FAULTS)
+def test_a_fault_is_told_with_what_was_noticed_of_it_and_how_long_the_trainer_waited(tmp_path, fault, what, seen):
+    run = _run(tmp_path, [{"at": 10.0, "kind": "fault", "fault": fault, "did": "so"},
+                          {"at": 12.0, "kind": "occasion", "what": what, "text": seen}, _turned(14.0)],
+               [200.0] * 10 + [50.0] * 6 + [200.0] * 14)
+    (one,) = occasions(run)
+    assert one.waited == pytest.approx((0.1, 0.5, 0.1))
+    assert one.sentence == (f"At 10 s {fault}: so, detected in 2 s ({seen}); then udf 1 → 3; "
+                            "waiting 10 % → 50 % → 10 %; 200 → 200 rows/s, settled after 7 s: recovered.")
+
+
+@pytest.mark.parametrize(("stall", "result"), [(0.01, "the input keeps up"), (0.3, "still slow")])
+def test_a_lower_rate_is_the_trainers_own_where_it_waits_for_nothing(tmp_path, stall, result):
+    event = {"at": 10.0, "kind": "fault", "fault": "slow-store=0.6s@10s", "did": "so"}
+    _run(tmp_path, [event], [100.0] * 10 + [60.0] * 20, calm=99)
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    (tmp_path / "metrics.jsonl").write_text("".join(
+        json.dumps({**line, "stall": stall if line["at"] > 10 else 0.0}) + "\n" for line in lines))
+    (one,) = occasions(Run.read(tmp_path))
+    assert one.result == result
+    assert ("no change needed" in one.sentence) is (result == "the input keeps up")
 
 
 def test_a_buffer_that_hides_the_dip_for_a_moment_is_no_recovery(tmp_path):
@@ -70,8 +99,9 @@ def _effect(at):
             "stall_before": 0.5, "stall_after": 0.1, "prediction_error": None}
 
 
-@pytest.mark.parametrize("effect", [[], [_effect(21.0)], [{**_effect(10.0), "rows_per_s_after": 101.0}]],
-                         ids=["not measured", "measured after a fault", "no more rows"])
+@pytest.mark.parametrize("effect", [[], [_effect(21.0)], [{**_effect(10.0), "rows_per_s_after": 101.0}],
+                                    [{**_effect(10.0), "stall_before": 0.0}]],
+                         ids=["not measured", "measured after a fault", "no more rows", "no waiting before"])
 def test_a_change_that_was_not_measured_to_help_is_credited_with_nothing(tmp_path, effect):
     changed = {**_turned(6.5), "reason": {"text": "so"}}
     rates = [5.0] * 3 + [190.0] * 3 + [200.0] * 14 + [50.0] * 20

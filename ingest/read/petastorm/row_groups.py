@@ -91,6 +91,8 @@ class RowGroupOrder:
 class RowGroupStage:
     """Reads row groups ahead. Its one stage has the knobs of every pipeline's `read`."""
 
+    restarts = 0  # its workers are threads
+
     def __init__(self, groups: RowGroupReader, source: PetastormSource, order: RowGroupOrder, *, machine: Machine,
                  memory_limit: int | None, workers: int):
         self._groups, self._source, self._order, self._machine = groups, source, order, machine
