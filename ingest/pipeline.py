@@ -193,7 +193,9 @@ class Pipeline:
         room = self._specs[stage].room
         if room == "window":  # all streams may come to the end of their window at the same time
             return len(self._streams) * self._block_bytes
-        return self._stretch_bytes if room == "stretch" else int(getattr(self.knobs, room))
+        if room == "stretch":  # what waits here waits for the trainer, too
+            return min(self._stretch_bytes, self.knobs.prefetch_bytes)
+        return int(getattr(self.knobs, room))
 
     # ---- starting and stopping
 

@@ -348,6 +348,17 @@ def table_column(files, name, rows):
     return files.column(name, rows).astype("f4")
 
 
+@pytest.mark.parametrize("prefetch", [2**20, 2**40])
+def test_batches_on_their_way_to_the_trainer_wait_in_no_more_room_than_finished_ones(table, prefetch):
+    """Else a small buffer would hide for long what becomes of a slow stage."""
+    with loading(table, NAME + "shifted", Knobs(prefetch_bytes=prefetch)) as loader:
+        next(iter(loader))
+        rooms = {stage.name: stage.queue_limit_bytes for stage in loader.snapshot().stages}
+    assert rooms["collate"] == prefetch
+    assert rooms["batch"] == rooms["mine"] == min(prefetch, rooms["batch"])
+    assert (rooms["batch"] == prefetch) is (prefetch == 2**20)
+
+
 def test_a_burden_costs_work_and_changes_nothing(table):
     """Also where the function writes into what it gets."""
     calls = []
