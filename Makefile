@@ -21,6 +21,10 @@ demo: setup  ## data, Spark ETL, 2-rank training with tuned ingestion; ends on a
 demo-cluster: setup  ## the same on a Spark cluster of a master and two workers, and with two torchrun agents, all of them here
 	@$(PY) -m dlrm.demo --out demo-out --cluster
 
+.PHONY: demo-schema
+demo-schema: setup  ## a table gets new columns while 2 ranks train: with the agent, and frozen at the change, on one page
+	@$(PY) -m dlrm.demo.schema_change --out demo-schema-out
+
 test: setup  ## all tests, in three processes side by side
 	@$(PY) -m tests $(PYTEST_ARGS)
 
@@ -89,4 +93,4 @@ dist: setup  ## build/sluice.zip, for spark-submit --py-files
 	mv build/sluice.zip.$$$$ build/sluice.zip && echo build/sluice.zip
 
 clean:  ## remove what was built and the demo's output, not .venv
-	@rm -rf build dist demo-out *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis spark-warehouse
+	@rm -rf build dist demo-out demo-schema-out *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis spark-warehouse

@@ -39,6 +39,7 @@ from sluice.etl.common.errors import UsageError
 from sluice.etl.common.program import run as program
 from sluice.etl.common.program import say
 from sluice.etl.common.suggest import nearest
+from sluice.ingest.knobs import Knobs
 from sluice.ingest.machine import Machine
 
 RANKS, ROWS, SEED = 2, 240_000, 1
@@ -175,7 +176,7 @@ class Training:
         looks = started(run.looks())
         later = [look for look in looks if look["at"] >= looks[0]["at"] + self.settle_s] or looks[-1:]
         return Trained(mean(later, "rows_per_s") or 0.0, mean(looks, "rows_per_s") or 0.0, mean(later, "stall") or 0.0,
-                       len(run.of("decision")), text_of(looks[-1]["knobs"]))
+                       len(run.of("decision")), Knobs.from_dict(looks[-1]["knobs"]).text)
 
 
 def _going(folder: Path, after: str) -> bool:
@@ -195,12 +196,6 @@ def _end(process: subprocess.Popen[bytes]) -> None:
                 process.wait(patience)
             except subprocess.TimeoutExpired:
                 continue
-
-
-def text_of(knobs: Mapping[str, Any]) -> str:
-    """Knobs of a run folder as --knobs takes them."""
-    return ",".join([*(f"{name}={number}" for name, number in knobs["workers"].items()),
-                     *(f"{name}.backend={kind}" for name, kind in (knobs.get("backend") or {}).items())])
 
 
 # ---- the parts
@@ -293,8 +288,8 @@ def schema(training: Training, options: argparse.Namespace) -> dict[str, Any]:
         own = training.run([*words, "--tuning", "auto", "--knobs", "read=1,shuffle=1,lookup=1"], options.seconds,
                            after="follow")
         settled = [look for look in started(own.looks()) if look["at"] < own.of("follow")[0]["at"]]
-        other = training.run([*words, "--tuning", "fixed", "--knobs", text_of(settled[-1]["knobs"])], options.seconds,
-                             after="follow")
+        knobs = Knobs.from_dict(settled[-1]["knobs"]).text
+        other = training.run([*words, "--tuning", "fixed", "--knobs", knobs], options.seconds, after="follow")
         (changed,), (frozen,) = ([o for o in occasions(run) if o.what == "schema"] for run in (own, other))
         found.append({"settles at": changed.after or 0.0, "frozen": frozen.after or 0.0,
                       "back after s": float("inf") if changed.recovered_s is None else changed.recovered_s})

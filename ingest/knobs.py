@@ -134,6 +134,14 @@ class Knobs:
                 raise KnobError(f"{part!r}: {value!r} is not a number of workers")
         return replace(self, workers=workers, backend=backend, fused=frozenset(fused), **sizes)
 
+    @property
+    def text(self) -> str:
+        """The knobs as `parse` takes them."""
+        return ",".join([*(f"{stage}={count}" for stage, count in self.workers.items()),
+                         *(f"{stage}.backend={backend}" for stage, backend in self.backend.items()),
+                         *(f"{stage}.fused={'yes' if stage in self.fused else 'no'}" for stage in self.workers),
+                         *(f"{name}={getattr(self, name)}" for name in SIZES)])
+
     def __str__(self) -> str:
         def one(stage: str, count: int) -> str:
             backend = self.backend.get(stage, "thread")

@@ -35,10 +35,11 @@ PROGRAMS = {"sluice.etl.job", "sluice.etl.__main__", "sluice.ingest.__main__", "
             "sluice.ingest.tools.headroom_cli", "sluice.ingest.remote.worker",
             "sluice.agent.__main__", "sluice.agent.evaluate.simulated", "sluice.agent.learn.train",
             "sluice.agent.learn.own_runs", "sluice.dlrm.train", "sluice.dlrm.evaluate", "sluice.dlrm.serve",
-            "sluice.dlrm.plan", "sluice.dlrm.convert", "sluice.dlrm.demo", "sluice.dlrm.export", "sluice.dlrm.search",
-            "sluice.dlrm.hpo.trial_server"}
+            "sluice.dlrm.plan", "sluice.dlrm.convert", "sluice.dlrm.export", "sluice.dlrm.search",
+            "sluice.dlrm.hpo.trial_server", "sluice.dlrm.demo.__main__", "sluice.dlrm.demo.schema_change"}
 # Parts of programs: they may import every room, too, and only their room's programs import them.
-PARTS_OF_PROGRAMS = {"sluice.ingest.tools.bench_session", "sluice.etl.packing", "sluice.etl.placing"}
+PARTS_OF_PROGRAMS = {"sluice.ingest.tools.bench_session", "sluice.etl.packing", "sluice.etl.placing",
+                     "sluice.dlrm.demo.steps"}
 FOR_PROGRAMS = {"sluice.etl.common.program"}
 LIGHT = ("sluice", "sluice.etl.table.table", "sluice.etl.spec.spec", "sluice.etl.ops", "sluice.etl.schema",
          "sluice.ingest.knobs", "sluice.ingest.stats", "sluice.ingest.stage_spec", "sluice.ingest.row_order",

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from benchmarks.ladder import PLAINEST, Rung, climb
-from benchmarks.tuned_training import Training, ratio, text_of
+from benchmarks.tuned_training import Training, ratio
 from sluice.agent.report.run_folder import Run
 from sluice.ingest.knobs import Knobs
 
@@ -45,17 +45,12 @@ def test_arms_are_compared_round_by_round_with_an_interval():
     assert (middle, low, high) == (2.0, 1.0, 2.0)
 
 
-def test_knobs_of_a_run_are_given_to_the_frozen_one():
-    knobs = Knobs().parse("read=3,walk=2,walk.backend=process")
-    assert Knobs().parse(text_of(knobs.to_dict())) == knobs
-
-
 def test_what_counts_of_a_training_begins_with_its_first_rows_and_is_of_all_ranks(tmp_path):
     lines = [{"kind": "loader", "at": float(at), "rows": at, "rows_per_s": rate, "stall": stall,
-              "knobs": {"workers": {"read": 2}}}
+              "knobs": Knobs(workers={"read": 2}).to_dict()}
              for at, (rate, stall) in enumerate([(0.0, 1.0), (5.0, 1.0), *[(10.0, 0.5)] * 4, *[(40.0, 0.0)] * 6])]
     (tmp_path / "config.json").write_text(json.dumps({"kind": "train", "ranks": 2}))
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     found = Training(tmp_path, settle_s=4.0).figures(Run.read(tmp_path))
-    assert (found.settled, found.stall, found.decisions, found.knobs) == (80.0, 0.0, 0, "read=2")
+    assert (found.settled, found.stall, found.decisions, found.knobs) == (80.0, 0.0, 0, Knobs(workers={"read": 2}).text)
     assert found.whole == pytest.approx(56.0)

@@ -16,7 +16,7 @@ import pytest
 
 from sluice.agent.report import narrative
 from sluice.agent.report.run_folder import Run
-from sluice.dlrm.demo import has_java, main
+from sluice.dlrm.demo.__main__ import FAULTS, has_java, main
 from sluice.etl.common.errors import UsageError
 from tests import processes
 
@@ -46,6 +46,9 @@ def test_the_demo_shows_its_training_tuned_and_each_figure_is_the_same_everywher
         assert result.stderr.count(sentence) == 2, "said by the training and by the demo"
         assert escape(sentence) in report
         assert sentence in told
+    assert [fault["fault"] for fault in run.of("fault")] == FAULTS.split(",")
+    (killed,) = (one for one in end["occasions"] if "kill-worker" in one["text"])
+    assert "were replaced" in killed["noticed"] or "was replaced" in killed["noticed"]
     assert last["results"] == {one["label"]: one["result"] for one in end["occasions"]}
     assert {e["order_hash"] for e in (run.of("epoch")[0], Run.read(
         Path(last["report_one_worker"]).parent).of("epoch")[0])} == {last["order_hash"]}
@@ -69,7 +72,7 @@ def test_java_counts_from_version_17_on(tmp_path, monkeypatch, told, there):
 
 
 def test_a_cluster_without_java_is_refused_before_anything_is_made(tmp_path, monkeypatch):
-    monkeypatch.setattr("sluice.dlrm.demo.has_java", lambda: False)
+    monkeypatch.setattr("sluice.dlrm.demo.__main__.has_java", lambda: False)
     with pytest.raises(UsageError, match="--cluster: Spark needs Java 17 or newer"):
         main(["--out", str(tmp_path / "out"), "--cluster"])
     assert not (tmp_path / "out").exists()

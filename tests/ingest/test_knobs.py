@@ -51,6 +51,11 @@ def test_knobs_that_cannot_be_are_refused(values):
         Knobs(**values)
 
 
+def test_a_command_line_and_back():
+    knobs = Knobs().parse("read=3,second=2,second.fused=yes,walk=2,walk.backend=process,prefetch_bytes=5MiB")
+    assert Knobs().parse(knobs.text) == knobs
+
+
 def test_json_and_back():
     knobs = Knobs(workers={"read": 3}, backend={"read": "thread"}, fused={"second", "third"}, prefetch_bytes=5)
     assert Knobs.from_dict(json.loads(json.dumps(knobs.to_dict()))) == knobs

@@ -10,120 +10,35 @@ Each step is the command a user would type; it is printed before it runs. The la
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
-import signal
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from sluice.agent.report.format import count, percent
 from sluice.agent.report.run_folder import Run
+from sluice.dlrm.demo.steps import ACTIVATED, ROOT, StepFailed, begin, step, torchrun
 from sluice.etl.common.errors import UsageError
 from sluice.etl.common.program import run, say
 from sluice.etl.common.settings import parse, setting
-from sluice.ingest.machine import Machine
 
-ROOT = Path(__file__).resolve().parent.parent
-BIN = Path(sys.executable).parent
-MARK = ".sluice-demo"  # only a folder with this mark is ever emptied
 STORE = "latency://20ms"
 SPEC = "features/criteo_raw.toml"
+GROUP_ROWS = 512
+"""Rows of a row group: few, as the table is small and a store is asked for one row group at a time."""
 _COUNTS = ",".join(f"I{n}" for n in range(1, 14))
 TRANSFORM = f"sluice.dlrm.squash:levels:{_COUNTS}>{_COUNTS}"
-ONE_WORKER = "read=1,shuffle=1,levels=1,prefetch_bytes=4MiB"
-"""One worker a stage, and a buffer of one second: in the usual one, half an epoch would wait and hide what happens."""
-_ENDS = (signal.SIGINT, signal.SIGTERM)
-# As `. .venv/bin/activate` does: spark-submit looks for its python3 on the path.
-# One thread a rank: torchrun would set the same, with a banner about it.
-ACTIVATED = {"OMP_NUM_THREADS": "1", **os.environ, "PATH": f"{BIN}{os.pathsep}{os.environ.get('PATH', '')}"}
-
-
-def _disturbances(cores: float) -> str:
-    """The faults that the demo injects into the first epoch, as --inject takes them."""
-    return f"slow-transform=3@38%,kill-worker@66%,cores={cores / 2:g}@74%,cores={cores:g}@86%"
-
-
-class StepFailed(RuntimeError):
-    """A step of the demo ended badly; its own message is above."""
-
-
-def step(title: str, *command: str | os.PathLike[str], hosts: int = 1) -> tuple[dict[str, Any], float]:
-    """Runs a command as a user would, its progress passed through; returns its JSON line and its seconds. It is started
-    as often as there are `hosts`, one of which says that line."""
-    words = [os.fspath(w) for w in command]
-    say(f"\n── {title}\n$ {' '.join(_short(w) for w in words)}{'' if hosts == 1 else f'  # {hosts} times'}")
-    began = time.monotonic()
-    # Sessions of their own: an interrupt goes to all of the step's processes, and none outlives the demo.
-    running: list[subprocess.Popen[str]] = []
-    last, (read, write) = "", os.pipe()
-    try:
-        with _uninterrupted():
-            for _ in range(hosts):
-                running.append(subprocess.Popen(words, stdout=write, text=True, cwd=ROOT, env=ACTIVATED,
-                                                start_new_session=True))
-            os.close(write)
-        with open(read) as lines:
-            for line in lines:
-                if last:
-                    say(last)  # only the last line is the result; what comes before it is for people
-                last = line.rstrip()
-        codes = [process.wait() for process in running]
-    except BaseException:
-        _end(running)
-        raise
-    if any(codes):
-        raise StepFailed(f"{title}: ended with {max(codes, key=abs)} {last}")
-    return json.loads(last), time.monotonic() - began
-
-
-def _short(word: str) -> str:
-    path = Path(word)
-    for base in (ROOT, Path.cwd()):
-        if path.is_absolute() and path.is_relative_to(base):
-            return path.relative_to(base).as_posix()
-    return word
-
-
-@contextmanager
-def _uninterrupted() -> Iterator[None]:
-    """Holds an interrupt back until the context ends: a process that is just starting must be known first."""
-    came: list[Any] = []
-    answers = {one: signal.signal(one, lambda *got: came.append(got)) for one in _ENDS}
-    try:
-        yield
-    finally:
-        for one, answer in answers.items():
-            signal.signal(one, answer)
-        if came and callable(answer := answers[came[0][0]]):
-            answer(*came[0])
-
-
-def _end(running: list[subprocess.Popen[str]]) -> None:
-    for signum in (signal.SIGINT, signal.SIGKILL):
-        until = time.monotonic() + 1.0
-        for process in running:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signum)
-        for process in running:
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(max(0.0, until - time.monotonic()))
-
-
-def _fresh(out: Path) -> None:
-    if out.exists() and any(out.iterdir()) and not (out / MARK).exists():
-        raise UsageError(f"{out} is not empty and was not made by the demo; name another folder with --out")
-    shutil.rmtree(out, ignore_errors=True)
-    out.mkdir(parents=True)
-    (out / MARK).touch()
+ONE_WORKER = "read=1,shuffle=1,levels=1,read_ahead_bytes=1MiB,prefetch_bytes=1MiB"
+"""One worker a stage, and buffers of a second: in the usual ones, half an epoch would wait and hide what happens."""
+FAULTS = "kill-worker=1@15%,slow-store=0.6s@28%,slow-transform=3@64%"
+"""The faults of the tuned run, as --inject takes them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,38 +71,25 @@ def main(argv: list[str]) -> dict[str, Any]:
     if args.cluster and not has_java():
         raise UsageError("--cluster: Spark needs Java 17 or newer (Debian, Ubuntu: sudo apt-get install "
                          "openjdk-17-jre-headless)")
-    signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGINT))  # what was started ends with the demo
-    _fresh(out)
+    begin(out)
     began = time.monotonic()
     data, _ = step("1/4 raw logs in Criteo's shape", "sluice", "synth", "--rows", str(args.rows),
                    "--seed", str(args.seed), "--out", out / "raw")
     made = _tables(out, args.cluster)
 
     say("\nThe table is the parsed log: all operators are left to the loader. It lies behind a store that takes 20 ms\n"
-        "a read, and counts are looked up at a service that takes 12 ms for 64 rows. First one worker a stage, left\n"
-        "alone; then the same start, tuned while it trains. Later the lookups become 3 times dearer, worker processes\n"
-        "are killed (-9), and both ranks together get half of the cores.")
+        "a read, and counts are looked up at a service that takes 20 ms for 64 rows. The first run keeps one worker a\n"
+        "stage. The second starts the same way and is tuned while it trains. Then three faults come: in each rank a\n"
+        "worker process is killed (-9), each read of the store takes 0.6 s longer, and lookups take 3 times as long.")
     hosts = args.ranks if args.cluster else 1
     train: list[str | Path] = ["-m", "dlrm.train", "--data", f"{STORE}{made.table}", "--transform", TRANSFORM, "--seed",
-                               str(args.seed), "--width", "32", "--log-every", "10"]
-    alone, _ = step("3/4 training, one worker a stage", *_torchrun(hosts, args.ranks), *train, "--run-dir",
+                               str(args.seed), "--width", "64", "--window-rows", "2048"]
+    alone, _ = step("3/4 training, one worker a stage", *torchrun(hosts, args.ranks), *train, "--run-dir",
                     out / "run-one-worker", "--tuning", "fixed", "--knobs", ONE_WORKER, hosts=hosts)
-    tuned, _ = step("4/4 training, tuned while it runs, then disturbed", *_torchrun(hosts, args.ranks), *train,
+    tuned, _ = step("4/4 training, tuned while it runs, then disturbed", *torchrun(hosts, args.ranks), *train,
                     "--run-dir", out / "run", "--tuning", "auto", "--knobs", f"{ONE_WORKER},levels.backend=process",
-                    "--inject", _disturbances(Machine().cores()), hosts=hosts)
+                    "--inject", FAULTS, hosts=hosts)
     return _told(data, made, alone, tuned, minutes=(time.monotonic() - began) / 60)
-
-
-def _torchrun(hosts: int, ranks: int) -> list[str]:
-    """The words that start so many ranks here, or those that each of so many hosts starts its ranks with: they meet at
-    one of them."""
-    if hosts == 1:
-        return ["torchrun", f"--nproc-per-node={ranks}"]
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        meet = f"127.0.0.1:{probe.getsockname()[1]}"
-    return ["torchrun", f"--nnodes={hosts}", f"--nproc-per-node={ranks // hosts}", "--rdzv-backend=c10d",
-            "--rdzv-id=demo", f"--rdzv-endpoint={meet}", "--local-addr=127.0.0.1"]
 
 
 @contextmanager
@@ -207,7 +109,9 @@ def _cluster(out: Path) -> Iterator[list[str]]:
 
 def _tables(out: Path, in_cluster: bool) -> Tables:
     """Makes the table: with Spark where Java is, and then with the local engine as well, which must make the same."""
-    local = ("sluice", "etl", "--engine", "local", "--spec", ROOT / SPEC, "--input", out / "raw", "--output")
+    spec = out / "spec.toml"
+    spec.write_text(re.sub("row_group_rows = .*", f"row_group_rows = {GROUP_ROWS}", (ROOT / SPEC).read_text()))
+    local = ("sluice", "etl", "--engine", "local", "--spec", spec, "--input", out / "raw", "--output")
     if not has_java():
         job, seconds = step("2/4 the local engine writes the feature table, as there is no Java 17 for Spark", *local,
                             out / "table")
@@ -216,7 +120,7 @@ def _tables(out: Path, in_cluster: bool) -> Tables:
         with ExitStack() as open_:
             where = open_.enter_context(_cluster(out)) if in_cluster else []
             job, seconds = step("2/4 Spark writes the feature table", "spark-submit", "--properties-file",
-                                ROOT / "spark-defaults.conf", *where, ROOT / "etl/job.py", "--spec", ROOT / SPEC,
+                                ROOT / "spark-defaults.conf", *where, ROOT / "etl/job.py", "--spec", spec,
                                 "--input", out / "raw", "--output", out / "table")
         again, local_s = step("    the same without Java, for comparison", *local, out / "table-local")
         if again["fingerprint"] != job["fingerprint"]:

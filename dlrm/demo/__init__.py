@@ -1,0 +1,1 @@
+"""The demos: `python -m dlrm.demo` and `python -m dlrm.demo.schema_change`."""
