@@ -1,0 +1,75 @@
+"""`python -m tests.frozen write FILE`, `compare FILE` and `store FOLDER`: see the package."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+import tempfile
+from importlib import import_module, metadata
+from pathlib import Path
+from typing import Any
+
+from tests.frozen.compare import differences
+from tests.frozen.digest import readable
+
+PARTS = ("names", "options")
+PARTS_WITH_FILES = ("loading", "tables", "training", "decisions")
+CORES = 4
+"""Some defaults are the number of cores: all machines have as many here."""
+PINNED = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_CBWR": "COMPATIBLE",
+          "ATEN_CPU_CAPABILITY": "default"}
+"""Products of matrices are summed in the same order on all processors, as far as libraries let us ask for it."""
+RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+def pin_environment(folder: Path) -> None:
+    """Makes this process alike on all machines. It comes before the libraries are imported, which look only then."""
+    for name in RANK_VARIABLES:
+        os.environ.pop(name, None)
+    os.environ.update(PINNED, XDG_CACHE_HOME=str(folder / "cache"), TMPDIR=str(folder))
+    tempfile.tempdir = None
+    os.cpu_count = lambda: CORES
+
+
+def record() -> dict[str, Any]:
+    """Returns what the sources do now."""
+    with tempfile.TemporaryDirectory(prefix="sluice-frozen-") as name:
+        folder = Path(name)
+        pin_environment(folder)
+        found = {part: import_module(f"tests.frozen.{part}").record() for part in PARTS}
+        for part in PARTS_WITH_FILES:
+            (folder / part).mkdir()
+            found[part] = import_module(f"tests.frozen.{part}").record(folder / part)
+        tempfile.tempdir = None
+        os.environ.pop("TMPDIR")
+    libraries = {name: metadata.version(name) for name in ("numpy", "pyarrow", "torch", "torchrec")}
+    return {**found, "made with": {**libraries, "processor": _processor()}}
+
+
+def _processor() -> str:
+    """Names the kind of processor, on which the last bits of a product depend."""
+    flags = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
+    return " ".join([platform.machine(), *(flag for flag in ("avx2", "avx512f") if f" {flag} " in flags)])
+
+
+def main(words: list[str]) -> int:
+    if len(words) != 2 or words[0] not in ("write", "compare", "store"):
+        print("usage: python -m tests.frozen write FILE | compare FILE | store FOLDER", file=sys.stderr)
+        return 2
+    task, path = words[0], Path(words[1])
+    if task == "store":
+        pin_environment(path / "cache")
+        import_module("tests.frozen.training").store(path)
+        return 0
+    if task == "write":
+        path.write_text(readable(record()) + "\n", "utf-8")
+        return 0
+    found = differences(json.loads(path.read_text("utf-8")), json.loads(readable(record())))
+    print("\n".join(found) or "no difference")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
