@@ -7,6 +7,7 @@ import os
 import platform
 import sys
 import tempfile
+import traceback
 from importlib import import_module, metadata
 from pathlib import Path
 from typing import Any
@@ -38,14 +39,23 @@ def record() -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="sluice-frozen-") as name:
         folder = Path(name)
         pin_environment(folder)
-        found = {part: import_module(f"tests.frozen.{part}").record() for part in PARTS}
+        found = {part: _record_part(part) for part in PARTS}
         for part in PARTS_WITH_FILES:
             (folder / part).mkdir()
-            found[part] = import_module(f"tests.frozen.{part}").record(folder / part)
+            found[part] = _record_part(part, folder / part)
         tempfile.tempdir = None
         os.environ.pop("TMPDIR")
     libraries = {name: metadata.version(name) for name in ("numpy", "pyarrow", "torch", "torchrec")}
     return {**found, "made with": {**libraries, "processor": _processor()}}
+
+
+def _record_part(part: str, *folder: Path) -> Any:
+    """Returns a part of the reference. Where it fails, the other parts are still compared."""
+    try:
+        return import_module(f"tests.frozen.{part}").record(*folder)
+    except Exception as error:
+        traceback.print_exc()
+        return f"failed: {type(error).__name__}: {error}"
 
 
 def _processor() -> str:
@@ -63,10 +73,14 @@ def main(words: list[str]) -> int:
         pin_environment(path / "cache")
         import_module("tests.frozen.training").store(path)
         return 0
+    now = record()
     if task == "write":
-        path.write_text(readable(record()) + "\n", "utf-8")
+        if failed := [part for part, value in now.items() if isinstance(value, str)]:
+            print(f"nothing was written, as {' and '.join(failed)} failed", file=sys.stderr)
+            return 1
+        path.write_text(readable(now) + "\n", "utf-8")
         return 0
-    found = differences(json.loads(path.read_text("utf-8")), json.loads(readable(record())))
+    found = differences(json.loads(path.read_text("utf-8")), json.loads(readable(now)))
     print("\n".join(found) or "no difference")
     return 1 if found else 0
 

@@ -56,4 +56,4 @@ def _is_close(before: Any, after: Any) -> bool:
 
 def _short(value: Any) -> str:
     text = str(value)
-    return text if len(text) <= 200 else f"{text[:200]}…"
+    return text if len(text) <= 300 else f"{text[:300]}…"

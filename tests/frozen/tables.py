@@ -6,7 +6,7 @@ import contextlib
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 
 from sluice import Errors, Loader, Order
 from sluice.etl.common.errors import UsageError
+from tests.frozen import clicks
 from tests.frozen.commands import CommandFailed, call
 from tests.frozen.digest import digest, key_paths, read_lines
 from tests.frozen.loading import bytes_of
@@ -36,7 +37,31 @@ def record(folder: Path) -> dict[str, Any]:
             for name, spec in (("whole", case.etl()), ("left", case.loader())):
                 (here / f"{name}.toml").write_text(spec)
                 found[f"seed {seed}"][name] = _table_of(here, name, rows.name, list(case.inputs), paths)
-    return {"drawn": found, "keys": {kind: sorted(these) for kind, these in paths.items()}}
+    return {"drawn": found, "keys": {kind: sorted(these) for kind, these in paths.items()},
+            "versions": _versions(folder / "versions")}
+
+
+def _versions(folder: Path) -> dict[str, Any]:
+    """Makes four versions of one table, and returns each of them with what the commands for tables tell of it."""
+    table = clicks.make_table(folder, count=400)
+    later = folder / "later.json"
+    rows = "".join(f"{json.dumps(row)}\n" for row in clicks.rows(200, seed=4))
+    later.write_text(rows.replace('"shop": "s1', '"shop": "new 1'))
+    found: dict[str, Any] = {"created": _newest(table, set())}
+    for words in (("append",), ("append", "--update-state"), ("overwrite", "--refit")):
+        before = set(table.rglob("*.parquet"))
+        told = call("etl", "--engine", "local", "--spec", folder / "spec.toml", "--input", later, "--output", table,
+                    "--mode", *words)
+        found[" ".join(words)] = {"told": key_paths([told]), **_newest(table, before)}
+    for verb, words in (("show", ()), ("check", ()), ("vacuum", ("--keep", 1, "--dry-run"))):
+        found[verb] = key_paths([call(verb, table, *words)])
+    return found
+
+
+def _newest(table: Path, before: set[Path]) -> dict[str, Any]:
+    with Loader(str(table), batch_size=32, order=Order(last="pad"), tuning="fixed") as loader:
+        batches = digest(*map(bytes_of, loader))
+    return {"batches": batches, **_files(table, set(table.rglob("*.parquet")) - before)}
 
 
 @contextlib.contextmanager
@@ -63,7 +88,8 @@ def _table_of(here: Path, name: str, rows: str, columns: list[str], paths: dict[
         paths.setdefault(kind, set()).update(key_paths(values))
     shown = {key: told[key] for key in ("rows_in", "rows_out", "splits", "version", "fingerprint")}
     return {"told": json.dumps(shown, sort_keys=True), "rejected": sorted(told["rejected"].values()),
-            "rejects": _rejects(here / f"{name}.rejects"), "batches": _batches(name), **_files(here / name)}
+            "rejects": _rejects(here / f"{name}.rejects"), "batches": _batches(name),
+            **_files(here / name, (here / name).rglob("*.parquet"))}
 
 
 def _records(table: Path) -> dict[str, list[Any]]:
@@ -85,9 +111,9 @@ def _without_names(record: dict[str, Any]) -> dict[str, Any]:
             for key, value in record.items()}
 
 
-def _files(table: Path) -> dict[str, Any]:
-    """Returns the files of a table with their row groups, and hashes of their types, values and bytes."""
-    paths = sorted(table.rglob("*.parquet"))
+def _files(table: Path, files_of: Iterable[Path]) -> dict[str, Any]:
+    """Returns files of a table with their row groups, and hashes of their types, values and bytes."""
+    paths = sorted(files_of)
     files = [pq.ParquetFile(path) for path in paths]
     contents = [file.read() for file in files]
     groups = [[file.metadata.row_group(n).num_rows for n in range(file.num_row_groups)] for file in files]
