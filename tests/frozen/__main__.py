@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import platform
 import sys
 import tempfile
 import traceback
+from collections.abc import Iterator
 from importlib import import_module, metadata
 from pathlib import Path
 from typing import Any
@@ -25,26 +27,25 @@ PINNED = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS"
 RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
-def pin_environment(folder: Path) -> None:
-    """Makes this process alike on all machines. It comes before the libraries are imported, which look only then."""
-    for name in RANK_VARIABLES:
-        os.environ.pop(name, None)
-    os.environ.update(PINNED, XDG_CACHE_HOME=str(folder / "cache"), TMPDIR=str(folder))
-    tempfile.tempdir = None
-    os.cpu_count = lambda: CORES
-
-
-def record() -> dict[str, Any]:
-    """Returns what the sources do now."""
+@contextlib.contextmanager
+def pinned() -> Iterator[Path]:
+    """Makes this process alike on all machines, and lends it a folder for temporary files and caches. It comes before
+    the libraries are imported, since they look only then."""
     with tempfile.TemporaryDirectory(prefix="sluice-frozen-") as name:
-        folder = Path(name)
-        pin_environment(folder)
-        found = {part: _record_part(part) for part in PARTS}
-        for part in PARTS_WITH_FILES:
-            (folder / part).mkdir()
-            found[part] = _record_part(part, folder / part)
-        tempfile.tempdir = None
-        os.environ.pop("TMPDIR")
+        for variable in RANK_VARIABLES:
+            os.environ.pop(variable, None)
+        os.environ.update(PINNED, XDG_CACHE_HOME=f"{name}/cache", TMPDIR=name)
+        tempfile.tempdir = name
+        os.cpu_count = lambda: CORES
+        yield Path(name)
+
+
+def record(folder: Path) -> dict[str, Any]:
+    """Returns what the sources do now, and works in that folder."""
+    found = {part: _record_part(part) for part in PARTS}
+    for part in PARTS_WITH_FILES:
+        (folder / part).mkdir()
+        found[part] = _record_part(part, folder / part)
     libraries = {name: metadata.version(name) for name in ("numpy", "pyarrow", "torch", "torchrec")}
     return {**found, "made with": {**libraries, "processor": _processor()}}
 
@@ -69,11 +70,11 @@ def main(words: list[str]) -> int:
         print("usage: python -m tests.frozen write FILE | compare FILE | store FOLDER", file=sys.stderr)
         return 2
     task, path = words[0], Path(words[1])
-    if task == "store":
-        pin_environment(path / "cache")
-        import_module("tests.frozen.training").store(path)
-        return 0
-    now = record()
+    with pinned() as folder:
+        if task == "store":
+            import_module("tests.frozen.training").store(path)
+            return 0
+        now = record(folder)
     if task == "write":
         if failed := [part for part, value in now.items() if isinstance(value, str)]:
             print(f"nothing was written, as {' and '.join(failed)} failed", file=sys.stderr)

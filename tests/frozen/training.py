@@ -31,7 +31,8 @@ def record(folder: Path) -> dict[str, Any]:
 
 
 def store(folder: Path) -> None:
-    """Makes a table, and a run on it that ends in the middle of its first epoch."""
+    """Makes a table, and a run on it that ends in the middle of its first epoch. Paths of this machine are replaced."""
+    folder = folder.resolve()
     table = clicks.make_table(folder / "made", count=500, seed=7)
     table.rename(folder / "table")
     shutil.rmtree(folder / "made")
