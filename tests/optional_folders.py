@@ -36,7 +36,7 @@ OPTIONAL = {
                                 tests=("tests/etl/local", "tests/etl/test_estimate.py", "tests/etl/test_first_rows.py",
                                        "tests/etl/test_feature_store.py", "tests/etl/test_audit.py",
                                        "tests/etl/test_foreign_tables.py", "tests/etl/test_fuzz.py",
-                                       "tests/etl/test_number_limits.py", "tests/fuzz"),
+                                       "tests/etl/test_number_limits.py", "tests/frozen", "tests/fuzz"),
                                 askers=("etl/__main__.py", "etl/engines.py", "etl/estimate.py", "etl/first_rows.py",
                                          "tests/etl/jobs.py")),
     "rivals": OptionalFolder(paths=("benchmarks/rivals", "benchmarks/fleet_size.py",
