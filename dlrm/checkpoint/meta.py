@@ -63,7 +63,7 @@ class CheckpointMeta:
     """The checkpoint's other files and their checksums; empty if an older program wrote it."""
     trained: dict[str, Any] = field(default_factory=dict, repr=False)
     """Which rows the run has seen, over all versions, so that they can be recognised: see
-    `sluice.etl.table.split_rows.Census`. Empty if an older program wrote it."""
+    `sluice.etl.table.split_rows.SplitRows`. Empty if an older program wrote it."""
     saved: int = 0
     """Number of this save in its run folder: a later one has a higher number, whatever its step. 0 if an older
     program wrote it."""

@@ -50,13 +50,13 @@ class SplitRows:
 
     @property
     def trained(self) -> SplitRows:
-        """The census of the rows that a run trains on: those of `train` that are in no other split."""
+        """The rows that a run trains on: those of `train` that are in no other split."""
         sketches = {recognition: {TRAIN: splits[TRAIN].without(s for n, s in splits.items() if n != TRAIN)}
                     for recognition, splits in self.sketches.items() if TRAIN in splits}
         return replace(self, sketches=sketches)
 
     def and_then(self, later: SplitRows) -> SplitRows:
-        """The census of the rows of both, where their sketches can be joined; otherwise that of the later ones."""
+        """The rows of both, where their sketches can be joined; otherwise the later ones."""
         common = self.sketches.keys() & later.sketches.keys()
         if not common:
             return later
@@ -179,5 +179,5 @@ def there_already(before: SplitRows, appended: SplitRows, rows: int) -> tuple[in
     common = before.sketches.keys() & appended.sketches.keys()
     if not common:
         return None
-    both = [Sketch.joined(census.sketches[min(common)].values()) for census in (appended, before)]
+    both = [Sketch.joined(side.sketches[min(common)].values()) for side in (appended, before)]
     return round(rows * both[0].share_in(both[1])), both[0].whole and both[1].whole
