@@ -35,7 +35,7 @@ PROGRAMS = {"sluice.etl.job", "sluice.etl.__main__", "sluice.ingest.__main__", "
             "sluice.ingest.tools.headroom_cli", "sluice.ingest.remote.worker",
             "sluice.agent.__main__", "sluice.agent.evaluate.simulated", "sluice.agent.learn.train",
             "sluice.agent.learn.own_runs", "sluice.dlrm.train", "sluice.dlrm.evaluate", "sluice.dlrm.serve",
-            "sluice.dlrm.plan", "sluice.dlrm.convert", "sluice.dlrm.demo", "sluice.dlrm.export", "sluice.dlrm.search",
+            "sluice.dlrm.plan", "sluice.dlrm.demo", "sluice.dlrm.export", "sluice.dlrm.search",
             "sluice.dlrm.hpo.trial_server"}
 # Parts of programs: they may import every room, too, and only their room's programs import them.
 PARTS_OF_PROGRAMS = {"sluice.ingest.tools.bench_session", "sluice.etl.packing", "sluice.etl.placing"}
