@@ -128,7 +128,7 @@ def test_help_has_a_heading_for_each_concern_and_says_defaults_only_where_they_s
 
 @pytest.mark.parametrize("program", [name for name in (
     "etl.job", "ingest.tools.bench", "ingest.tools.doctor", "ingest.tools.headroom_cli", "dlrm.train", "dlrm.evaluate",
-    "dlrm.serve", "dlrm.export", "dlrm.plan", "dlrm.search", "dlrm.demo")
+    "dlrm.serve", "dlrm.export", "dlrm.plan", "dlrm.demo")
     if not is_left_out(f"{name.replace('.', '/')}.py")])
 def test_no_program_shows_a_default_that_says_nothing(program, capsys):
     main = importlib.import_module(f"sluice.{program}").main
