@@ -142,7 +142,7 @@ def measured(data: str, conditions: Conditions, seconds: float, batch_size: int 
     step_s = (time.perf_counter() - began) / FEW / batch_size
     step_cpu_s = min(step_s, (time.thread_time() - used) / FEW / batch_size)
     transforms = [("costly", costly(conditions.costly))] if conditions.costly else []
-    with on_cores(conditions.cores), Loader(uri, batch_size=batch_size, epochs=sys.maxsize, tuning="fixed",
+    with on_cores(conditions.cores), Loader(uri, batch_size=batch_size, read_ahead_epochs=sys.maxsize, tuning="fixed",
                                             transforms=transforms, workers=conditions.elsewhere) as loader:
         knobs = loader.knobs.with_workers(**conditions.workers)
         loader.apply(knobs)
@@ -197,7 +197,8 @@ def rank_main(argv: list[str]) -> None:
     data, rank, ranks, batch_size, workers, seconds, store, cached = json.loads(argv[0])
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=ranks)
-    with Loader(data, batch_size=batch_size, rank=rank, ranks=ranks, epochs=sys.maxsize, tuning="fixed") as loader:
+    with Loader(data, batch_size=batch_size, rank=rank, ranks=ranks, read_ahead_epochs=sys.maxsize,
+                tuning="fixed") as loader:
         loader.apply(loader.knobs.with_workers(read=workers))
         net, steps = model(len(loader.dense_names)), 0
         batches: Iterator[Any] = endless(loader)

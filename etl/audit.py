@@ -25,7 +25,7 @@ import pyarrow.parquet as pq
 
 from sluice.etl.apply.counts import COUNTS, CountsOfRows, selected
 from sluice.etl.apply.features import MODEL_ROLES, Features, stored
-from sluice.etl.apply.learned_rows import learned_from, saw_others
+from sluice.etl.apply.learned_rows import saw_others
 from sluice.etl.apply.parse import Parsed
 from sluice.etl.common.errors import InputError
 from sluice.etl.jobs.engine import Engine, Sums
@@ -37,8 +37,6 @@ from sluice.etl.spec.row_rules import History, Join, RowRules
 from sluice.etl.spec.row_split import fold_keys, row_keys, split_of
 from sluice.etl.spec.spec import Input, Learned, Spec
 from sluice.etl.table.fitted_state import FittedState, StateError, digest_of
-from sluice.etl.table.job_record import RULES
-from sluice.etl.table.split_rows import rule_of
 from sluice.etl.table.store import TableStore
 from sluice.etl.table.table import FeatureTable, TableError
 
@@ -48,7 +46,7 @@ EngineFor = Callable[[Job], Engine]
 FLIPS, _PIVOTS = 50, 3
 _MOST_ROWS = 2_000_000
 """How many rows meet each other in one pass, in all worlds together."""
-_ROW, _WORLD, _BY, _FILE, _LINE, _LABEL = (f"_audit_{name}" for name in ("row", "world", "by", "file", "line", "label"))
+_ROW, _WORLD, _BY, _FILE, _LINE = (f"_audit_{name}" for name in ("row", "world", "by", "file", "line"))
 _KINDS = {kind: name for name, kind in ARROW_TYPES.items()}
 LABEL = "made from the label"
 _ANEW = "make the table anew from all of its input, with --mode overwrite --refit"
@@ -188,12 +186,7 @@ class Recomputed:
         """Only the `free` rows can be this job's."""
         self.table, self._relations = table, relations
         self._free = free
-        self.spec, rule = table.spec(), rule_of(table.record)
-        if rule and table.record.rules < RULES:  # its folds hung on the label: under another name, it is not left out
-            rows = rows.append_column(_LABEL, rows[self.spec.label])
-            rule = replace(rule, columns=tuple(
-                replace(one, name=_LABEL) if one.name == self.spec.label else one for one in rule.columns))
-        self.spec = replace(self.spec, identity=rule)
+        self.spec = replace(table.spec(), identity=table.record.identity)
         self.state = table.state() or FittedState()
         self._count, self._rows = rows.num_rows, relations.distinct(rows, self.spec)
         whole = self._rows
@@ -235,7 +228,7 @@ class Recomputed:
                     raise InputError(f"all rows have the same label, {label}: an audit needs rows of both")
                 take[flipped & (made == label)] = other[0]
         labels = columns[self.spec.label].take(pa.array(take))
-        return {**columns, **dict.fromkeys({self.spec.label, _LABEL} & columns.keys(), labels)}
+        return {**columns, self.spec.label: labels}
 
     def values(self, columns: Columns, state: FittedState, wanted: Iterable[ColumnSpec]) -> Columns:
         """Some columns of the table for its rows, and then for those that are drawn for them."""
@@ -498,7 +491,7 @@ def _audit_part(part: Recomputed, versions: _Versions, audit: Audit, places: pa.
     sources, lost = _sources(part, versions, len(places))
     features = [column for column in part.spec.columns if column.role in MODEL_ROLES]
     if saw_others(part.state, part.spec):
-        holds = f"what was learned from {learned_from(part.state.fitted_on)}"
+        holds = f"what was learned from the rows of split {part.state.fitted_on!r}"
         audit.leaks += [Leak(column=one.users[0][0].name, operator=one.op.name, holds=holds)
                         for one in part.spec.fitted if not one.op.of_all_splits]
     base, parts = (part.columns, part.state), list({part, *sources.values()})

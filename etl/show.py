@@ -6,7 +6,6 @@ import html
 from collections.abc import Mapping
 from typing import Any
 
-from sluice.etl.apply.learned_rows import learned_from
 from sluice.etl.common.text_table import aligned
 from sluice.etl.schema import Field
 from sluice.etl.table.table import FeatureTable
@@ -21,7 +20,8 @@ def describe_table(table: FeatureTable) -> str:
     title = (f"{table.uri}, version {table.version}: {table.rows:,} rows in {len(table.files)} files, "
              f"{size / 2**20:,.1f} MiB")
     lines = [title, f"fingerprint: layout {table.fingerprint.layout}, vocabulary {table.fingerprint.vocabulary}",
-             *([f"learned from {learned_from(table.fitted_on)}"] if table.records and table.record.state else []), ""]
+             *([f"learned from the rows of split {table.fitted_on!r}"] if table.records and table.record.state else []),
+             ""]
     lines += aligned([("split", "rows", "files"),
                        *((s, f"{table.rows_of(s):,}", str(len(table.files_of(s)))) for s in table.splits)])
     shown = table.fields[:_SHOWN_COLUMNS]

@@ -45,7 +45,8 @@ class SluiceDataLoader:
                  "dense": [name for name, kind in kinds.items() if kind == "numeric"] + self._labels[1:],
                  "sparse": [name for name, kind in kinds.items() if kind != "numeric"]}
         files = next((path for path in (data_path, f"{data_path}.parquet") if os.path.exists(path)), data_path)
-        self.loader = Loader(files, batch_size=batch_size, roles=roles, hash=hash, fill=fill, seed=seed, epochs=epochs,
+        self.loader = Loader(files, batch_size=batch_size, roles=roles, hash=hash, fill=fill, seed=seed,
+                             read_ahead_epochs=epochs,
                              order=Order(shuffle=shuffle, last="pad", streams=None if shuffle else 1))
         self.num_samples = sum(map(sum, self.loader.plan.groups))
         self.num_blocks = len(self.loader.plan.groups)

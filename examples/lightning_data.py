@@ -116,7 +116,7 @@ def loaded(batches: Iterable[dict[str, torch.Tensor]]) -> int:
 
 
 def loaded_by_ours(files: str, batch_size: int) -> int:
-    with Loader(files, batch_size=batch_size, epochs=EPOCHS_OF_A_TURN, **SETTINGS) as loader:
+    with Loader(files, batch_size=batch_size, read_ahead_epochs=EPOCHS_OF_A_TURN, **SETTINGS) as loader:
         return loaded(loader)
 
 

@@ -51,7 +51,7 @@ def make_files(folder: Path) -> None:
 
 def main(source: str) -> None:
     torch.manual_seed(0)
-    with Loader(source, batch_size=BATCH_SIZE, epochs=3) as loader:
+    with Loader(source, batch_size=BATCH_SIZE, read_ahead_epochs=3) as loader:
         model = Model(len(loader.dense_names), len(loader.sparse_names))
         optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
 

@@ -93,7 +93,7 @@ class BatchLoader(IterableDataset[Batch]):
         first of `transforms` may be a `petastorm.transform.TransformSpec`, which works on row groups as they are read:
         what it gives are the columns."""
         if epochs < 1:
-            raise LoaderError(f"epochs: {epochs} is not a positive number")
+            raise LoaderError(f"epochs to read ahead: {epochs} is not a positive number")
         if sample is not None and errors.on_error != "raise":
             raise LoaderError(f"sample={sample!r} with on_error={errors.on_error!r}: of rows that are drawn nobody "
                               "could list which of the table's they are; take on_error='raise'")

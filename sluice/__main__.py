@@ -23,8 +23,6 @@ VERBS = {
     "serve": ("sluice.dlrm.serve", None, "answer requests with a run's model"),
     "export": ("sluice.dlrm.export", None, "write a run's dense layers as a program"),
     "plan": ("sluice.dlrm.plan", None, "size a model for a machine that you describe"),
-    "convert": ("sluice.dlrm.convert", None, "write the checkpoints of an older version anew"),
-    "search": ("sluice.dlrm.search", None, "look for settings that reach an AUC"),
     "explain": ("sluice.agent.__main__", "explain", "tell what a run tuned, why, and what came of it"),
     "report": ("sluice.agent.__main__", "report", "write a run's page again"),
     "live": ("sluice.agent.__main__", "live", "show runs in a browser while they last"),

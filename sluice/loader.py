@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
@@ -76,7 +77,8 @@ class Reading:
 
 
 _KINDS: Mapping[str, tuple[Any, str]] = {
-    **dict.fromkeys(("batch_size", "rank", "ranks", "seed", "epochs"), (Integral, "8")), "live": (Integral, "8080"),
+    **dict.fromkeys(("batch_size", "rank", "ranks", "seed", "read_ahead_epochs", "epochs"), (Integral, "8")),
+    "live": (Integral, "8080"),
     "memory_limit": ((Integral, str), "'2GiB'"), "roles": ((Mapping, str), "'label=click;dense=I*;sparse=C*'"),
     "hash": (Mapping, "{'user': 1_000_000}"), "knobs": (Knobs, "Knobs(workers={'read': 2})"),
     "order": (Order, "Order(shuffle=False)"), "errors": (Errors, "Errors(on_error='quarantine')"),
@@ -122,10 +124,11 @@ class Loader(BatchLoader):
                  transforms: Iterable[UserTransform] = (), roles: Roles | str | None = None,
                  hash: Mapping[str, int] | None = None, spec: Spec | str | os.PathLike[str] | None = None,
                  fill: Mapping[str, float] | float | None = None,
-                 split: str = "train", rank: int = 0, ranks: int = 1, seed: int = 0, epochs: int = 1,
-                 memory_limit: int | str | None = None, knobs: Knobs | None = None, order: Order = Order(),
-                 errors: Errors = Errors(), reading: Reading = Reading(), workers: str | None = None,
-                 as_: str = "batch", allow_code: Permission | Iterable[str] = ()):
+                 split: str = "train", rank: int = 0, ranks: int = 1, seed: int = 0,
+                 read_ahead_epochs: int = 1, memory_limit: int | str | None = None, knobs: Knobs | None = None,
+                 order: Order = Order(), errors: Errors = Errors(), reading: Reading = Reading(),
+                 workers: str | None = None, as_: str = "batch", allow_code: Permission | Iterable[str] = (),
+                 epochs: int | None = None):
         """`source` is a feature table, or any Parquet: a folder, a glob or a list of files.
 
         `batch_size` is global: a rank gets `batch_size / ranks` rows a step.
@@ -149,7 +152,8 @@ class Loader(BatchLoader):
         `spec` says all that of plain Parquet instead, and how rows are split: a file such as `sluice guess` writes,
         which `sluice etl --spec` takes as well.
         `fill` replaces a missing number, for all columns or by name.
-        `epochs` says how far the pipeline may read ahead over the end of an epoch; more may be asked for.
+        `read_ahead_epochs` limits how many epochs are read without a pause between them, not how many you may ask for.
+        `epochs` is its old name, which works with a warning.
         `memory_limit` is for the whole process tree, in bytes or as "2GiB", and never more than the machine's.
         `as_` is what `iter()` gives: `batch`; `dict`, tensors by column name; `numpy`, arrays by column name; `pandas`,
         a frame; or `kjt`, TorchRec's own batch, which has no weights. All but the frame are views.
@@ -158,6 +162,10 @@ class Loader(BatchLoader):
         that `sluice worker` runs elsewhere.
         `knobs` is where the knobs start. `allow_code` names the modules whose functions a table's spec may have
         imported when they must run (`sluice.etl.spec.permission`)."""
+        if epochs is not None:
+            warnings.warn("Loader(epochs=…) is now Loader(read_ahead_epochs=…): it limits how far is read ahead, not "
+                          "the number of epochs", FutureWarning, stacklevel=2)
+            read_ahead_epochs = epochs
         if as_ not in FORMS:
             raise LoaderError(f"as_={as_!r} is none of {', '.join(FORMS)}{nearest(str(as_), FORMS)}")
         if as_ == "kjt" and errors.on_error == "quarantine":
@@ -183,7 +191,8 @@ class Loader(BatchLoader):
             share = machine.memory_limit() // sharers
             memory_limit = share if memory_limit is None else min(memory_limit, share)
         super().__init__(
-            table, batch_size=batch_size, split=split, rank=rank, ranks=ranks, seed=seed, epochs=epochs, knobs=knobs,
+            table, batch_size=batch_size, split=split, rank=rank, ranks=ranks, seed=seed,
+            epochs=read_ahead_epochs, knobs=knobs,
             shuffle=order.shuffle, streams=order.streams, window_rows=order.window_rows, last=order.last,
             sample=order.sample, memory_limit=memory_limit, reader=reading.reader, petastorm=reading.petastorm,
             transforms=transforms, fill=fill, errors=errors, files=reading.files,

@@ -49,8 +49,6 @@ OPTIONAL = {
                                      "tests/fuzz/four_ways.py", "tests/fuzz/test_four_ways.py",
                                      "tests/ingest/test_left_precision.py"),
                               askers=("sluice/__main__.py",)),
-    "search": OptionalFolder(paths=("dlrm/hpo", "dlrm/search.py", "benchmarks/search.py"), tests=("tests/dlrm/hpo",),
-                             askers=("sluice/__main__.py",)),
     "remote workers": OptionalFolder(paths=("ingest/remote",),
                                      tests=("tests/dlrm/test_launch_page.py", "tests/ingest/remote"),
                                      askers=("sluice/__main__.py", "ingest/loader.py")),

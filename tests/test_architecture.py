@@ -35,8 +35,7 @@ PROGRAMS = {"sluice.etl.job", "sluice.etl.__main__", "sluice.ingest.__main__", "
             "sluice.ingest.tools.headroom_cli", "sluice.ingest.remote.worker",
             "sluice.agent.__main__", "sluice.agent.evaluate.simulated", "sluice.agent.learn.train",
             "sluice.agent.learn.own_runs", "sluice.dlrm.train", "sluice.dlrm.evaluate", "sluice.dlrm.serve",
-            "sluice.dlrm.plan", "sluice.dlrm.convert", "sluice.dlrm.export", "sluice.dlrm.search",
-            "sluice.dlrm.hpo.trial_server", "sluice.dlrm.demo.__main__", "sluice.dlrm.demo.schema_change"}
+            "sluice.dlrm.plan", "sluice.dlrm.export", "sluice.dlrm.demo.__main__", "sluice.dlrm.demo.schema_change"}
 # Parts of programs: they may import every room, too, and only their room's programs import them.
 PARTS_OF_PROGRAMS = {"sluice.ingest.tools.bench_session", "sluice.etl.packing", "sluice.etl.placing",
                      "sluice.dlrm.demo.steps"}
@@ -102,8 +101,8 @@ def allowed(importer: str, imported: str) -> bool:
     if target not in ROOMS or importer == f"sluice.{source}":  # a room's own face may show what it holds
         return True
     if imported in PROGRAMS:
-        # A room's `python -m` entry, and what starts trainers for a search, may hand over to the room's own programs.
-        return source == target and importer.endswith(("__main__", "dlrm.hpo.trial_server"))
+        # A room's `python -m` entry may hand over to the room's own programs.
+        return source == target and importer.endswith("__main__")
     if imported in PARTS_OF_PROGRAMS:
         return source == target and importer in PROGRAMS
     if importer in PROGRAMS | PARTS_OF_PROGRAMS:

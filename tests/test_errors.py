@@ -68,7 +68,7 @@ if OPTIONAL["serving"].is_there:
     }
 
 PROGRAMS = ("etl.job", "etl.__main__", "ingest.__main__", "agent.__main__", "dlrm.train", "dlrm.evaluate", "dlrm.serve",
-            "dlrm.export", "dlrm.plan", "dlrm.search", "dlrm.convert")
+            "dlrm.export", "dlrm.plan")
 
 
 def of_ours() -> dict[str, tuple[str, list[str]]]:

@@ -192,7 +192,6 @@ helps("bench", "headroom", "explain", "report", "synth", "plan")
 refused("table", "show", "nowhere")
 refused("trainer", "train", "--data", "nowhere", "--run-dir", "run")
 refused("serve", "serve", "nowhere", "--port", "0")
-refused("search", "search", "--data", "nowhere", "--out", "found")
 refused("tuning", "teach", "--policy", "intune", "--decisions", "300")
 code, out, err = called("bench", given[0], "--batch-size", "512", "--reader", "arrow", "--workers", "ray://127.0.0.1:1")
 assert code == 2 and err.strip().endswith('pip install "sluice-recsys[ray]"'), (out, err)
@@ -304,16 +303,6 @@ def test_serve_holds_a_server(site):
 absent("optuna")
 imports("sluice.dlrm.serving.http", "sluice.dlrm.serving.connections", "sluice.dlrm.serving.served_model")
 helps("serve")
-""")
-
-
-def test_search_holds_what_proposes(site):
-    run(site("search"), """
-absent("uvicorn")
-imports("sluice.dlrm.hpo.study", "scipy.optimize", "optuna.samplers._gp.sampler")
-import_module("sluice.dlrm.hpo.trial_server")._import()
-assert "torchrec" in sys.modules
-helps("search")
 """)
 
 

@@ -189,7 +189,7 @@ class TestEnds:
         """The locks of a thread that is not in the fork are held there for ever; worker processes are the other's."""
         code = ("import os, sys, threading\nfrom sluice import Knobs, Loader\n"
                 "from sluice.ingest.loader import LoaderError\n"
-                "loader = Loader(sys.argv[1], batch_size=80, epochs=10**6,\n"
+                "loader = Loader(sys.argv[1], batch_size=80, read_ahead_epochs=10**6,\n"
                 "                roles='label=clicked;dense=price;sparse=item',\n"
                 "                transforms=['sluice.dlrm.squash:squash'],\n"
                 "                knobs=Knobs(backend={'squash': 'process'}))\n"
@@ -221,13 +221,23 @@ class TestWhatItSays:
             Loader(clicks)
 
     @pytest.mark.parametrize(("name", "value", "example"), [
-        ("batch_size", "80", "8"), ("seed", "one", "8"), ("epochs", 1.5, "8"), ("roles", ["label"], "'label=click"),
-        ("hash", 1000, r"\{'user'"), ("order", "shuffle", r"Order\(shuffle=False\)"), ("knobs", {"read": 2}, "Knobs"),
+        ("batch_size", "80", "8"), ("seed", "one", "8"), ("read_ahead_epochs", 1.5, "8"),
+        ("roles", ["label"], "'label=click"), ("hash", 1000, r"\{'user'"),
+        ("order", "shuffle", r"Order\(shuffle=False\)"), ("knobs", {"read": 2}, "Knobs"),
         ("errors", "quarantine", "Errors"), ("reading", "arrow", "Reading"), ("live", "8080", "8080")])
     def test_an_argument_of_another_kind_is_named_with_an_example(self, clicks, name, value, example):
         with pytest.raises(LoaderError, match=f"{name}=.* is of another kind than it takes; write for instance "
                                               f"{name}={example}"):
             loader_of(clicks, **{name: value})
+
+    def test_the_old_name_of_an_argument_works_with_a_warning(self, clicks):
+        """Both names let the pipeline begin with the second epoch before the first one has ended."""
+        with pytest.warns(FutureWarning, match=r"Loader\(epochs=…\) is now Loader\(read_ahead_epochs=…\)"):
+            old = loader_of(clicks, epochs=2)
+        with old, loader_of(clicks, read_ahead_epochs=2) as new, loader_of(clicks) as one:
+            assert old._epochs == new._epochs == 2
+            assert one._epochs == 1
+            assert [len(list(old)) for _ in range(3)] == [len(list(new)) for _ in range(3)]
 
     def test_a_memory_limit_may_be_a_text(self, clicks):
         with loader_of(clicks, memory_limit="4GiB") as loader:

@@ -70,7 +70,6 @@ def bare(tmp_path_factory) -> Path:
      "--engine local: this installation has no local engine; run: spark-submit "),
     ("serve run", "`sluice serve` needs dlrm/serving, which was left out"),
     ("export run", "`sluice export` needs dlrm/serving, which was left out"),
-    ("search --data t", "`sluice search` needs dlrm/hpo, which was left out"),
     ("worker --table t --token-file f", "`sluice worker` needs ingest/remote, which was left out"),
     ("simulate --policy autotune", "the policy 'autotune' is not part of the installed package"),
     ("policies --live-only", "the contest lies in benchmarks/rivals of the repository"),

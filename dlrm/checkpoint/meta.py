@@ -13,11 +13,9 @@ from sluice.dlrm.checkpoint.checksums import damaged
 from sluice.dlrm.checkpoint.disk import CheckpointDisk
 from sluice.etl.common.errors import UsageError
 from sluice.etl.table.split_rows import SplitRows
-from sluice.etl.table.table import FeatureTable, TableError
+from sluice.etl.table.table import FeatureTable
 
 LATEST, BEST, META, LAYOUT = "LATEST", "BEST", "meta.json", "layout.json"
-PICKLED = ".metadata"
-"""The file that older programs wrote instead of layout.json."""
 
 
 class CheckpointError(UsageError):
@@ -60,13 +58,13 @@ class CheckpointMeta:
     software: dict[str, str] = field(default_factory=dict)
     """The versions of the libraries that wrote the checkpoint."""
     sums: dict[str, int] = field(default_factory=dict)
-    """The checkpoint's other files and their checksums; empty if an older program wrote it."""
-    trained: dict[str, Any] = field(default_factory=dict, repr=False)
+    """The checkpoint's other files and their checksums; empty until it is written."""
+    trained: dict[str, Any] = field(repr=False)
     """Which rows the run has seen, over all versions, so that they can be recognised: see
-    `sluice.etl.table.split_rows.Census`. Empty if an older program wrote it."""
+    `sluice.etl.table.split_rows.SplitRows`."""
     saved: int = 0
-    """Number of this save in its run folder: a later one has a higher number, whatever its step. 0 if an older
-    program wrote it."""
+    """Number of this save in its run folder: a later one has a higher number, whatever its step. 0 until it is
+    written."""
 
     @classmethod
     def of(cls, table: FeatureTable, config: dict[str, Any]) -> CheckpointMeta:
@@ -77,19 +75,13 @@ class CheckpointMeta:
     def following(self, table: FeatureTable, config: dict[str, Any]) -> CheckpointMeta:
         """The same place in the run, at the beginning of an epoch over another version."""
         now = CheckpointMeta.of(table, config)
-        if self.trained:
-            now = replace(now, trained=self.seen().and_then(now.seen()).to_json())
-        return replace(now, step=self.step, epoch=self.epoch, rows=self.rows, skipped=self.skipped,
-                       since=self.step, knobs=self.knobs, agent=self.agent)
+        trained = self.seen().and_then(now.seen())
+        return replace(now, trained=trained.to_json(), step=self.step, epoch=self.epoch, rows=self.rows,
+                       skipped=self.skipped, since=self.step, knobs=self.knobs, agent=self.agent)
 
     def seen(self) -> SplitRows:
         """The rows that the run was trained on, as far as they can be recognised."""
-        if self.trained:
-            return SplitRows.from_json(self.trained)
-        try:
-            return SplitRows.of(FeatureTable.open(self.config["data"], self.version).records.values()).trained
-        except TableError:
-            return SplitRows()
+        return SplitRows.from_json(self.trained)
 
     def steps_in_all(self, steps: int, epochs: int) -> int:
         """The steps of the whole run, if it goes on from here up to `epochs` epochs of `steps` steps each."""
@@ -199,7 +191,7 @@ def check(path: Path) -> None:
 
 def damage(path: Path, *, rank: int = 0, ranks: int = 1) -> list[str]:
     """Says what is wrong with this rank's part of a checkpoint's files; together the ranks look at all of them."""
-    sums = read_any(path).sums
+    sums = read(path).sums
     return damaged(path, sums, sorted(sums)[rank::ranks])
 
 
@@ -232,27 +224,12 @@ def mark_best(folder: Path, auc: float, files: CheckpointDisk | None = None) -> 
 
 
 def read(path: Path) -> CheckpointMeta:
-    """Reads what a complete checkpoint says of itself. One whose tensors lie in pickles is refused."""
-    found = read_any(path)
-    if pickled(path, found):
-        raise CheckpointError(f"checkpoint {path} was written by an older version of this program, its layout as a "
-                              "pickle, and those are never read; write it anew, once, by `sluice convert "
-                              f"{path.parent.parent}`")
-    return found
-
-
-def read_any(path: Path) -> CheckpointMeta:
-    """Does what `read` does, but also for a checkpoint that an older program wrote."""
+    """Reads what a complete checkpoint says of itself."""
     try:
         values = json.loads((path / META).read_text())
         return CheckpointMeta(**{**values, "dense": tuple(values["dense"])})
     except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
         raise CheckpointError(f"checkpoint {path} cannot be read: {error}") from None
-
-
-def pickled(path: Path, meta: CheckpointMeta) -> bool:
-    """Whether an older program wrote this checkpoint."""
-    return LAYOUT not in meta.sums and (path / PICKLED).exists()
 
 
 def lead(pointer: Path) -> list[str]:

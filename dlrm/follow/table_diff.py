@@ -115,9 +115,8 @@ def _transforms(table: FeatureTable, column: str) -> list[TableTransform]:
 
 
 def _lost(before: JobRecord, after: JobRecord) -> dict[str, tuple[float, float]]:
-    """Compares the newest jobs of both versions; those of older programs recorded less, and then less is compared."""
-    known = before.unread is not None and after.unread is not None
-    old, new = (shares(record.raw_nulls, record.unread if known else None) for record in (before, after))
+    """Compares the newest jobs of both versions."""
+    old, new = (shares(record.raw_nulls, record.unread) for record in (before, after))
     return {name: (old[name], new[name]) for name in sorted(new) if name in old and abs(new[name] - old[name]) >= MORE}
 
 

@@ -42,8 +42,6 @@ def start_point(given: Given) -> StartPoint:
     if go_on and saved:
         path, meta = latest(options.run / "checkpoints")
         config = resumed(meta.config, given, ranks=ranks)
-        if not meta.trained:  # an older program wrote it: from here on the rows are recorded
-            meta = replace(meta, trained=meta.seen().to_json())
         meta = replace(meta, config=config.to_dict())
         if (version := versions.next_version(config, meta)) is not None:
             start = versions.start_on(options.run, path, meta, version, split_moved=options.split_moved,

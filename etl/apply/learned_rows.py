@@ -10,15 +10,7 @@ from typing import Any
 
 from sluice.etl.spec.spec import DEFAULT_SPLIT, Spec
 from sluice.etl.table.fitted_state import FittedState
-from sluice.etl.table.job_record import RULES, JobRecord
-from sluice.etl.table.split_rows import rule_of
-
-ALL_SPLITS = "the rows of all splits, validation and test included"
-
-
-def learned_from(fitted_on: str | None) -> str:
-    """Says in words which rows a state was learned from."""
-    return ALL_SPLITS if fitted_on is None else f"the rows of split {fitted_on!r}"
+from sluice.etl.table.job_record import JobRecord
 
 
 def saw_others(before: FittedState, spec: Spec) -> bool:
@@ -30,13 +22,12 @@ def why_not(before: FittedState, text: str, spec: Spec, *, mode: str, update: bo
     """Why `spec` may not build on a state of a version whose spec was `text`, and whose rows had other keys if they
     have `rows_moved`; None if it may.
 
-    A state that is only applied again may have seen all splits, so that older tables can be continued; it cannot be
-    added to. In an append no row was there before, but in an overwrite the rows that were learned from must still be
-    training rows."""
+    A state that is only applied again may be of another split; it cannot be added to. In an append no row was there
+    before, but in an overwrite the rows that were learned from must still be training rows."""
     if saw_others(before, spec):
         if not update:
             return None
-        why = f"it was learned from {learned_from(before.fitted_on)}, and --update-state would add to that"
+        why = f"it was learned from the rows of split {before.fitted_on!r}, and --update-state would add to that"
     elif mode == "overwrite" and before.tables and (how := _left_out(text, spec, moved=rows_moved)):
         why = f"it was learned from training rows of which some would be tested on now: {how}"
     else:
@@ -49,10 +40,8 @@ def why_labels_leak(state: FittedState, parent: JobRecord, spec: Spec) -> str | 
     cannot. A row is kept apart from its own label by its fold, or by its time: both must be as they were."""
     if state.tables.keys().isdisjoint(spec.learned_from_labels):
         return None
-    before, rule = Spec.parse(parent.spec), rule_of(parent)
+    before, rule = Spec.parse(parent.spec), parent.identity
     needed = {name for op in spec.learned_from_labels.values() for name in op.needs}
-    if parent.rules < RULES and ("key" in needed or saw_others(state, spec)):
-        return "an older program learned it, by a rule of folds that does not keep each row apart from its own label"
     if "key" in needed and (rule is None or not spec.rule.same(rule)):
         return "its rows are known by other columns now, and so lie in other folds"
     names = [(spec.label, before.label)]

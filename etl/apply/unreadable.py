@@ -14,7 +14,6 @@ import pyarrow.compute as pc
 
 from sluice.etl.apply.features import Features
 from sluice.etl.ops.chain import lacks, reading
-from sluice.etl.spec.spec import input_columns
 from sluice.etl.table.job_record import MORE, JobRecord
 from sluice.etl.table.profile import DriftError
 
@@ -55,17 +54,16 @@ def refuse_lost(before: JobRecord | None, counted: Counted, accepted: Container[
     """Refuses a version in which a column has lost many more of its values than before: they are missing, or there but
     cannot be read, whatever fills may make of them."""
     missing: Mapping[str, float] = {}
-    unread: Mapping[str, float] | None = None
+    unread: Mapping[str, float] = {}
     if before is not None:
-        known, unread = before.unread is not None, before.unread
-        missing = before.raw_nulls if known else dict.fromkeys(input_columns(before.spec), 0.0) | dict(before.raw_nulls)
-    for one in [*lost(unread or {}, counted.unread, unread=True), *lost(missing, counted.nulls, unread=False)]:
+        missing, unread = before.raw_nulls, before.unread
+    for one in [*lost(unread, counted.unread, unread=True), *lost(missing, counted.nulls, unread=False)]:
         if one.column not in accepted:
             example = counted.examples.get(one.column) if one.unread else None
             raise DriftError(f"{one.text(example)}; nothing was published; mend the input, let the spec read it (a "
                              f"format may be several), or accept it with --accept-nulls {one.column}")
     for name, share in counted.unread.items():
-        if share >= MORE and (unread is None or name not in unread):
+        if share >= MORE and name not in unread:
             say(f"warning: column {name!r}: {share:.1%} of its values cannot be read, for instance "
                 f"{counted.examples[name]!r}, and no version before says whether that is usual")
 

@@ -10,19 +10,18 @@ EXTRAS = {
     "diskcache": "petastorm", "zmq": "petastorm", "pandas": "petastorm",
     "pyspark": "etl", "py4j": "etl",
     "safetensors": "tuning", "gymnasium": "teach",
-    "optuna": "search", "scipy": "search",
     "torchrec": "trainer", "fbgemm_gpu": "trainer", "tensorboardX": "trainer", "prometheus_client": "trainer",
     "uvicorn": "serve", "httptools": "serve",
     "rich": "live",
     "ray": "ray",
 }
 """A package, by the name that it is imported by, and the least extra that holds it."""
-OF_VERBS = {"train": "trainer", "evaluate": "trainer", "export": "trainer", "serve": "serve", "search": "search"}
+OF_VERBS = {"train": "trainer", "evaluate": "trainer", "export": "trainer", "serve": "serve"}
 """A verb that needs more than one package, and the extra that holds all that it imports."""
 
 
 OPTIONAL_FOLDERS = {"serve": ("dlrm/serving", "dlrm/serve"), "export": ("dlrm/serving", "dlrm/export"),
-                    "search": ("dlrm/hpo", "dlrm/search"), "audit": ("etl/local", "etl/audit"),
+                    "audit": ("etl/local", "etl/audit"),
                     "worker": ("ingest/remote", "ingest/remote/worker")}
 """A verb whose folder may be deleted, that folder, and the verb's own file, which goes with it."""
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from sluice.etl.apply.counts import Counted
 from sluice.etl.apply.features import cardinalities
-from sluice.etl.apply.learned_rows import learned_from, saw_others, why_labels_leak, why_not
+from sluice.etl.apply.learned_rows import saw_others, why_labels_leak, why_not
 from sluice.etl.apply.number_limits import is_late
 from sluice.etl.apply.unreadable import refuse_lost
 from sluice.etl.common.errors import InputError
@@ -31,11 +31,11 @@ from sluice.etl.spec.spec import Spec
 from sluice.etl.table.commit import Base, CommitConflict, new_job, publish, stored_schema
 from sluice.etl.table.data_files import folder_of
 from sluice.etl.table.fitted_state import FittedState, StateError
-from sluice.etl.table.job_record import RULES, JobRecord, shares
+from sluice.etl.table.job_record import JobRecord, shares
 from sluice.etl.table.new_files import CommitError, describe
 from sluice.etl.table.profile import DriftError, Profile, drift
 from sluice.etl.table.sketch import Sketch
-from sluice.etl.table.split_rows import SplitRows, rule_of, there_already, trained_on, under_rule
+from sluice.etl.table.split_rows import SplitRows, there_already, trained_on, under_rule
 from sluice.etl.table.store import TableStore, folder_of_tails
 from sluice.etl.table.table import FeatureTable
 from sluice.etl.table.vacuum import JOB
@@ -130,7 +130,7 @@ class Job:
         spec, rule_before = under_rule(own, parent, accept=self.split_moved == "accept")
         if before is not None and parent is not None and (why := why_not(
                 before, parent.spec, spec, mode=self.mode, update=self.update_state,
-                rows_moved=not spec.rule.same(rule_of(parent) or spec.rule))):
+                rows_moved=not spec.rule.same(parent.identity or spec.rule))):
             raise StateError(f"{self.store.uri}: what version {base.version} learned cannot be built on: {why}")
         if parent is not None:
             self._keep_labels_apart(spec, parent, before)
@@ -143,11 +143,7 @@ class Job:
         self.store.probe()
 
     def _keep_labels_apart(self, spec: Spec, parent: JobRecord, before: FittedState | None) -> None:
-        """Refuses to go on from a version in a way in which a row could meet its own label, or one of its moment."""
-        if self.mode == "append" and spec.rows.histories and parent.rules < RULES:
-            raise StateError(f"{self.store.uri}: an older program made version {parent.version}, whose histories and "
-                             "lags let rows of one moment see each other in the order of the input's columns, the "
-                             f"label among them; they cannot be continued; {self._anew(spec)}")
+        """Refuses to go on from a version in a way in which a row could meet its own label."""
         if before is not None and (why := why_labels_leak(before, parent, spec)):
             raise StateError(f"{self.store.uri}: what version {parent.version} learned from labels cannot be applied "
                              f"to these rows, as they could meet their own: {why}; {self._anew(spec)}")
@@ -171,9 +167,9 @@ class Job:
             progress.say(f"note: nothing is made of the input columns {', '.join(self.spec.unused)}")
         learning, named, judged = self.learns, False, False
         if self.before is not None and saw_others(self.before, self.spec):
-            progress.say(f"note: what is applied here was learned from {learned_from(self.before.fitted_on)}, so tests "
-                         "on this table may look better than they are; --mode overwrite --refit with all of the input "
-                         f"learns it from split {self.spec.table.training!r} alone")
+            progress.say(f"note: what is applied here was learned from the rows of split {self.before.fitted_on!r}, so "
+                         "tests on this table may look better than they are; --mode overwrite --refit with all of the "
+                         f"input learns it from split {self.spec.table.training!r} alone")
         try:
             with progress.stage("fitting" if learning else "counting rows"):
                 state, counted = fit(engine, self.before) if learning else (self.before or FittedState(), count(engine))
@@ -348,7 +344,6 @@ class Job:
                            spec=spec.text, seed=spec.table.seed, cardinalities=sizes, rejected=counted.rejected,
                            bags=profile.bags, profile=profile.columns, raw_nulls=counted.nulls, unread=counted.unread,
                            drift=moved, tails=self.spec.rows.looks_back, identity=spec.rule, engine=engine.name,
-                           rules=RULES,
                            sketches={
                                recognition: {split: sketch.to_json() for split, sketch in splits.items()}
                                for recognition, splits in sketches.items()})

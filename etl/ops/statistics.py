@@ -47,8 +47,8 @@ class _Encoded(Fitted):
 
     @property
     def described(self) -> dict[str, Any]:
-        """The description without the parameters that older programs did not know, as long as they are not used: the
-        states that those programs learned remain valid for this spec."""
+        """The description, without the parameters of `past` where it is not asked for. Fitted states are known by a
+        hash of it."""
         whole = super().described
         return whole if self.past else {name: given for name, given in whole.items()
                                         if name not in ("past", "past_step")}

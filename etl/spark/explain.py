@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from sluice.etl.apply.learned_rows import learned_from
 from sluice.etl.jobs.job_run import Job
 from sluice.etl.ops.base import MAX_VALUES
 from sluice.etl.spark.vocabulary.large import may_be_stored
@@ -45,7 +44,7 @@ def explain(job: Job, engine: str = "spark") -> tuple[list[str], dict[str, Any]]
     if learning:
         lines += [f"  level {level + 1}: {', '.join(x.key for x in spec.fitted if x.level == level)}"
                   for level in range(spec.levels)]
-        lines += [f"  all is learned from {learned_from(spec.table.training)} alone"] if spec.fitted else []
+        lines += [f"  all is learned from the rows of split {spec.table.training!r} alone"] if spec.fitted else []
     else:
         lines.append(f"  what version {job.base.version} learned is applied as it is")
     lines += _ways(spec, known, job.worker_bytes) if engine == "spark" else []

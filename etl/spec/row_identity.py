@@ -73,11 +73,11 @@ class Identity:
             raise ValueError(f"an identity has a column twice: {', '.join(c.name for c in self.columns)}")
 
     @classmethod
-    def of(cls, spec: Spec, *, older: bool = False) -> Identity:
+    def of(cls, spec: Spec) -> Identity:
         """The rule of a new table that begins with this spec: its key, or all input columns but the label, so that no
-        label decides where its row lies. An `older` program's rule had the label among them."""
+        label decides where its row lies."""
         types = spec.types
-        names = spec.table.key or tuple(name for name in spec.input.columns if older or name != spec.label)
+        names = spec.table.key or tuple(name for name in spec.input.columns if name != spec.label)
         columns = tuple(KeyColumn.of(name, types[name]) for name in names)
         by = tuple(KeyColumn.of(name, types[name]) for name in spec.table.split_by)
         return cls(seed=spec.table.seed, columns=columns, named=bool(spec.table.key), split_by=by,

@@ -56,8 +56,8 @@ def row_keys(columns: Mapping[str, pa.Array], spec: Spec) -> Keys:
 
 
 def fold_keys(columns: Mapping[str, pa.Array], keys: Keys, spec: Spec) -> Keys:
-    """What decides each row's fold: its key, but without the label, which older tables have in their keys. Rows that
-    agree in all else lie in one fold, so no fold says anything of a label."""
+    """What decides each row's fold: its key, but without a column that has become the label since the table's first
+    version. Rows that agree in all else lie in one fold, so no fold says anything of a label."""
     columns_of_fold = spec.rule.without(spec.label)
     if columns_of_fold == spec.rule.columns:
         return keys

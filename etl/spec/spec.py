@@ -389,11 +389,6 @@ def _signs_of_drawn(spec: Spec) -> Iterator[str]:
             yield f"column {made.name!r} learns what occurs together with {drawn!r}"
 
 
-def input_columns(text: str) -> dict[str, str]:
-    """Names and types of the input columns that a spec's text names, whatever else is in it."""
-    return dict(_input(section(tomllib.loads(text), "input")).columns) if text else {}
-
-
 def _weight(columns: tuple[ColumnSpec, ...], rows: RowRules, label: ColumnSpec) -> ColumnSpec:
     """The column that makes up for the rows that a sample leaves out: 1 / share for label 0."""
     from sluice.etl.ops.numeric import InverseShare

@@ -24,7 +24,6 @@ from sluice.etl.schema import Field
 from sluice.etl.table.data_files import METADATA_KEY, arrow_schema
 from sluice.etl.table.job_record import NO_PARTITION, FileRecord, JobRecord
 from sluice.etl.table.new_files import CommitError
-from sluice.etl.table.split_rows import rule_of
 from sluice.etl.table.store import TableStore
 from sluice.etl.table.table import FeatureTable
 
@@ -165,7 +164,7 @@ def _same_state(store: TableStore, now: Base, record: JobRecord) -> bool:
     table = FeatureTable.open(store.uri, now.version)
     if not table.records or table.record.state != record.state:
         return False
-    mine, theirs = rule_of(record), rule_of(table.record)
+    mine, theirs = record.identity, table.record.identity
     return mine is theirs or (mine is not None and theirs is not None and mine.same(theirs))
 
 

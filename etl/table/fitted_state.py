@@ -144,7 +144,7 @@ class FittedState:
     chains: Mapping[str, Any] = field(default_factory=dict, repr=False)
     """The plain values that `spec` is the hash of, to show a difference by; see `Spec.chains`."""
     fitted_on: str | None = None
-    """The split whose rows were learned from; None: those of all splits, as in tables of older programs."""
+    """The split whose rows were learned from; None if nothing was learned."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "tables", MappingProxyType(dict(sorted(self.tables.items()))))
@@ -216,23 +216,21 @@ class FittedState:
             tables: dict[str, pa.Table | FileBackedState] = {
                 key: _read(store.read(f"{folder}/{quote(key, safe='')}.parquet")) for key in about["keys"]}
             tables |= {key: FileBackedState.from_json(store.uri, found) for key, found in about["stored"].items()}
+            state = cls(spec=about["spec"], tables=tables, chains=about["chains"], fitted_on=about["fitted_on"])
         except (OSError, ValueError, KeyError, TypeError, AttributeError, pa.ArrowException) as error:
             raise StateError(f"{store.url(folder)}: the fitted state cannot be read ({error})") from None
-        state = cls(spec=about["spec"], tables=tables, chains=about.get("chains", {}),
-                    fitted_on=about.get("fitted_on"))
         if state.hash != name:
             raise StateError(f"{store.url(folder)}: the fitted state was changed since it was written; fit again")
         return state
 
     @staticmethod
-    def learned_from(store: TableStore, name: str) -> str | None:
+    def learned_from(store: TableStore, name: str) -> str:
         """`fitted_on` of a saved state, without its tables."""
         folder = f"_sluice/state/{name}"
         try:
-            found = store.read_json(f"{folder}/state.json").get("fitted_on")
-        except (OSError, ValueError, AttributeError) as error:
+            return str(store.read_json(f"{folder}/state.json")["fitted_on"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
             raise StateError(f"{store.url(folder)}: the fitted state cannot be read ({error})") from None
-        return None if found is None else str(found)
 
     @staticmethod
     def files(store: TableStore, name: str) -> set[str]:

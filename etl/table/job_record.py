@@ -66,47 +66,44 @@ class JobRecord:
     """The profile of its columns: see `sluice.etl.table.profile.Profile`."""
     raw_nulls: Mapping[str, float] = field(default_factory=dict)
     """The share of missing values in each input column."""
-    unread: Mapping[str, float] | None = None
-    """The share of values that were there but that an operator could not read, in each column with operators that read;
-    None in records of older programs, whose `raw_nulls` lack columns without any."""
+    unread: Mapping[str, float] = field(default_factory=dict)
+    """The share of values that were there but that an operator could not read, in each column with operators that
+    read."""
     drift: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     """The drift of its columns against the version before."""
 
     tails: bool = False
     """Whether the newest values of its histories and side tables are stored in `_sluice/serving/<job>`."""
     identity: Identity | None = None
-    """How its rows are recognised; None in records of older programs: then by all input columns of `spec`."""
+    """How its rows are recognised; None if it was made without a spec."""
     engine: str | None = None
-    """What made its files, `spark` or `local`, which decides nothing in them; None in records of older programs."""
+    """What made its files, `spark` or `local`, which decides nothing in them; None if it was made without a job."""
     took: Mapping[str, Any] = field(default_factory=dict)
     """What it took: `rows` read, `seconds` until it could be published, `start_s` of those of its engine, and the
-    `machine`, as `sluice.etl.common.machine` knows it; empty in records of older programs."""
+    `machine`, as `sluice.etl.common.machine` knows it; empty if it was made without a job."""
     sketches: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, repr=False)
     """`Identity.recognition` → split → sketch of its rows: see `sluice.etl.table.sketch.Sketch`."""
-    rules: int = 1
-    """The version of the rules of folds and ties that its rows follow, see `RULES`; older programs did not record
-    it."""
-
     def to_json(self) -> dict[str, Any]:
-        return {"format": FORMAT, **asdict(self)}
+        return {"format": FORMAT, "rules": RULES, **asdict(self)}
 
     @classmethod
     def from_json(cls, value: Any) -> JobRecord:
         try:
-            if value["format"] != FORMAT:
-                raise RecordError(f"it is of format {value['format']}, and this program reads format {FORMAT}: another "
-                                  "version of sluice wrote it")
-            known = {k: v for k, v in value.items() if k != "format"}
+            if value["format"] != FORMAT or (value["spec"] and value.get("rules") != RULES):
+                raise RecordError(f"it is of format {value['format']}, rules {value.get('rules')}, and this program "
+                                  f"reads format {FORMAT}, rules {RULES}: another version of sluice wrote it; make the "
+                                  "table anew from its input")
+            known = {k: v for k, v in value.items() if k not in ("format", "rules")}
             files = tuple(FileRecord.from_json(f) for f in known["files"])
             identity = Identity.from_json(found) if (found := known.get("identity")) else None
             return cls(**{**known, "files": files, "bags": {k: tuple(v) for k, v in known["bags"].items()},
-                          "identity": identity})
+                          "identity": identity, "unread": known["unread"] or {}})
         except RecordError:
             raise
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise RecordError(f"it lacks something, or has it of another kind: {error}") from None
 
 
-def shares(missing: Mapping[str, float], unread: Mapping[str, float] | None) -> dict[str, float]:
+def shares(missing: Mapping[str, float], unread: Mapping[str, float]) -> dict[str, float]:
     """Each column's share of lost values of either sort: those that are missing, and those that cannot be read."""
-    return {name: missing.get(name, 0.0) + (unread or {}).get(name, 0.0) for name in [*missing, *(unread or {})]}
+    return {name: missing.get(name, 0.0) + unread.get(name, 0.0) for name in [*missing, *unread]}

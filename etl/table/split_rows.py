@@ -32,7 +32,7 @@ class SplitRows:
     @classmethod
     def of(cls, records: Iterable[JobRecord]) -> SplitRows:
         records = sorted(records, key=lambda r: r.version)
-        rules, settings = [rule_of(r) for r in records], [_settings(r) for r in records]
+        rules, settings = [r.identity for r in records], [_settings(r) for r in records]
         rule = rules[-1] if rules else None
         if rule is None or not all(r is not None and r.same(rule) and s == settings[-1]
                                    for r, s in zip(rules, settings, strict=True)):
@@ -50,13 +50,13 @@ class SplitRows:
 
     @property
     def trained(self) -> SplitRows:
-        """The census of the rows that a run trains on: those of `train` that are in no other split."""
+        """The rows that a run trains on: those of `train` that are in no other split."""
         sketches = {recognition: {TRAIN: splits[TRAIN].without(s for n, s in splits.items() if n != TRAIN)}
                     for recognition, splits in self.sketches.items() if TRAIN in splits}
         return replace(self, sketches=sketches)
 
     def and_then(self, later: SplitRows) -> SplitRows:
-        """The census of the rows of both, where their sketches can be joined; otherwise that of the later ones."""
+        """The rows of both, where their sketches can be joined; otherwise the later ones."""
         common = self.sketches.keys() & later.sketches.keys()
         if not common:
             return later
@@ -79,17 +79,12 @@ class SplitRows:
                              for recognition, splits in value["sketches"].items()})
 
 
-def rule_of(record: JobRecord) -> Identity | None:
-    """The rule by which a job's rows are recognised; older programs hashed all input columns of their spec."""
-    return record.identity or (Identity.of(_spec(record.spec), older=True) if record.spec else None)
-
-
 def under_rule(spec: Spec, parent: JobRecord | None, *, accept: bool) -> tuple[Spec, Identity | None]:
     """Returns the spec with the rule that its rows follow, and the table's rule, if the spec has its columns.
 
     Both rules are the same, unless there is no table yet, or the spec is the first to name a key, or rows change their
     split and the user accepts that: then the spec begins a new rule."""
-    rule = rule_of(parent) if parent else None
+    rule = parent.identity if parent else None
     if rule is None:
         return spec, None
     first_key = bool(spec.table.key) and not rule.named
@@ -166,7 +161,7 @@ def trained_on(before: SplitRows, after: SplitRows) -> Seen:
         raise SplitMoved("its rows are known by other columns than those that were trained on, so which of them these "
                          f"are cannot be known ({_words(before.rule)}; now {_words(after.rule)})")
     if before.settings != after.settings:
-        raise SplitMoved("its splits are cut in another way, and the versions are too old to know which rows moved")
+        raise SplitMoved("its splits are cut in another way, and no sketch says which rows moved")
     return Seen(shares=shares, exact=exact)
 
 
@@ -179,5 +174,5 @@ def there_already(before: SplitRows, appended: SplitRows, rows: int) -> tuple[in
     common = before.sketches.keys() & appended.sketches.keys()
     if not common:
         return None
-    both = [Sketch.joined(census.sketches[min(common)].values()) for census in (appended, before)]
+    both = [Sketch.joined(side.sketches[min(common)].values()) for side in (appended, before)]
     return round(rows * both[0].share_in(both[1])), both[0].whole and both[1].whole

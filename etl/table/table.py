@@ -167,7 +167,7 @@ class FeatureTable:
 
     @property
     def fitted_on(self) -> str | None:
-        """The split whose rows `state` was learned from; None: those of all splits, as older programs did, or none."""
+        """The split whose rows `state` was learned from; None if the spec fits nothing."""
         return FittedState.learned_from(TableStore(self.uri), self.record.state) if self.record.state else None
 
     def history(self) -> tuple[Version, ...]:

@@ -133,7 +133,7 @@ def trained(here: Ranks, how: str, folder: Path, optim: OptimConfig = PLAIN["ada
             stop_at: int | None = None, resume: Path | None = None, ahead: bool | None = None, **settings):
     config, parts = build(here, how, optim, **settings)
     losses: list[float] = []
-    meta = CheckpointMeta(config={}, version=0, fingerprint={}, columns=SIZES, dense=tuple(DENSE))
+    meta = CheckpointMeta(config={}, version=0, fingerprint={}, columns=SIZES, dense=tuple(DENSE), trained={})
     feed = feed(STEPS, ROWS, here.rank, here.ranks, bags=bool(config.model.history))
     saved = Checkpoints(folder, parts, here, keep=2, record=lambda _: None)
     if resume is not None:
@@ -210,7 +210,8 @@ def of_a_padded_batch(here: Ranks, folder: Path, model: ModelConfig, *, ahead: b
     loss = loss_of(alone(*parts.layout.features(real, here.device)), real.label, real.weight)
     loss.backward()
     lines: list[dict] = []
-    begun = CheckpointMeta(config={}, version=0, fingerprint={}, columns=SIZES, dense=tuple(DENSE), step=1, rows=ROWS)
+    begun = CheckpointMeta(config={}, version=0, fingerprint={}, columns=SIZES, dense=tuple(DENSE), trained={},
+                           step=1, rows=ROWS)
     saved = Checkpoints(folder, parts, here, keep=1, record=lambda _: None)
     trainer = Trainer(config=config, world=here, parts=parts, checker=BatchChecker(SIZES, DENSE, "fake"),
                       save=saved.save,
@@ -249,7 +250,7 @@ def stopped_in_a_stall(here: Ranks, folder: Path) -> dict:
     """The rank that waits for its batch is asked to stop; the others have theirs."""
     config, parts = build(here, "auto")
     feed, asked, losses = StallingFeed(here), threading.Event(), []
-    meta = CheckpointMeta(config={}, version=0, fingerprint={}, columns=SIZES, dense=tuple(DENSE))
+    meta = CheckpointMeta(config={}, version=0, fingerprint={}, columns=SIZES, dense=tuple(DENSE), trained={})
     saved = Checkpoints(folder, parts, here, keep=2, record=lambda _: None)
     synced_batches = SyncedBatches(here, asked.is_set, time.perf_counter)
     trainer = Trainer(config=config, world=here, parts=parts, checker=BatchChecker(SIZES, DENSE, "fake"),

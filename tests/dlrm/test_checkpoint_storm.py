@@ -23,7 +23,7 @@ from tests.dlrm.test_checkpoint import Alone
 
 pytestmark = pytest.mark.slow
 
-META = CheckpointMeta(config={}, version=0, fingerprint={}, columns={}, dense=())
+META = CheckpointMeta(config={}, version=0, fingerprint={}, columns={}, dense=(), trained={})
 SEEDS = int(os.environ.get("SEEDS", "60"))
 
 

@@ -28,7 +28,7 @@ from sluice.dlrm.training.synced_batches import SyncedBatches
 from tests.dlrm.rig import FakeBatch, FakeSplit
 
 SIZES = {"few": 3, "one": 9, "bag": 9}
-META = CheckpointMeta(config={}, version=0, fingerprint={}, columns=SIZES, dense=("d0", "d1"))
+META = CheckpointMeta(config={}, version=0, fingerprint={}, columns=SIZES, dense=("d0", "d1"), trained={})
 
 
 class Alone:

@@ -223,7 +223,7 @@ def test_a_grown_table_with_a_copy_on_each_rank_keeps_its_rows(tmp_path):
     """Neither its weights nor its states are cut."""
     weights, states = "model.tables.embedding_bags.t.weight", "tables.state.tables.embedding_bags.t.weight.t.momentum1"
     old = {weights: torch.rand(3, 4), states: torch.rand(3)}
-    meta = CheckpointMeta(config={}, version=0, fingerprint={}, columns={}, dense=())
+    meta = CheckpointMeta(config={}, version=0, fingerprint={}, columns={}, dense=(), trained={})
     written(old, tmp_path / "checkpoints" / "step-000000001", meta)
     stored = CheckpointReader(latest(tmp_path / "checkpoints")[0])
     for key, grown in ((weights, torch.zeros(5, 4)), (states, torch.zeros(5))):

@@ -71,17 +71,6 @@ def test_following_is_refused_with_the_share_or_accepted(table, tmp_path, capsys
     assert len(both["train"].hashes) == ROWS == len(next(iter(before.sketches.values()))["train"].hashes) + ROWS // 5
 
 
-def test_a_checkpoint_of_an_older_program_is_compared_by_its_table(table, tmp_path):
-    folder = begun(tmp_path / "run", table)
-    older = json.loads((folder / "meta.json").read_text())
-    del older["trained"]
-    (folder / "meta.json").write_text(json.dumps(older))
-    again(tmp_path, turned=True)
-    with pytest.raises(SplitMoved, match=r"100 % of the rows of split 'test' and .* were trained on"):
-        plan("--run-dir", tmp_path / "run", "--resume")
-    assert plan("--run-dir", tmp_path / "run", "--resume", "--split-moved", "accept").seen
-
-
 def test_another_table_is_compared_too_and_so_is_one_that_is_evaluated(tmp_path):
     """Their ids are hashed, so that what the training rows hold does not give the tables other shapes."""
     features = clicks_table.FEATURES.replace('op = "categorify", min_count = 2, oov = 4', 'op = "hash", size = 64')

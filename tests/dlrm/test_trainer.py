@@ -90,7 +90,7 @@ def run(steps: int, *, epochs: int = 1, log_every: int = 2, stop_at: int | None 
                           synced_batches=SyncedBatches(
                               Alone(), lambda: stop_at is not None and clock.now >= stop_at, clock))
     trainer.loss = loss
-    meta = CheckpointMeta(config={}, version=0, fingerprint={}, columns=SIZES, dense=tuple(DENSE))
+    meta = CheckpointMeta(config={}, version=0, fingerprint={}, columns=SIZES, dense=tuple(DENSE), trained={})
     return trainer.train(SlowFeed(clock, steps), meta), lines, done
 
 

@@ -14,18 +14,16 @@ import pytest
 
 from sluice.etl import ops
 from sluice.etl.__main__ import main
-from sluice.etl.apply import counts, features, row_placement
+from sluice.etl.apply import counts
 from sluice.etl.audit import LABEL, audit_spec, audit_table
 from sluice.etl.common.errors import InputError
 from sluice.etl.common.program import run as run_program
-from sluice.etl.jobs import job_run
 from sluice.etl.jobs.progress import JobProgress
 from sluice.etl.local.engine import LocalEngine
 from sluice.etl.ops.statistics import Target
 from sluice.etl.spark import joins
 from sluice.etl.spark.engine import SparkEngine
 from sluice.etl.spec.permission import Permission
-from sluice.etl.spec.row_identity import Identity
 from sluice.etl.spec.spec import Spec
 from sluice.etl.table.table import FeatureTable
 from tests.etl.jobs import Said, run
@@ -188,7 +186,7 @@ def test_only_allowed_code_runs_in_an_audit_of_a_table(file, tmp_path):
 # ---- tables with a history of versions
 
 def test_sums_that_are_kept_while_folds_are_drawn_anew_are_found_in_the_table(tmp_path, monkeypatch):
-    """What an older program published: it kept the sums of folds, and a key that is named later moves the folds."""
+    """A fault that is planted: a job keeps the sums of folds, and a key that is named later moves the folds."""
     monkeypatch.setattr(Spec, "learned_from_labels", {}, raising=False)
     text = HEAD % BY_TIME + column("user", '{op = "target"}')
     first = text.replace('key = ["user", "item", "at"]', "")
@@ -201,19 +199,6 @@ def test_sums_that_are_kept_while_folds_are_drawn_anew_are_found_in_the_table(tm
     assert ("user", "target", "its own label") in found(audit_table(FeatureTable.open(out), files, engine()))
     run(None, out, *files, text=then, mode="overwrite", refit=True)
     assert audit_table(FeatureTable.open(out), files, engine()).leaks == []
-
-
-def test_folds_that_follow_the_label_are_found_in_a_table_of_an_older_program(file, tmp_path, monkeypatch):
-    """Its keys held the label, and its records no version of the rules."""
-    text = HEAD.replace('key = ["user", "item", "at"]', "") % BY_HASH + column("user", '{op = "target"}')
-    with monkeypatch.context() as older:
-        for module in (features, row_placement):
-            older.setattr(module, "fold_keys", lambda _columns, keys, _spec: keys)
-        older.setattr(job_run, "RULES", 1)
-        older.setattr(Identity, "of", partial(Identity.of, older=True))
-        run(None, tmp_path / "table", file, text=text)
-    audit = audit_table(FeatureTable.open(tmp_path / "table"), [file], engine())
-    assert (audit.rows, ("user", "target", "its own label") in found(audit)) == (ROWS, True)
 
 
 def test_each_row_is_held_against_what_its_own_version_learned(tmp_path):

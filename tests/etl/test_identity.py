@@ -10,14 +10,13 @@ import pyarrow as pa
 import pytest
 
 from sluice.etl.apply.features import FileAssignment
-from sluice.etl.ops.hashing import hash_rows
 from sluice.etl.spec.row_identity import Identity, KeyColumn, SplitMoved
 from sluice.etl.spec.row_split import hash_of, row_keys, whole_rows
 from sluice.etl.spec.spec import Spec
 from sluice.etl.spec.toml_keys import SpecError
 from sluice.etl.table.job_record import JobRecord
 from sluice.etl.table.sketch import MOST, HashBounds, Sketch, SketchSum, gather
-from sluice.etl.table.split_rows import SplitRows, rule_of, there_already, trained_on, under_rule
+from sluice.etl.table.split_rows import SplitRows, there_already, trained_on, under_rule
 
 ROWS = 80_000
 COLUMNS = ("label:int", "id:int", "price:float", "user:text", "hour:int", "tags:texts")
@@ -43,15 +42,15 @@ def noise(rows: int = ROWS, seed: int = 7) -> dict[str, pa.Array]:
 
 
 def record(spec: Spec, columns: dict[str, pa.Array], *, version: int = 0, before: Identity | None = None,
-           old: bool = False, job: str = "") -> JobRecord:
-    """What a job of this spec leaves; an `old` program's knows of no rule."""
+           sketched: bool = True, job: str = "") -> JobRecord:
+    """What a job of this spec leaves."""
     split = split_of(spec, columns)
     sketches = {rule.recognition: {name: Sketch.of(hash_of(columns, rule.recognised, rule.seed)[split == n]).to_json()
                                    for n, name in enumerate(spec.table.split)}
                 for rule in (spec.rule, *([before] if before else []))}
     return JobRecord(job=job or f"job-{version}", mode="overwrite", version=version, at="", rows=len(split),
                      state=None, parent=None, spec=spec.text, seed=spec.table.seed, cardinalities={}, files=(),
-                     identity=None if old else spec.rule, sketches={} if old else sketches)
+                     identity=spec.rule, sketches=sketches if sketched else {})
 
 
 def split_of(spec: Spec, columns: dict[str, pa.Array]) -> np.ndarray:
@@ -112,14 +111,12 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize(("case", "old"), [*((case, False) for case in CASES), ("added", True), ("renamed", True)])
-def test_nothing_that_changes_shows_test_rows_to_a_learner(case, old):
-    """Pure noise: whoever knows a row by heart from training knows its label in the test. `old`: the table is of a
-    program that recorded no rule."""
+@pytest.mark.parametrize("case", CASES)
+def test_nothing_that_changes_shows_test_rows_to_a_learner(case):
+    """Pure noise: whoever knows a row by heart from training knows its label in the test."""
     first, later, columns = CASES[case]
     begun = Spec.parse(first)
-    begun = dataclasses.replace(begun, identity=Identity.of(begun, older=True)) if old else begun
-    parent = record(begun, NOISE, old=old)
+    parent = record(begun, NOISE)
     spec, before = under_rule(Spec.parse(later), parent, accept=False)
     assert spec.rule == before
     splits = split_of(begun, NOISE), split_of(spec, columns)
@@ -127,8 +124,8 @@ def test_nothing_that_changes_shows_test_rows_to_a_learner(case, old):
     assert np.array_equal(*splits)
     assert np.array_equal(row_keys(columns, spec), row_keys(NOISE, begun))
     after = record(spec, columns, version=1)
-    if not old:  # the run that goes on sees the same
-        assert trained_on(SplitRows.of([parent]).trained, SplitRows.of([after])).text == ""
+    # The run that goes on sees the same.
+    assert trained_on(SplitRows.of([parent]).trained, SplitRows.of([after])).text == ""
     # And the version after it, by the same spec file, which still says what was.
     assert under_rule(Spec.parse(later), after, accept=False)[0].rule.columns == spec.rule.columns
 
@@ -183,28 +180,11 @@ def test_a_key_may_be_named_later_once_and_begins_a_rule():
         trained_on(SplitRows.of([parent]).trained, SplitRows.of([record(spec, noise(50), version=1)]))
 
 
-def test_an_older_table_keeps_its_keys_bit_for_bit():
-    """What programs before this one hashed: all input columns of the spec, in its order."""
-    columns, spec = noise(1000), Spec.parse(text(*COLUMNS, table="seed = 9"))
-    new = Identity.of(spec)
-    rule = rule_of(record(spec, columns, old=True))
-    assert rule == Identity.of(spec, older=True)
-    assert [c.name for c in rule.columns] == [c.partition(":")[0] for c in COLUMNS]
-    assert rule.without("label") == new.columns
-    spec = dataclasses.replace(spec, identity=rule)
-    plain = [columns[name.partition(":")[0]] for name in COLUMNS[:-1]] + [pa.array(
-        ["\x1f".join(tags) for tags in columns["tags"].to_pylist()])]
-    assert np.array_equal(row_keys(columns, spec), hash_rows(plain, 9))
-
-
-def test_a_record_keeps_rule_and_sketches_and_older_ones_are_read():
+def test_a_record_keeps_rule_and_sketches():
     spec = Spec.parse(text("label:int", ("visitor:text", "user"), "hour:int", table='key = "visitor"'))
     kept = record(spec, {"label": pa.array([0, 1]), "visitor": pa.array(["a", "b"]), "hour": pa.array([1, 2])})
     again = JobRecord.from_json(json.loads(json.dumps(kept.to_json())))
     assert again == kept
-    older = kept.to_json()
-    del older["identity"], older["sketches"]
-    assert JobRecord.from_json(older).identity is None
     census = SplitRows.of([kept]).trained
     assert SplitRows.from_json(json.loads(json.dumps(census.to_json()))).to_json() == census.to_json()
 
@@ -302,10 +282,10 @@ def test_splits_named_by_a_column_are_compared_by_the_others():
     assert trained_on(before.trained, SplitRows.of([record(spec, {**columns, "part": names}, version=1)])).text == ""
 
 
-def test_the_same_files_never_move_and_older_versions_are_compared_by_their_rules():
-    old = record(Spec.parse(FIRST), noise(50), old=True)
+def test_the_same_files_never_move_and_versions_without_sketches_are_compared_by_their_rules():
+    old = record(Spec.parse(FIRST), noise(50), sketched=False)
     more = now(noise(50), more=pa.array(range(50)))
-    mixed = record(Spec.parse(text(*COLUMNS, "more:int")), more, version=1, old=True)
+    mixed = record(Spec.parse(text(*COLUMNS, "more:int")), more, version=1, sketched=False)
     both = SplitRows.of([old, mixed])
     assert both.rule is None
     assert trained_on(both, both).text == ""
@@ -314,7 +294,7 @@ def test_the_same_files_never_move_and_older_versions_are_compared_by_their_rule
         trained_on(SplitRows.of([old]), both)
     recut = Spec.parse(text(*COLUMNS, table="split = {train = 0.5, test = 0.5}"))
     with pytest.raises(SplitMoved, match="cut in another way"):
-        trained_on(SplitRows.of([old]), SplitRows.of([record(recut, noise(50), version=1, old=True)]))
+        trained_on(SplitRows.of([old]), SplitRows.of([record(recut, noise(50), version=1, sketched=False)]))
 
 
 def test_rows_that_are_appended_again_are_counted():
@@ -325,4 +305,4 @@ def test_rows_that_are_appended_again_are_counted():
     table = SplitRows.of([record(spec, {n: v.slice(0, 8500) for n, v in columns.items()})])
     again, exact = there_already(table, SplitRows.of([record(spec, columns)]), 9000)
     assert (again, exact) == (pytest.approx(8500, rel=0.02), False)
-    assert there_already(SplitRows.of([record(spec, part, old=True)]), table, 5) is None
+    assert there_already(SplitRows.of([record(spec, part, sketched=False)]), table, 5) is None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 from pathlib import Path
@@ -13,10 +12,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from sluice.etl.apply.lookups import Serving
-from sluice.etl.jobs.job_run import Job
-from sluice.etl.spec.spec import Spec
-from sluice.etl.table.fitted_state import StateError
-from sluice.etl.table.store import TableStore
 from sluice.etl.table.table import FeatureTable
 from tests.etl.jobs import rows_of, run
 from tests.etl.test_identity import auc
@@ -174,17 +169,3 @@ def test_on_noise_with_the_label_as_first_column_no_feature_says_anything_of_it(
         before, after = ({key: value for key, value in rows[number].items() if key != "click"} for rows in made)
         assert before == after
     assert any(before != after for before, after in zip(made[0].values(), made[1].values(), strict=True))
-
-
-def test_histories_of_an_older_program_are_not_continued(spark, tmp_path):
-    path = write(tmp_path / "1.parquet", drawn(60, 1), FIRST)
-    run(spark, tmp_path / "t", path, text=spec(FIRST))
-    job = Job(spec=Spec.own(spec(FIRST)), inputs=(str(path),), store=TableStore(tmp_path / "t"), mode="append")
-    assert job.parent.rules == 2
-    (record,) = (tmp_path / "t" / "_sluice" / "jobs").glob("*.json")
-    record.write_text(json.dumps({k: v for k, v in json.loads(record.read_text()).items() if k != "rules"}))
-    with pytest.raises(StateError, match=r"see each other in the order of the input's columns.*sluice etl --spec spec "
-                                         r"--output .* --mode overwrite --update-state --input …"):
-        dataclasses.replace(job)
-    assert Serving.open(FeatureTable.open(tmp_path / "t")).tails.keys() == {name for name, *_ in (*HISTORIES, *LAGS)}
-    assert dataclasses.replace(job, mode="overwrite").parent.rules == 1

@@ -16,13 +16,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from sluice.etl.jobs.job_run import Job
-from sluice.etl.spec.row_identity import Identity
 from sluice.etl.spec.spec import Spec
 from sluice.etl.spec.toml_keys import SpecError
 from sluice.etl.table.fitted_state import StateError
 from sluice.etl.table.store import TableStore
-from sluice.etl.table.table import FeatureTable
-from tests.etl.jobs import on, rows_of, run
+from sluice.etl.table.table import FeatureTable, TableError
+from tests.etl.jobs import rows_of, run
 from tests.etl.test_identity import auc
 
 COLUMNS = ("click:int", "user:text", "day:int", "row:int")
@@ -258,28 +257,17 @@ def test_rows_whose_labels_were_learned_never_become_test_rows_of_that_state(tmp
     assert FeatureTable.open(tmp_path / "t").version == 1
 
 
-def test_an_older_programs_table_is_read_and_its_sums_of_labels_are_learned_anew(tmp_path):
-    """Its rows keep their splits, which the label may decide there, but no fold hangs on a label."""
-    text, rows = spec(*COLUMNS), drawn(400)
-    path = write(tmp_path / "1.parquet", rows)
-    job = Job(spec=Spec.own(text), inputs=(str(path),), store=TableStore(tmp_path / "t"))
-    object.__setattr__(job, "spec", dataclasses.replace(job.spec, identity=Identity.of(job.spec, older=True)))
-    on(None, job)
+@pytest.mark.parametrize("rules", [None, 1])
+def test_a_table_by_other_rules_is_refused_when_it_is_opened(tmp_path, rules):
+    path = write(tmp_path / "1.parquet", drawn(400))
+    run(None, tmp_path / "t", path, text=spec(*COLUMNS))
     (record,) = (tmp_path / "t" / "_sluice" / "jobs").glob("*.json")
-    record.write_text(json.dumps({k: v for k, v in json.loads(record.read_text()).items() if k != "rules"}))
-    before = FeatureTable.open(tmp_path / "t")
-    assert len(rows_of(before)) == 400
-    for mode, options in (("append", {}), ("overwrite", {"reuse_state": True})):
-        with pytest.raises(StateError, match=r"an older program learned it.*sluice etl .* --update-state"):
-            run(None, tmp_path / "t", path, text=text, mode=mode, **options)
-    run(None, tmp_path / "t", path, text=text, mode="overwrite", update_state=True)
-    after = FeatureTable.open(tmp_path / "t")
-    assert after.record.identity == before.record.identity
-    assert after.record.rules == 2
-    twin = dataclasses.replace(BEGUN, split_key=("click", "user", "day", "row"))
-    assert holds(after) == twin.features(rows, rows)
-    run(None, tmp_path / "t", path, text=text, mode="append")
-    assert holds(FeatureTable.open(tmp_path / "t")) == sorted(2 * twin.features(rows, rows))
+    record.write_text(json.dumps({**json.loads(record.read_text()), "rules": rules}))
+    with pytest.raises(TableError, match=rf"{record.name}: it is of format 1, rules {rules}, .*make the table anew"):
+        FeatureTable.open(tmp_path / "t")
+    for mode, options in (("append", {}), ("overwrite", {"update_state": True})):
+        with pytest.raises(TableError, match="another version of sluice wrote it"):
+            run(None, tmp_path / "t", path, text=spec(*COLUMNS), mode=mode, **options)
 
 
 def test_on_noise_no_encoding_says_anything_of_a_label_where_rows_agree_in_all_but_the_label(tmp_path):

@@ -128,7 +128,7 @@ ops = [{op = "target", past = true%s}]
 
 
 def test_a_spec_that_asks_for_no_past_is_described_as_it_was():
-    """So that tables of older programs go on with their fitted states."""
+    """So that tables go on with their fitted states."""
     assert Count().described == {"op": "count", "share": False}
     assert Target(folds=3).described == {"op": "target", "folds": 3, "smoothing": 20.0}
     assert Group(of="std").described == {"op": "group", "of": "std"}

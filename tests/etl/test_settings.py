@@ -128,8 +128,7 @@ def test_help_has_a_heading_for_each_concern_and_says_defaults_only_where_they_s
 
 @pytest.mark.parametrize("program", [name for name in (
     "etl.job", "ingest.tools.bench", "ingest.tools.doctor", "ingest.tools.headroom_cli", "dlrm.train", "dlrm.evaluate",
-    "dlrm.serve", "dlrm.export", "dlrm.plan", "dlrm.search", "dlrm.convert",
-    "dlrm.demo.__main__", "dlrm.demo.schema_change")
+    "dlrm.serve", "dlrm.export", "dlrm.plan", "dlrm.demo.__main__", "dlrm.demo.schema_change")
     if not is_left_out(f"{name.replace('.', '/')}.py")])
 def test_no_program_shows_a_default_that_says_nothing(program, capsys):
     main = importlib.import_module(f"sluice.{program}").main

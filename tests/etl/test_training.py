@@ -182,53 +182,53 @@ ops = [{op = "target"}]
 """
 
 
+UNLABELLED = SMALL[:SMALL.index('[[column]]\nname = "rate"')]
+"""Nothing is learned from labels."""
+
+
 @pytest.fixture(scope="module")
-def older(spark, tmp_path_factory):
-    """A table as older programs left it: its state does not say what it was learned from; and rows to append."""
-    folder, generator = tmp_path_factory.mktemp("older"), np.random.default_rng(1)
+def elsewhere(spark, tmp_path_factory):
+    """A table whose state was learned from another split than `UNLABELLED` trains on; and rows to append."""
+    folder, generator = tmp_path_factory.mktemp("elsewhere"), np.random.default_rng(1)
     for name, count in (("rows", 200), ("more", 50)):
         pq.write_table(pa.table({"click": generator.integers(0, 2, count), "at": generator.random(count),
                                  "user": [f"u{n}" for n in generator.integers(0, 40, count)]}),
                        folder / f"{name}.parquet")
-    run(spark, folder / "t", folder / "rows.parquet", text=SMALL)
-    table = FeatureTable.open(folder / "t")
-    store, (record,) = TableStore(table.uri), (folder / "t" / "_sluice" / "jobs").glob("*.json")
-    name = dataclasses.replace(table.state(), fitted_on=None).save(store)
-    about = folder / "t" / "_sluice" / "state" / name / "state.json"
-    about.write_text(json.dumps({k: v for k, v in json.loads(about.read_text()).items() if k != "fitted_on"}))
-    record.write_text(json.dumps({**json.loads(record.read_text()), "state": name}))
+    run(spark, folder / "t", folder / "rows.parquet", text=UNLABELLED.replace("{train =", "{first ="))
     return folder
 
 
-def test_a_state_of_all_splits_is_applied_again_and_said_so_but_not_added_to(spark, older, tmp_path):
-    out, store = shutil.copytree(older / "t", tmp_path / "t"), TableStore(tmp_path / "t")
-    assert "learned from the rows of all splits, validation and test included" in describe_table(FeatureTable.open(out))
+def test_a_state_of_another_split_is_applied_again_and_said_so_but_not_added_to(spark, elsewhere, tmp_path):
+    out, store = shutil.copytree(elsewhere / "t", tmp_path / "t"), TableStore(tmp_path / "t")
+    assert "learned from the rows of split 'first'" in describe_table(FeatureTable.open(out))
 
     def job(mode: str, **options: bool) -> Job:
-        return Job(spec=Spec.parse(SMALL), inputs=(str(older / "more.parquet"),), store=store, mode=mode, **options)
+        return Job(spec=Spec.parse(UNLABELLED), inputs=(str(elsewhere / "more.parquet"),), store=store, mode=mode,
+                   split_moved="accept", **options)
 
     for mode in ("append", "overwrite"):
         with pytest.raises(StateError, match=r"version 0 learned cannot be built on: it was learned from the rows of "
-                                             r"all splits.*anew on split 'train': .* --mode overwrite --refit"):
+                                             r"split 'first'.*anew on split 'train': .* --mode overwrite --refit"):
             job(mode, update_state=True)
     for mode, options in (("append", {}), ("overwrite", {"reuse_state": True})):
         with pytest.raises(StateError, match=r"--refit learns everything anew.*--mode overwrite"):
             job(mode, refit=True, **options)
     said, before = Said(), FeatureTable.open(out).state()
-    run(spark, out, older / "more.parquet", text=SMALL, mode="append", said=said)
-    assert said.text.count("note: what is applied here was learned from the rows of all splits") == 1
+    run(spark, out, elsewhere / "more.parquet", text=UNLABELLED, mode="append", said=said, split_moved="accept")
+    assert said.text.count("note: what is applied here was learned from the rows of split 'first'") == 1
     after = FeatureTable.open(out)
-    assert (after.rows, after.state().hash, after.fitted_on) == (250, before.hash, None)
-    run(spark, out, older / "rows.parquet", text=SMALL, mode="overwrite", update_state=True, refit=True)
+    assert (after.rows, after.state().hash, after.fitted_on) == (250, before.hash, "first")
+    run(spark, out, elsewhere / "rows.parquet", text=UNLABELLED, mode="overwrite", update_state=True, refit=True,
+        split_moved="accept")
     assert FeatureTable.open(out).fitted_on == "train"
     assert job("append", update_state=True).before.fitted_on == "train"  # and now it may
 
 
-def test_what_is_drawn_for_a_row_lies_in_its_split_and_is_known_to_the_training_split(spark, older, tmp_path):
+def test_what_is_drawn_for_a_row_lies_in_its_split_and_is_known_to_the_training_split(spark, elsewhere, tmp_path):
     """A row of label 0 with the other values of one of the test would tell a learner of that one's label."""
     text = SMALL + '[negatives]\ncolumn = "user"\neach = 3\n[[column]]\nname = "at"\nrole = "time"\n'
-    run(spark, tmp_path / "t", older / "rows.parquet", text=text)
-    table, raw = FeatureTable.open(tmp_path / "t"), pq.read_table(older / "rows.parquet")
+    run(spark, tmp_path / "t", elsewhere / "rows.parquet", text=text)
+    table, raw = FeatureTable.open(tmp_path / "t"), pq.read_table(elsewhere / "rows.parquet")
     times = {split: {row["at"] for row in rows_of(table, split)} for split in ("train", "test")}
     assert not times["train"] & times["test"]
     assert sum(map(len, times.values())) == raw.num_rows  # each row's own
@@ -238,10 +238,10 @@ def test_what_is_drawn_for_a_row_lies_in_its_split_and_is_known_to_the_training_
     assert known < set(raw["user"].to_pylist())
 
 
-def test_a_training_split_without_rows_is_refused(spark, older, tmp_path):
+def test_a_training_split_without_rows_is_refused(spark, elsewhere, tmp_path):
     text = SMALL.replace("split = {train = 0.6, test = 0.4}", 'split_time = "at"\nsplit = {past = 0, train = 2}')
     with pytest.raises(InputError, match=r"none of 200 rows lies in split 'train', from which everything is learned"):
-        run(spark, tmp_path / "t", older / "rows.parquet", text=text)
+        run(spark, tmp_path / "t", elsewhere / "rows.parquet", text=text)
     with pytest.raises(TableError):
         FeatureTable.open(tmp_path / "t")
 
@@ -273,6 +273,6 @@ def test_a_bound_in_time_may_move_on_but_not_back():
                    rows_moved=True) is None
     assert "was from -inf to 5 and is from -inf to 4" in why_not(before, spec(5), Spec.parse(spec(4)),
                                                                  mode="overwrite", update=True, rows_moved=False)
-    assert saw_others(dataclasses.replace(before, fitted_on=None), Spec.parse(SMALL))
-    assert not saw_others(dataclasses.replace(before, fitted_on=None), Spec.parse(SMALL.replace(
+    assert saw_others(dataclasses.replace(before, fitted_on="first"), Spec.parse(SMALL))
+    assert not saw_others(dataclasses.replace(before, fitted_on="first"), Spec.parse(SMALL.replace(
         "{train = 0.6, test = 0.4}", "{all = 1.0}")))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pyarrow as pa
@@ -22,7 +21,7 @@ from sluice.etl.table.fitted_state import FittedState
 from sluice.etl.table.profile import DriftError
 from sluice.etl.table.store import TableStore
 from sluice.etl.table.table import FeatureTable
-from tests.etl.jobs import Said, rows_of, run
+from tests.etl.jobs import rows_of, run
 
 pytestmark = pytest.mark.slow
 
@@ -131,15 +130,6 @@ def test_a_version_whose_values_turn_to_null_is_refused_unless_the_user_accepts_
     assert "column 'hour': 15.0% of its values are missing or cannot be read, 0.0% before" in changes.text
     with pytest.raises(InputError, match=r"--accept-nulls huor: no such column \(did you mean 'hour'"):
         Job(spec=Spec.parse(TEXT), inputs=(), store=TableStore(table), mode="append", accept_nulls=("huor",))
-    # A record of an older program knows only what was missing: that is compared, and the rest is said.
-    path = next(p for p in (table / "_sluice" / "jobs").iterdir() if FeatureTable.open(table).record.job == p.stem)
-    record = json.loads(path.read_text())
-    path.write_text(json.dumps({k: v for k, v in record.items() if k != "unread"} | {"raw_nulls": {}}))
-    said = Said()
-    with pytest.raises(DriftError, match="column 'price': 10"):
-        run(spark, table, rows(tmp_path / "c", "DD.01.2024 10:00", prices=360), text=TEXT, mode="append")
-    run(spark, table, german, text=TEXT, mode="append", said=said)
-    assert "column 'hour': 15.0% of its values cannot be read, for instance '" in said.text
     # By what is no time, rows cannot be put in order.
     lag = TEXT.replace("[table]", '[[lag]]\nname = "last"\nof = "price"\nby = "price"\norder = "at"\n[table]')
     with pytest.raises(InputError, match=r"lag\.order = 'at': holds text that does not sort as times do "

@@ -477,7 +477,7 @@ class TestEnds:
     ({"batch_size": 8000}, PlanError, "batch_size 8000 is larger than an epoch of 4000 rows"),
     ({"batch_size": 81, "streams": 8}, PlanError, "not a multiple of the 8 streams: leave streams out, or take 1"),
     ({"batch_size": 80, "reader": "csv"}, SourceError, "reader 'csv' is none of petastorm, arrow"),
-    ({"batch_size": 80, "epochs": 0}, LoaderError, "epochs: 0"),
+    ({"batch_size": 80, "epochs": 0}, LoaderError, "epochs to read ahead: 0"),
     ({"batch_size": 80, "split": "tarin"}, ValueError, "no split 'tarin'")])
 def test_what_cannot_be_is_refused_at_the_start(table, options, error, message):
     with pytest.raises(error, match=message):

@@ -38,7 +38,8 @@ from sluice.ingest.stats import Snapshot
 
 
 class Planner(Policy):
-    """`auto` is this one under another name."""
+    """Predicts rates from measured costs, and changes knobs step by step. `auto` asks it for each change but its first
+    one, which a learned policy may choose."""
 
     def __init__(self, settings: PlannerSettings = DEFAULT, *, name: str = "planner") -> None:
         self.name, self.settings = name, settings

@@ -52,7 +52,7 @@ def run(tmp_path):
     state = {f"tower.{name}": value for name, value in head.tower.state_dict().items()}
     written({f"model.{name}": value for name, value in state.items()}, path, CheckpointMeta(
         config=Config(data="/nowhere", version=0, model=model).to_dict(), version=0, fingerprint={},
-        columns=dict.fromkeys("abcd", 10), dense=("x", "y", "z"), step=7))
+        columns=dict.fromkeys("abcd", 10), dense=("x", "y", "z"), trained={}, step=7))
     return tmp_path / "run", head.eval()
 
 

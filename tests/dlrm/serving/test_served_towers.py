@@ -35,7 +35,8 @@ def test_a_checkpoint_answers_in_a_server_as_in_training(tmp_path):
             config, layout = Config(data="fake", version=0, model=model), TableLayout(model, columns)
             parts = parts_of(config, layout, len(DENSE), placed(config, layout.tables, machine(1, 1)), here)
             saved = Checkpoints(tmp_path / str(number), parts, here, keep=1, record=lambda _: None)
-            saved.save(CheckpointMeta(config={}, version=0, fingerprint={}, columns=SIZES, dense=tuple(DENSE)))
+            saved.save(CheckpointMeta(config={}, version=0, fingerprint={}, columns=SIZES, dense=tuple(DENSE),
+                                      trained={}))
             saved.wait()
             saved.close()
             narrow = TableLayout(replace(model, auxiliary=0.0), columns)

@@ -602,7 +602,7 @@ def test_the_best_checkpoint_is_served_if_asked_until_a_better_one_takes_over(fo
 
 
 def spoilt(path: Path, change) -> None:
-    """A newer checkpoint, as an older program would have written it: the one in `path` with other weights."""
+    """A newer checkpoint, as another program might write it: the one in `path` with other weights."""
     reader = CheckpointReader(path)
     tensors = reader.whole(reader.sizes)
     change(tensors)

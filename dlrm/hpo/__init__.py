@@ -1,1 +1,0 @@
-"""The search for good settings of the trainer."""

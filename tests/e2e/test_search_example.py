@@ -1,0 +1,104 @@
+"""The example that looks for settings: over curves that are known, and two trials of the real trainer."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import math
+import subprocess
+
+import pytest
+
+from sluice.etl.synth.small_table import small_table
+
+optuna = pytest.importorskip("optuna")
+pytestmark = pytest.mark.slow
+END = 9
+
+
+@pytest.fixture
+def search(repo, monkeypatch):
+    monkeypatch.syspath_prepend(str(repo / "examples"))
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    example = importlib.import_module("search")
+    monkeypatch.setattr(example, "SPACE", {"lr": (0.001, 1.0), "width": [8, 16, 32]})
+    return example
+
+
+class Curves:
+    """Stands for the trainer: best at lr 0.05 and width 16, and better settings lie above worse ones throughout."""
+
+    def __init__(self, breaks: int = -1) -> None:
+        """At leg number `breaks` the search is interrupted."""
+        self.legs: list[tuple[str, int | None]] = []
+        self._breaks = breaks
+
+    def __call__(self, folder, words, until):
+        if len(self.legs) == self._breaks:
+            raise KeyboardInterrupt
+        self.legs.append((folder.name, until))
+        given = dict(zip(words[::2], words[1::2], strict=True))
+        distance = abs(math.log10(float(given["--lr"]) / 0.05)) + 0.3 * (given["--width"] != "16")
+        return [0.8 - 0.1 * distance - 0.05 / step for step in range(1, (until or END) + 1)]
+
+
+def test_poor_trials_are_given_up_at_a_pause_and_a_search_ends_at_its_aim(search, tmp_path):
+    curves = Curves()
+    found = search.Search(tmp_path, [], seed=1, auc=0.785, train=curves)
+    found.run(60, None)
+    states = [trial.state.name for trial in found.study.trials]
+    assert found.reached
+    assert found.study.best_value >= 0.785
+    assert len(states) < 60
+    assert states[-1] == "COMPLETE"
+    assert states.count("PRUNED") >= 3
+    assert {until for _, until in curves.legs} == {1, 3, None}
+    last = {folder: until for folder, until in curves.legs}
+    assert sum(until is None for until in last.values()) == states.count("COMPLETE")
+
+
+def test_a_search_that_was_broken_off_goes_on_with_the_trial_that_was_under_way(search, tmp_path):
+    broken, after = Curves(breaks=7), Curves()
+    with pytest.raises(KeyboardInterrupt):
+        search.Search(tmp_path, [], seed=1, auc=None, train=broken).run(6, None)
+    going = search.Search(tmp_path, [], seed=1, auc=None, train=after)
+    going.run(6, None)
+    assert after.legs[0][0] == broken.legs[-1][0]
+    assert [trial.state.name for trial in going.study.trials].count("FAIL") == 1
+    ended = [trial for trial in going.study.trials if trial.state.name in ("COMPLETE", "PRUNED")]
+    assert len(ended) == 6
+    assert len({json.dumps(trial.params) for trial in ended}) == 6
+    again = Curves()
+    search.Search(tmp_path, [], seed=1, auc=None, train=again).run(6, None)
+    assert again.legs == []
+
+
+def test_a_trial_that_fails_costs_no_search(search, tmp_path):
+    class Refuses(Curves):
+        def __call__(self, folder, words, until):
+            if not self.legs:
+                self.legs.append((folder.name, until))
+                raise subprocess.CalledProcessError(2, "sluice train")
+            return super().__call__(folder, words, until)
+
+    found = search.Search(tmp_path, [], seed=1, auc=None, train=Refuses())
+    found.run(2, None)
+    states = [trial.state.name for trial in found.study.trials]
+    assert states[0] == "FAIL"
+    assert "FAIL" not in states[1:]
+    assert "WAITING" not in [trial.state.name for trial in search.Search(tmp_path, [], seed=1, auc=None).study.trials]
+
+
+def test_a_real_trial_pauses_twice_and_goes_on(search, tmp_path, monkeypatch):
+    small_table(tmp_path / "table", rows=4000, values=20, files=2, row_group_rows=512)
+    monkeypatch.setattr(search, "SPACE", {"lr": [0.05]})
+    found = search.main(["--data", str(tmp_path / "table"), "--out", str(tmp_path / "out"), "--trials", "1", "--",
+                         "--width", "8", "--dense-layers", "16", "--over-layers", "16", "--batch-size", "128",
+                         "--log-every", "1"])
+    assert (found["trials"], found["settings"], found["reached"]) == (1, {"lr": 0.05}, False)
+    assert found["auc"] > 0.5
+    (folder,) = (path for path in (tmp_path / "out").iterdir() if path.is_dir())
+    aucs = search.aucs_of(folder)
+    assert (len(aucs), max(aucs)) == (END, found["auc"])
+    ends = [json.loads(line) for line in folder.with_suffix(".log").read_text().splitlines() if line.startswith("{")]
+    assert [end["stopped"] for end in ends] == [True, True, False]
