@@ -41,10 +41,6 @@ def placed(job: Job, engine_for: Callable[[Job], Engine], run_folder: str, progr
     run = Run.read(run_folder)
     table, bounds = _table_of(run), Bounds.of(run)
     _refuse_other(run, table, spec)
-    if table.narrowed:
-        raise CannotPlace(f"--for {run.path}: was over {table.uri}, in which an older program stored column "
-                          f"{min(table.narrowed)!r} as float32 for the loader; give a run over a table that this "
-                          "program made")
     if bounds is None:
         raise CannotPlace(f"--for {run.path}: it has measured no stage, as it was too short; give a run of some "
                              "seconds")

@@ -32,13 +32,12 @@ from sluice.ingest.read.parquet_files import ParquetFiles, table_of
 from sluice.ingest.read.petastorm.options import PetastormOptions, reshaped, without_spec
 from sluice.ingest.read.reader import RowGroupReader, SourceError, first_schema, source_of
 from sluice.ingest.row_order import WINDOW_ROWS, Position, Read, RowsPlan, chain, default_streams
-from sluice.ingest.stage_spec import ONLINE
 from sluice.ingest.stages.batch import Ready
 from sluice.ingest.stages.pool import Closed
 from sluice.ingest.stages.quarantine import Errors, Origins, Quarantine, RowQuarantine
 from sluice.ingest.stages.scatter_kernel import converted
 from sluice.ingest.stages.table_operators import Operators
-from sluice.ingest.stages.transform import Transform, UserTransform, address_of, fused, transforms_of
+from sluice.ingest.stages.transform import UserTransform, address_of, fused, transforms_of
 from sluice.ingest.stats import Snapshot
 
 if TYPE_CHECKING:
@@ -117,8 +116,7 @@ class BatchLoader(IterableDataset[Batch]):
         state = source.state() if any(f.online for f in fields) else None
         self.operators = Operators(fields, state, spec)
         """The operators that the table leaves to the loader, with their cost."""
-        left = [Transform(ONLINE, self.operators, pure=True)] if self.operators.chains else []
-        left += bound(source.transforms, source.stored, source.permission)
+        left = bound(source.transforms, source.stored, source.permission)
         self.layout = source.fingerprint.layout if transform_spec is None else Fingerprint.of(fields).layout
         self.stored_bytes = sum(f.bytes for f in read) / max(1, sum(f.rows for f in read))
         """The average size of a row in the table's files, in bytes."""

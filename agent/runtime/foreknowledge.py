@@ -10,7 +10,6 @@ from typing import Protocol
 from sluice.agent.policies.opening.contract import ColumnGroup, Foreknowledge
 from sluice.agent.tunable import Tunable
 from sluice.ingest.row_order import RowsPlan
-from sluice.ingest.stage_spec import ONLINE
 
 
 class Foreseeing(Tunable, Protocol):
@@ -45,4 +44,4 @@ def foreknowledge(loader: Foreseeing) -> Foreknowledge:
     return Foreknowledge(
         columns=columns or None, store="remote" if loader.store else "local", row_group_rows=rows,
         row_group_bytes=None if rows is None else max(1, rows * loader.row_bytes),
-        operators={name: "vectorised" for name in loader.limits.workers if name.startswith(ONLINE)})
+        operators={})

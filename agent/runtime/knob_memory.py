@@ -18,11 +18,8 @@ from sluice.ingest.knobs import KnobError, Knobs
 from sluice.ingest.machine import Machine
 
 
-class Chains(Protocol):
-    """The operators that a table leaves to the loader, and their measured costs."""
-
-    @property
-    def chains(self) -> Mapping[str, str]: ...
+class MeasuredOperators(Protocol):
+    """The operators of a table's columns, and their measured costs."""
 
     def costs(self) -> list[dict[str, Any]]: ...
 
@@ -36,7 +33,7 @@ class Loading(Tunable, Protocol):
     def layout(self) -> str: ...
 
     @property
-    def operators(self) -> Chains: ...
+    def operators(self) -> MeasuredOperators: ...
 
     @property
     def row_bytes(self) -> int: ...
@@ -54,12 +51,10 @@ class KnobMemory:
         """`ranks` is the number of ranks that share this machine."""
         self._loader, self._options, self._say, self._ranks = loader, options, say, ranks
         self._registry = None if options.registry is None else Registry(options.registry or None, say=say)
-        chains = list(loader.operators.chains.values())
         shared = f", shared by {ranks} ranks" if ranks > 1 else ""
         self.context = KnobContext(
             machine=machine_fingerprint(machine or Machine()) + shared, row_bytes=loader.row_bytes,
-            schema=" ".join([loader.layout, *loader.knobs.workers]),
-            operators={chain: chains.count(chain) for chain in dict.fromkeys(chains)})
+            schema=" ".join([loader.layout, *loader.knobs.workers]))
         self._unfinished = None if self._registry is None else UnfinishedRuns(
             self._registry.local_folder / "running", self.context.name, say=say)
         self._killed: Knobs | None = None
@@ -131,10 +126,8 @@ class KnobMemory:
         knobs, rows_per_s = self._best.choice() or (self._loader.knobs, last.rows / seconds)
         if self._registry is not None:
             stages = {s.name: s.busy_s / s.rows for s in last.stages if s.rows and s.busy_s > 0}
-            operators = {c["operators"]: c["cpu_s"] for c in costs
-                         if c["operators"] in self.context.operators and c["cpu_s"] > 0}
             self._registry.remember(RegistryEntry(
-                context=self.context, knobs=knobs, rows_per_s=rows_per_s, stages=stages, operators=operators,
+                context=self.context, knobs=knobs, rows_per_s=rows_per_s, stages=stages,
                 learned=self.with_kill(learned)))
         if self._options.save_knobs:
             try:

@@ -20,7 +20,6 @@ from typing import Any
 
 from sluice.ingest.knobs import Knobs, Limits
 from sluice.ingest.machine import Machine, cache_folder
-from sluice.ingest.stage_spec import ONLINE
 
 FORMAT = 3
 _SUFFIX = ".sluice.json"
@@ -30,13 +29,11 @@ _MOST_ENTRIES = 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnobContext:
-    """The place that a choice of knobs depends on: the machine, the schema, the size of rows, the operators."""
+    """The place that a choice of knobs depends on: the machine, the schema, the size of rows."""
 
     machine: str
     schema: str
     row_bytes: float
-    operators: Mapping[str, int] = field(default_factory=dict)
-    """Operators left to the loader, as `clip+log` → the columns that they are applied to."""
 
     @property
     def name(self) -> str:
@@ -45,8 +42,6 @@ class KnobContext:
 
     def __post_init__(self) -> None:
         _positive("row_bytes", self.row_bytes)
-        for name, columns in self.operators.items():
-            _positive(f"operators: {name}", columns)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,58 +53,37 @@ class RegistryEntry:
     rows_per_s: float
     stages: Mapping[str, float] = field(default_factory=dict)
     """Stage → useful seconds a row."""
-    operators: Mapping[str, float] = field(default_factory=dict)
-    """Operators left to the loader → processor seconds a value."""
     learned: Mapping[str, Any] | None = None
     """What the policy knew of the stages, as its `learned` returns it; None if it learned that elsewhere, or
     nothing."""
 
     def __post_init__(self) -> None:
         _positive("rows_per_s", self.rows_per_s)
-        for name, cost in [*self.stages.items(), *self.operators.items()]:
+        for name, cost in self.stages.items():
             _positive(f"cost of {name}", cost)
 
     def scaled(self, other: KnobContext) -> RegistryEntry:
-        """The entry for rows of another size or other operators: buffers scale with the size, the rate with the whole
-        cost, and a stage's workers with its part of that. With the same operators all stages change alike, so workers
-        stay."""
+        """The entry for rows of another size: buffers and the cost of a row scale with it. All stages change alike, so
+        workers stay."""
         size_ratio = other.row_bytes / self.context.row_bytes
         sizes = {n: max(1, round(size_ratio * getattr(self.knobs, n))) for n in ("read_ahead_bytes", "prefetch_bytes")}
-        ratios = {name: self._cost_ratio(other) if name.startswith(ONLINE) else size_ratio for name in self.stages}
-        cost_s = sum(self.stages[n] * ratios[n] for n in ratios)
-        whole_ratio = cost_s / sum(self.stages.values()) if ratios else size_ratio
-        workers = {n: max(1, round(count * ratios.get(n, whole_ratio) / whole_ratio))
-                   for n, count in self.knobs.workers.items()}
-        return replace(self, context=other, rows_per_s=self.rows_per_s / whole_ratio, learned=None,
-                       knobs=replace(self.knobs, workers=workers, **sizes))
+        return replace(self, context=other, rows_per_s=self.rows_per_s / size_ratio, learned=None,
+                       knobs=replace(self.knobs, **sizes))
 
     def distance(self, other: KnobContext) -> float:
         """How different another place is from this entry's; 0: they are alike."""
-        return abs(math.log(other.row_bytes / self.context.row_bytes)) + abs(math.log(self._cost_ratio(other)))
-
-    def _cost_ratio(self, other: KnobContext) -> float:
-        """How many times as much the operators left to the loader cost there as here. An unknown operator counts as
-        much as the known ones on average; 1 if nothing is known."""
-        if not self.operators or not other.operators or not self.context.operators:
-            return 1.0
-        usual = sum(self.operators.values()) / len(self.operators)
-
-        def cost(operators: Mapping[str, int]) -> float:
-            return sum(columns * self.operators.get(name, usual) for name, columns in operators.items())
-
-        return cost(other.operators) / cost(self.context.operators)
+        return abs(math.log(other.row_bytes / self.context.row_bytes))
 
     def to_dict(self) -> dict[str, Any]:
         return {"format": FORMAT, **asdict(self.context), "knobs": self.knobs.to_dict(), "rows_per_s": self.rows_per_s,
-                "stages_s": dict(self.stages), "operators_s": dict(self.operators),
-                "learned": None if self.learned is None else dict(self.learned)}
+                "stages_s": dict(self.stages), "learned": None if self.learned is None else dict(self.learned)}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> RegistryEntry:
         context = KnobContext(machine=str(values["machine"]), schema=str(values["schema"]),
-                              row_bytes=values["row_bytes"], operators=dict(values["operators"]))
+                              row_bytes=values["row_bytes"])
         return cls(context=context, knobs=Knobs.from_dict(values["knobs"]), rows_per_s=values["rows_per_s"],
-                   stages=dict(values["stages_s"]), operators=dict(values["operators_s"]),
+                   stages=dict(values["stages_s"]),
                    learned=None if values["learned"] is None else dict(values["learned"]))
 
 
@@ -129,7 +103,7 @@ class Registry:
 
     def recall(self, context: KnobContext, limits: Limits) -> RegistryEntry | None:
         """The choice settled for this place. For an unknown schema, it is that of the nearest one on this machine,
-        scaled by bytes a row and by the operators' costs. It is kept within `limits`; None if nothing is known."""
+        scaled by bytes a row. It is kept within `limits`; None if nothing is known."""
         entries = [e for e in self._entries() if e.context.machine == context.machine]
         if not entries:
             return None

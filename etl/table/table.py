@@ -151,15 +151,7 @@ class FeatureTable:
         """The spec that made its newest part. TableError if that was made without one."""
         if not self.record.spec:
             raise TableError(f"{self.uri}: version {self.version} was not made by etl/job.py: it has no feature spec")
-        spec = Spec.parse(self.record.spec, f"{self.uri}, version {self.version}", self.permission)
-        return replace(spec, columns=tuple(replace(column, left_as="", raw=False) if column.name in self.narrowed else
-                                           column for column in spec.columns))
-
-    @property
-    def narrowed(self) -> frozenset[str]:
-        """The columns left to the loader that an older program stored as float32. A loader and a server make what its
-        runs were trained on: both round the values before the operators."""
-        return frozenset(f.name for f in self.fields if f.online and f.role == "dense" and not f.nullable)
+        return Spec.parse(self.record.spec, f"{self.uri}, version {self.version}", self.permission)
 
     def state(self) -> FittedState | None:
         """What the operators of this version had learned; None if the spec fits nothing."""

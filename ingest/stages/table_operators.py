@@ -1,8 +1,7 @@
 """Applies the operators that a table leaves to the loader, and measures their cost column by column.
 
 They work where a row group is decoded: a number still has its 64 bits there, a text that is stored once is worked on
-once, and what waits for the shuffle holds four bytes a value. Older programs stored some numbers as float32: operators
-on these work on batches, in a stage of their own.
+once, and what waits for the shuffle holds four bytes a value.
 """
 
 from __future__ import annotations
@@ -23,8 +22,8 @@ from sluice.etl import ops
 from sluice.etl.schema import Field
 from sluice.etl.spec.spec import Spec
 from sluice.ingest.columns import ColumnError, Columns
-from sluice.ingest.stage_spec import ONLINE, READ
-from sluice.ingest.stages.number_types import ValueRefused, held
+from sluice.ingest.stage_spec import READ
+from sluice.ingest.stages.number_types import held
 
 _SAMPLE_ROWS = 4096
 _TRIES = 3
@@ -36,14 +35,9 @@ _CODEC = "lz4_raw"  # the codec that tables are written with
 Function = ops.Online
 
 
-def applied_in_batches(field: Field) -> bool:
-    """Whether an older program stored the column as float32 for the operators that it left to the loader."""
-    return bool(field.online) and field.role == "dense" and not field.nullable
-
-
 class Operators:
-    """The operators as a function over a batch's dense columns, and `stored`: functions over what is stored of each
-    other column. `costs` says what each column took so far. They may all be called from any thread."""
+    """`stored` has a function over what is stored of each column that is left to the loader. `costs` says what each
+    column took so far. All may be called from any thread."""
 
     def __init__(self, fields: Sequence[Field], state: Any, spec: str = "",
                  clock: Callable[[], float] = time.thread_time):
@@ -51,12 +45,8 @@ class Operators:
         online = [f for f in fields if f.online]
         self._fields, self._state, self._spec = fields, state, spec
         self._functions = {f.name: ops.online(f, state) for f in online}
-        self._stages = {f.name: ONLINE if applied_in_batches(f) else READ.name for f in online}
         self._chains = {f.name: "+".join(str(step["op"]) for step in f.online) for f in online}
-        self.chains: Mapping[str, str] = {n: c for n, c in self._chains.items() if self._stages[n] == ONLINE}
-        """The names of the operators of each column that is worked on in batches."""
-        self.stored: Mapping[str, Function] = {name: partial(self._of_stored, name) for name in self._chains
-                                               if name not in self.chains}
+        self.stored: Mapping[str, Function] = {name: partial(self._of_stored, name) for name in self._chains}
         self._clock, self._lock = clock, threading.Lock()
         self._cpu_s = dict.fromkeys(self._chains, 0.0)
         self._rows = dict.fromkeys(self._chains, 0)
@@ -69,18 +59,6 @@ class Operators:
     def made(self, columns: Columns) -> OperatorColumns | None:
         """The columns as the operators make them where row groups are decoded, if any are made there."""
         return OperatorColumns(self.stored, columns) if self.stored else None
-
-    def __call__(self, arrays: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
-        made, marks = {}, [self._clock()]
-        for name in self.chains:
-            try:
-                made[name] = held(self._functions[name](arrays[name]))
-            except ValueRefused as refused:
-                raise ValueRefused(refused.at, f"column {name!r}: {refused}") from None
-            marks.append(self._clock())
-        for number, name in enumerate(made):
-            self._charge(name, marks[number + 1] - marks[number], arrays[name], made[name])
-        return made
 
     def _of_stored(self, name: str, values: npt.NDArray[Any] | pa.Array) -> npt.NDArray[Any] | pa.Array:
         began = self._clock()
@@ -103,7 +81,7 @@ class Operators:
         """Lists for each column its operators, the stage that applies them, processor seconds a row, and bytes a row as
         stored before and after them."""
         with self._lock:
-            return [{"column": name, "operators": chain, "stage": self._stages[name],
+            return [{"column": name, "operators": chain, "stage": READ.name,
                      "cpu_s": self._cpu_s[name] / self._rows[name], "bytes_before": self._bytes[name][0],
                      "bytes_after": self._bytes[name][1]} for name, chain in self._chains.items() if self._rows[name]]
 

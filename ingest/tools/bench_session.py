@@ -32,8 +32,7 @@ from sluice.ingest.process.stacks import on_signal
 from sluice.ingest.read.parquet_files import ParquetFiles
 from sluice.ingest.read.reader import AUTO, READERS, RowGroupReader, reader_of, source_of
 from sluice.ingest.row_order import Read
-from sluice.ingest.stage_spec import BATCH, COLLATE, ONLINE, READ, SHUFFLE
-from sluice.ingest.stages.table_operators import applied_in_batches
+from sluice.ingest.stage_spec import BATCH, COLLATE, READ, SHUFFLE
 from sluice.ingest.tools.bench_outcome import BenchOutcome, DecodeLimit, Peak, consume
 from sluice.ingest.tools.options import OrderOptions, RunOptions, function_of, table_named
 from sluice.ingest.tools.run_conditions import RunConditions
@@ -133,8 +132,7 @@ class BenchSession:
             return
         asked, made = Knobs().parse(knobs), [name for name, *_ in self._functions]
         made += [one.name for one in self._table.transforms]
-        known = {READ.name, SHUFFLE.name, BATCH.name, COLLATE.name, *made,
-                 *([ONLINE] if any(map(applied_in_batches, self._table.fields)) else ())}
+        known = {READ.name, SHUFFLE.name, BATCH.name, COLLATE.name, *made}
         for stage in (*asked.workers, *asked.backend, *asked.fused):
             if not known.issuperset(stage.split("+")):
                 raise KnobError(f"no stage {stage!r}{nearest(stage, (*known, *SIZES))}")

@@ -62,7 +62,6 @@ def test_costs_are_told_of_either_side(tables):
     spark, left = tables
     with BatchLoader(left, batch_size=80, reader="arrow") as loader:
         assert loader.operators.costs() == []
-        assert loader.operators.chains == {}
         assert loader.operators.stored.keys() == {"I2", "I5", *left_ids.LEFT}
         rows = sum(b.rows for b in loader)
         costs = {c["column"]: c for c in loader.operators.costs()}

@@ -19,8 +19,8 @@ from tests.dlrm import clicks_table
 pytestmark = pytest.mark.slow
 
 ROWS = 1000
-CHAINS = {"batches": '{op = "fill"}, {op = "boxcox", power = 5, online = true}',
-          "row groups": '{op = "fill", online = true}, {op = "scale", by = 1e-20, online = true}'}
+CHAINS = {"one": '{op = "fill"}, {op = "boxcox", power = 5, online = true}',
+          "two": '{op = "fill", online = true}, {op = "scale", by = 1e-20, online = true}'}
 
 
 RAW = pa.table({"label": pa.array([n % 2 for n in range(ROWS)], pa.int64()),
@@ -34,7 +34,7 @@ def text_of(chain: str) -> str:
 
 def table(folder: Path, chain: str):
     """Row 40 of the first file holds 1e20. No job would publish it, as operators make more of it than a batch holds;
-    this table is written without one, as by an older program."""
+    this table is written without one."""
     return clicks_table.write(folder / "t", RAW, text=text_of(chain))
 
 
@@ -49,7 +49,7 @@ def test_it_is_an_error_that_names_column_and_value(tmp_path, where):
 
 def test_of_plain_parquet_it_is_an_error_that_names_file_column_and_value(tmp_path):
     pq.write_table(RAW, tmp_path / "a.parquet")
-    text = text_of(CHAINS["row groups"]).replace('"json"', '"parquet"')
+    text = text_of(CHAINS["two"]).replace('"json"', '"parquet"')
     text = text.replace("[table]", "[table]\nsplit = {train = 1}")
     files = ParquetFiles.open(str(tmp_path / "a.parquet"), spec=Spec.own(text))
     with BatchLoader(files, batch_size=80, epochs=1) as loader, pytest.raises(

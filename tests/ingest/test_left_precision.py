@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
@@ -11,16 +10,10 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from sluice.etl.placing import CannotPlace, placed
-from sluice.etl.spec import columns as spec_columns
-from sluice.etl.spec.spec import Spec
-from sluice.etl.table.commit import CommitError
 from sluice.etl.table.table import FeatureTable
 from sluice.ingest.loader import BatchLoader
 from sluice.ingest.read.packed_copy import PackedCopy
-from tests.dlrm.serving.test_left_ids import served
 from tests.etl.jobs import run
-from tests.etl.test_placement import ran
 
 ROWS = 3600
 SPEC = """
@@ -68,17 +61,6 @@ def dense(table: FeatureTable, **options: object) -> dict[str, torch.Tensor]:
     return {name: rows[:, number] for number, name in enumerate(loader.dense_names)}
 
 
-@pytest.fixture
-def stored_by_an_older_program(tmp_path, monkeypatch) -> FeatureTable:
-    """A table in which a column lies as float32 until the loader's operators work on it."""
-    def left_as(role: str, kind: str, ops: object, online: int) -> tuple[str, bool]:
-        return "float", False
-
-    with monkeypatch.context() as before:
-        before.setattr(spec_columns, "left_as", left_as)
-        return made(tmp_path / "older", SPEC)
-
-
 @pytest.mark.parametrize("options", [{"reader": "arrow"}, {"reader": "petastorm"}, {"packed": PackedCopy()}])
 def test_the_loader_makes_of_a_time_as_many_values_as_the_etl(tmp_path, options):
     etl, left = made(tmp_path / "etl", ETL), made(tmp_path / "left", SPEC)
@@ -87,27 +69,3 @@ def test_the_loader_makes_of_a_time_as_many_values_as_the_etl(tmp_path, options)
     assert len(want["at"].unique()) > 2400
     for name, values in want.items():
         assert torch.equal(values.view(torch.int32), got[name].view(torch.int32)), name
-
-
-def test_a_table_of_an_older_program_gives_what_its_models_were_trained_on(stored_by_an_older_program):
-    older = stored_by_an_older_program
-    assert {f.name: (f.type, f.nullable) for f in older.fields if f.online} == {
-        "at": ("float", False), "price": ("float", False)}
-    mean, spread = older.state()["at/1"].to_pylist()[0].values()
-    narrow = np.where(np.arange(ROWS) % 50 == 0, 1_700_001_800, np.arange(ROWS) + 1_700_000_000).astype(np.float32)
-    want = np.sort(((narrow.astype(np.float64) - mean) / spread).astype(np.float32))
-    with BatchLoader(older, split="all", batch_size=400) as loader:
-        at = loader.dense_names.index("at")
-        assert set(loader.operators.chains) == {"at", "price"}
-        assert np.array_equal(np.sort(torch.cat([batch.dense[:, at] for batch in loader]).numpy()), want)
-    columns = {name: raw()[name].combine_chunks() for name in ("at", "price")}
-    assert np.array_equal(np.sort(served(older).batch(columns).dense[:, at].numpy()), want)
-
-
-def test_what_is_added_to_it_or_placed_by_it_is_refused_by_name(stored_by_an_older_program, tmp_path):
-    older = stored_by_an_older_program
-    with pytest.raises(CommitError, match=r"column .at. is .*float.* in the table and .*double.* in this spec; "):
-        made(tmp_path / "older", SPEC, mode="append")
-    job = SimpleNamespace(spec=Spec.own(SPEC))
-    with pytest.raises(CannotPlace, match=r"an older program stored column .at. as float32 .* give a run over"):
-        placed(job, lambda _: None, ran(tmp_path / "run", Path(older.uri)), None)
