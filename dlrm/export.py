@@ -59,7 +59,7 @@ def main(argv: list[str]) -> dict[str, Any]:
     longest = 0
     if model.history:
         fields = FeatureTable.open(meta.config["data"], meta.version, allow_code=args.code.permission,
-                                   transforms=meta.config.get("transforms", ())).fields
+                                   transforms=meta.config["transforms"]).fields
         longest = next(f.bag[2] for f in fields if f.name == model.history and f.bag)
     batches = [example(model, dense=len(meta.dense), columns=len(columns), longest=longest, rows=n) for n in SIZES]
     out = args.out or args.run / "export"

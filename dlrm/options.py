@@ -277,14 +277,10 @@ class Config(DataSettings, LoopSettings, OrderOptions, RankSettings, EvaluationS
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Config:
-        """Reads what `to_dict` gave; ConfigError if it holds a setting that is unknown here. What was recorded before
-        there was `last` dropped the rows that fill no batch; before `history_table` a history had its own, and no
-        loss."""
+        """Reads what `to_dict` gave; ConfigError if it holds a setting that is unknown here."""
         try:
-            model = ModelConfig(**{"history_table": "own", "auxiliary": 0.0, **values["model"]})
-            return cls(**{"last": "drop", **values, "model": model,
-                          "optim": OptimConfig(**values["optim"]),
-                          "conditions": RunOptions(**values.get("conditions", {}))})
+            return cls(**{**values, "model": ModelConfig(**values["model"]), "optim": OptimConfig(**values["optim"]),
+                          "conditions": RunOptions(**values["conditions"])})
         except (TypeError, KeyError, AttributeError) as error:
             raise ConfigError(f"the run's settings cannot be understood by this program ({error})") from None
 

@@ -150,7 +150,7 @@ class StageCost:
     def from_dict(cls, name: str, values: Mapping[str, Any], settings: PlannerSettings = DEFAULT) -> StageCost:
         return cls(name=name, settings=settings, backend=values["backend"], item_bytes=values["item_bytes"],
                    residual=values["residual"], points=_points(values["points"]),
-                   process_bytes=values.get("process_bytes", 0),  # not measured by runs before it was
+                   process_bytes=values["process_bytes"],
                    elsewhere={b: _points(points) for b, points in values["elsewhere"].items()})
 
     def on(self, backend: str) -> StageCost:

@@ -23,8 +23,6 @@ import numpy.typing as npt
 
 from sluice.ingest.process import protocol
 
-_ROOMS = ("etl", "ingest", "agent", "dlrm")
-
 
 def main(_owner: str, *descriptors: str) -> None:
     """Serves until the other side closes its end. The parent names itself, for whoever reads the command line, and
@@ -48,16 +46,9 @@ def main(_owner: str, *descriptors: str) -> None:
 
 
 def load(name: str) -> Callable[..., Any]:
-    """`module:function` → the function. Where a room of ours is named as it was before it became a part of `sluice`, in
-    the settings of an older run, it is found there, unless the user has a package of that name."""
+    """`module:function` → the function."""
     module, _, attribute = name.partition(":")
-    try:
-        found = importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        if error.name not in _ROOMS or module.partition(".")[0] != error.name:
-            raise
-        found = importlib.import_module(f"sluice.{module}")
-    function: Callable[..., Any] = getattr(found, attribute)
+    function: Callable[..., Any] = getattr(importlib.import_module(module), attribute)
     if not callable(function):
         raise TypeError(f"{name} is a {type(function).__name__}, not a function")
     return function

@@ -324,10 +324,10 @@ def test_what_a_loader_knows_before_its_first_row_reaches_the_opener():
         store: ClassVar = {"reads": 0}
         plan = types.SimpleNamespace(groups=((1000, 3000), (2000, 0)))
 
-    known = foreknowledge(Loading([FakeStage(name="read"), FakeStage(name="online 1")]))
+    known = foreknowledge(Loading([FakeStage(name="read")]))
     assert known == Foreknowledge(
         columns={"float32": ColumnGroup(count=2, bytes_per_row=8), "int32": ColumnGroup(count=1, bytes_per_row=32)},
-        store="remote", row_group_rows=2000, row_group_bytes=80_000, operators={"online 1": "vectorised"})
+        store="remote", row_group_rows=2000, row_group_bytes=80_000, operators={})
     assert known.row_bytes == 40
 
 

@@ -12,7 +12,6 @@ import threading
 import pytest
 
 from sluice.agent.controller import Controller
-from sluice.agent.costs.stage_cost import Point, StageCost
 from sluice.agent.policies import make
 from sluice.agent.runtime.settled_knobs import KnobContext, Registry, RegistryEntry, machine_fingerprint
 from sluice.agent.simulator.fake import FakePipeline, FakeStage
@@ -176,18 +175,6 @@ def test_the_next_run_is_settled_within_three_decisions(tmp_path):
     second, decisions = _run(registry.recall(_context(), first.limits).knobs, 0.004)
     assert decisions <= 3
     assert second.rows_per_s(second.knobs.workers) >= 0.97 * anew.rows_per_s(anew.knobs.workers)
-
-
-def test_an_entry_of_an_older_auto_is_read_and_what_it_learned_of_leaving_the_planner_is_passed_over(tmp_path):
-    """The same dictionary lies in checkpoints."""
-    policy, stage = make("auto"), StageCost(name="read", points={4: Point(busy_s=1e-5, cpu_s=1e-6)})
-    older = {"other_cpu_s": 0.1, "services": {"read": stage.to_dict()},
-             "residuals": {"probe": {"tries": 2.0, "mean": -0.1, "scatter": 0.01}}}
-    assert Registry(tmp_path).remember(dataclasses.replace(_entry(), learned=older))
-    found = Registry(tmp_path).recall(_context(), LIMITS)
-    state = policy.recall(policy.initial(LIMITS, found.knobs), found.learned)
-    assert state.planner.services["read"].points == stage.points
-    assert policy.learned(state) == {name: older[name] for name in ("other_cpu_s", "services")}
 
 
 def test_the_usual_place_is_the_users_cache(monkeypatch, tmp_path):

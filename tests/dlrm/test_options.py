@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 
 import pytest
@@ -34,23 +33,6 @@ def test_everything_said_arrives():
     assert (config.save_every, config.log_every, config.tuning, config.knobs) == (7, 2, "fixed", "read=2")
     assert (config.memory_limit, config.reader) == (2**30, "arrow")
     assert Config.from_dict(config.to_dict()) == config
-
-
-OLDER = {"data": "t", "version": 3, "batch_size": 64, "model": {"kind": "dcn", "dense_layers": [8, 4]},
-         "optim": {"table_optimiser": "adagrad", "lr": 0.1}, "conditions": {"cache_limit": 5}, "slices": ["C2"],
-         "registry": None, "memory_limit": 9, "stall_after": 60.0, "mllog": False}
-"""Part of what a program before these settings recorded: in JSON, at the same depth."""
-
-
-def test_what_an_older_program_recorded_is_read_and_recorded_alike():
-    config = Config.from_dict(OLDER)
-    assert config.model == ModelConfig(kind="dcn", dense_layers=(8, 4), history_table="own", auxiliary=0.0)
-    assert (config.optim.lr, config.conditions.cache_limit, config.slices) == (0.1, 5, ("C2",))
-    assert (config.last, Config(data="t", version=3).last) == ("drop", "pad")
-    recorded = json.loads(json.dumps(config.to_dict()))
-    assert OLDER.keys() <= recorded.keys()
-    for part in ("model", "optim", "conditions"):
-        assert OLDER[part].items() <= recorded[part].items()
 
 
 def test_a_resumed_run_keeps_its_settings_but_for_those_said():
