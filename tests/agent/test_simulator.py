@@ -7,7 +7,6 @@ import random
 
 import pytest
 
-from sluice.agent.simulator.event_by_event import EventSimulator
 from sluice.agent.simulator.fluid import Simulator
 from sluice.agent.simulator.optimum import best_knobs
 from sluice.agent.simulator.physics import Consumer, MechanismError, SimMachine, SimStage, TrueCosts, steady
@@ -16,6 +15,7 @@ from sluice.agent.simulator.scenario import Scenario, ScheduledChange
 from sluice.agent.tunable import Tunable
 from sluice.ingest import stage_spec
 from sluice.ingest.knobs import BACKENDS, KnobError, Knobs, Limits
+from tests.agent.event_by_event import EventSimulator
 
 pytestmark = pytest.mark.slow
 
