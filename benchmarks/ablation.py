@@ -34,13 +34,12 @@ import numpy as np
 from sluice.agent.costs.contention import Contention
 from sluice.agent.costs.stage_cost import StageCost
 from sluice.agent.learn.opening_judgement import Case
-from sluice.agent.learn.opening_pipelines import pipeline
 from sluice.agent.planner_settings import DEFAULT, PlannerSettings
 from sluice.agent.policies.auto import Auto
 from sluice.agent.policies.opening.policy import OpeningPolicy
 from sluice.agent.policies.planner import changes, planner, state
 from sluice.agent.policies.planner.trial_change import TrialChange
-from sluice.agent.simulator.random_pipelines import held_out
+from sluice.agent.simulator.random_pipelines import pipeline
 from sluice.agent.simulator.rollout import reference, run
 from sluice.etl.common.errors import UsageError
 from sluice.etl.common.program import run as program
@@ -182,7 +181,8 @@ def cases(count: int) -> list[Case]:
     for i in range(-(-count // 20)):
         found += [Case(scenario=pipeline(split, n), seed=n) for n in range(4000 + 7 * i, 4007 + 7 * i)
                   for split in ("held out", "hidden")]
-        found += [Case(scenario=held_out(n, changing=True), seed=n) for n in range(5000 + 6 * i, 5006 + 6 * i)]
+        found += [Case(scenario=pipeline("held out", n, changing=True), seed=n)
+                  for n in range(5000 + 6 * i, 5006 + 6 * i)]
     return found[:count]
 
 

@@ -1,4 +1,4 @@
-"""A feature table asked by key, on one core: point reads, keys by columns, and rows as of a time.
+"""The store of examples/feature_store.py on one core: point reads, keys by columns, and rows as of a time.
 
     python -m benchmarks.feature_store [--rows 300000] [--users 50000]
 
@@ -19,8 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.results import ROOT
-from sluice import FeatureStore
 from sluice.etl.common.program import run, say
+
+sys.path.insert(0, str(ROOT / "examples"))
+from feature_store import FeatureStore
 
 SPEC = """
 [input]

@@ -2,7 +2,7 @@
 
 Their transforms and stores wait rather than compute where they can, so that the worth of a setting does not depend on
 how many cores there are. Each has a list of settings; the first five are those that a simulator may be calibrated on
-(`sluice.agent.simulator.calibration`), the others are for it to predict.
+(`benchmarks.calibration`), the others are for it to predict.
 """
 
 from __future__ import annotations

@@ -21,7 +21,6 @@ from typing import Any
 
 from benchmarks.jobs import ROOT, together
 from benchmarks.results import table as shown
-from sluice.agent.report.bounds import Bounds
 from sluice.agent.report.operator_choice import Foretold
 from sluice.agent.report.run_folder import Run
 from sluice.etl.apply.column_costs import Form, forms
@@ -33,6 +32,7 @@ from sluice.etl.local.pieces import pieces_of
 from sluice.etl.spec.row_split import row_keys
 from sluice.etl.spec.spec import Spec
 from sluice.etl.table.table import FeatureTable
+from sluice.ingest.row_costs import RowCosts
 
 KNOBS = "read=2,shuffle=1,batch=1"
 AIM = 0.15
@@ -75,10 +75,10 @@ def plan_of(table: FeatureTable, costs: Mapping[str, list[Form]]) -> dict[str, F
 def foretold(run: Run, plans: Mapping[str, Mapping[str, Form]], name: str, row_bytes: float
              ) -> dict[str, tuple[float, float]]:
     """Rows a second and bytes a row of every other table, by a run over the one of that name."""
-    bounds, events = Bounds.of(run), run.of("operators")
-    assert bounds is not None, "the run was too short"
+    row_costs, events = RowCosts.of_looks(run.of("loader")), run.of("operators")
+    assert row_costs is not None, "the run was too short"
     costs = {one["column"]: one["cpu_s"] for one in (events[-1]["loader"] if events else ())}
-    model = Foretold(bounds, plans[name], costs, row_bytes)
+    model = Foretold(row_costs, plans[name], costs, row_bytes)
     return {other: (model.rate(plan), model.bytes(plan)) for other, plan in plans.items()
             if other != name}
 

@@ -27,12 +27,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from sluice.agent.evaluate.yardsticks import made
 from sluice.agent.learn.intune_teacher import hardware_of
-from sluice.agent.learn.opening_pipelines import pipeline
 from sluice.agent.learn.pipeline_batch import PipelineBatch
-from sluice.agent.policies.intune import InTune
+from sluice.agent.policies.intune import STAGES, InTune
 from sluice.agent.simulator.fluid import Simulator
 from sluice.agent.simulator.physics import Consumer, SimMachine, SimStage
-from sluice.agent.simulator.random_pipelines import held_out
+from sluice.agent.simulator.random_pipelines import pipeline
 from sluice.agent.simulator.rollout import reference, run, score
 from sluice.agent.simulator.scenario import Scenario, ScheduledChange
 from sluice.etl.common.errors import UsageError
@@ -111,13 +110,13 @@ def ablation_table(seeds: int, blind: Path | None = None) -> dict[str, Any]:
         arms["intune, taught without model latency"] = {"weights": blind, "model_latency": False}
     scores: dict[str, list[float]] = {name: [] for name in arms}
     for i in range(5 * seeds):
-        scenario = held_out(i, changing=False)
+        scenario = pipeline("held out", i, most_stages=STAGES)
         best = reference(scenario, seed=i)
         for name, given in arms.items():
             policy = InTune(machine=hardware_of(scenario), **given)
             scores[name].append(score(run(scenario, policy, seed=i), best))
     found = {name: statistics.median(values) for name, values in scores.items()}
-    say("\n| held out, stationary | median score |\n|---|---|")
+    say("\n| held out, at rest | median score |\n|---|---|")
     for name, value in found.items():
         say(f"| {name} | {value:.3f} |")
     return found
@@ -175,7 +174,7 @@ def cost_table(seeds: int) -> dict[str, Any]:
     found = {}
     say("\n| policy | a decision, mean | 95 % | most |\n|---|---|---|---|")
     for name in _POLICIES:
-        spent = sorted(s for i in range(2 * seeds) for s in _decisions(held_out(i, changing=True), name))
+        spent = sorted(s for i in range(2 * seeds) for s in _decisions(pipeline("held out", i, changing=True), name))
         figures = (statistics.fmean(spent), spent[int(0.95 * len(spent))], spent[-1])
         found[name] = [round(1000 * f, 3) for f in figures]
         say(f"| {name} | " + " | ".join(f"{1000 * f:.2f} ms" for f in figures) + " |")

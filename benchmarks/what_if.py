@@ -22,7 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -34,7 +34,7 @@ import torch
 from benchmarks.results import ROOT, table
 from sluice import Loader
 from sluice.etl.common.program import run, say
-from sluice.ingest.costs.what_if import RowCosts, StepCost, ranks_table
+from sluice.ingest.row_costs import RowCosts, Share
 from sluice.ingest.stats import Snapshot
 from sluice.ingest.tools.headroom import timed
 
@@ -240,6 +240,44 @@ def trained(data: str, ranks: int, batch: int, workers: int, seconds: float, *, 
         said = [json.loads(process.communicate()[0].splitlines()[-1]) for process in started]
     step_s, work_s = (statistics.mean(each) for each in zip(*said, strict=True))
     return step_s, work_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepCost:
+    """What a training step takes on one rank alone: so much for a step, so much for each of its rows, and, beside
+    others, so much until all ranks agree."""
+
+    fixed_s: float
+    row_s: float
+    sync_s: Mapping[int, float]
+    """Ranks → seconds a step."""
+
+    @classmethod
+    def of(cls, small: tuple[int, float], large: tuple[int, float], sync_s: Mapping[int, float]) -> StepCost:
+        """From two measured steps, each its rows and seconds."""
+        row_s = max(0.0, (large[1] - small[1]) / (large[0] - small[0]))
+        return cls(fixed_s=max(0.0, small[1] - row_s * small[0]), row_s=row_s, sync_s={1: 0.0, **sync_s})
+
+    def seconds(self, rows: float, ranks: int) -> float:
+        return self.fixed_s + self.row_s * rows + self.sync_s[ranks]
+
+
+def ranks_table(paces: Mapping[int, RowCosts], step: StepCost, ranks: Sequence[int], workers: Iterable[int]
+                ) -> dict[tuple[int, int, int], float]:
+    """(ranks, batch, workers of the narrowest stage a rank) → rows a second of all ranks on one host.
+
+    `paces` has for each global batch what one rank without a consumer costs, with batches of that size."""
+    found = {}
+    for many in workers:
+        for batch, pace in paces.items():
+            for count in ranks:
+                each = step.seconds(batch / count, count) * count / batch  # of a rank's row
+                cpu_s = min(each, (step.fixed_s * count / batch) + step.row_s)
+                stages = {name: replace(share, workers=count * (many if name == pace.narrowest else share.workers))
+                          for name, share in pace.stages.items()}
+                found[count, batch, many] = pace.rate(replace(
+                    pace, stages=stages, consumer=Share(workers=count, cpu_s=cpu_s, wait_s=max(0.0, each - cpu_s))))
+    return found
 
 
 def ranks_sweep(data: str, seconds: float) -> list[dict[str, Any]]:

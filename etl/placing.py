@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from sluice.agent.report.bounds import Bounds
 from sluice.agent.report.format import count
 from sluice.agent.report.operator_choice import Choice, Outlook, choose, table_of
 from sluice.agent.report.run_folder import Run
@@ -24,6 +23,7 @@ from sluice.etl.spec.row_split import row_keys
 from sluice.etl.spec.spec import Spec
 from sluice.etl.table.fitted_state import FittedState
 from sluice.etl.table.table import FeatureTable, TableError
+from sluice.ingest.row_costs import RowCosts
 
 
 class CannotPlace(UsageError):
@@ -39,9 +39,9 @@ def placed(job: Job, engine_for: Callable[[Job], Engine], run_folder: str, progr
         raise CannotPlace(f"{spec.name}: it says in [{SECTION}] already where operators are; remove that section, "
                              "or leave out --place")
     run = Run.read(run_folder)
-    table, bounds = _table_of(run), Bounds.of(run)
+    table, row_costs = _table_of(run), RowCosts.of_looks(run.of("loader"))
     _refuse_other(run, table, spec)
-    if bounds is None:
+    if row_costs is None:
         raise CannotPlace(f"--for {run.path}: it has measured no stage, as it was too short; give a run of some "
                              "seconds")
     engine = engine_for(job)
@@ -54,11 +54,11 @@ def placed(job: Job, engine_for: Callable[[Job], Engine], run_folder: str, progr
     if not costs:
         raise CannotPlace(f"{spec.name}: no column's operators can be left to the loader; leave out --place")
     events = run.of("operators")
-    chosen = choose(bounds, costs, {c.name: tuple(op.name for op in c.ops[len(c.left_to_spark):])
+    chosen = choose(row_costs, costs, {c.name: tuple(op.name for op in c.ops[len(c.left_to_spark):])
                                     for c in table.spec().columns},
                     measured_s={one["column"]: one["cpu_s"] for one in (events[-1]["loader"] if events else ())},
                     row_bytes=sum(file.bytes for file in table.files) / max(1, table.rows))
-    _say(chosen, spec, costs, bounds, progress)
+    _say(chosen, spec, costs, row_costs.measured, progress)
     text = with_placement(spec.text, {one.column: one.left for one in chosen.choices},
                           {one.column: one.reason for one in chosen.choices})
     about = {"placement": {one.column: list(one.left) for one in chosen.choices},
@@ -90,7 +90,7 @@ def _refuse_other(run: Run, table: FeatureTable, spec: Spec) -> None:
                              f"column {other!r} {how}; give a run over a table that {spec.name} made")
 
 
-def _say(chosen: Outlook, spec: Spec, costs: Mapping[str, list[Form]], bounds: Bounds, progress: JobProgress) -> None:
+def _say(chosen: Outlook, spec: Spec, costs: Mapping[str, list[Form]], measured: float, progress: JobProgress) -> None:
     chains = {c.name: "+".join(op.name for op in c.ops) for c in spec.columns}
     for line in aligned(table_of(chosen.choices, chains)):
         progress.say(line)
@@ -101,7 +101,7 @@ def _say(chosen: Outlook, spec: Spec, costs: Mapping[str, list[Form]], bounds: B
     for why, names in alone.items():
         progress.say(f"only in the ETL: {', '.join(names)}: {why}")
     progress.say(f"foretold: {count(chosen.rows_per_s)} rows/s and {chosen.row_bytes:.1f} bytes a row with "
-                 f"{_left(chosen.choices)} left to the loader; that run had {count(bounds.measured)} rows/s")
+                 f"{_left(chosen.choices)} left to the loader; that run had {count(measured)} rows/s")
 
 
 def _left(choices: tuple[Choice, ...]) -> str:

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from sluice.etl.feature_store import FeatureStore
     from sluice.etl.table.table import FeatureTable
     from sluice.ingest.batch import BagColumn, Batch
     from sluice.ingest.knobs import Knobs
@@ -26,12 +25,10 @@ if TYPE_CHECKING:
     from sluice.ingest.tools.headroom import report
     from sluice.loader import Loader, Order, Reading
 
-__all__ = ["BagColumn", "Batch", "Errors", "FeatureStore", "FeatureTable", "Knobs", "Loader", "Order", "Reading",
-           "report"]
+__all__ = ["BagColumn", "Batch", "Errors", "FeatureTable", "Knobs", "Loader", "Order", "Reading", "report"]
 
 _HOMES = {"BagColumn": "sluice.ingest.batch", "Batch": "sluice.ingest.batch",
-          "Errors": "sluice.ingest.stages.quarantine", "FeatureStore": "sluice.etl.feature_store",
-          "FeatureTable": "sluice.etl.table.table",
+          "Errors": "sluice.ingest.stages.quarantine", "FeatureTable": "sluice.etl.table.table",
           "Knobs": "sluice.ingest.knobs", "Loader": "sluice.loader", "Order": "sluice.loader",
           "Reading": "sluice.loader", "report": "sluice.ingest.tools.headroom"}
 

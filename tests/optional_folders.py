@@ -34,7 +34,7 @@ class OptionalFolder:
 OPTIONAL = {
     "local ETL": OptionalFolder(paths=("etl/local", "etl/audit.py", "benchmarks/placement.py"),
                                 tests=("tests/etl/local", "tests/etl/test_estimate.py", "tests/etl/test_first_rows.py",
-                                       "tests/etl/test_feature_store.py", "tests/etl/test_audit.py",
+                                       "tests/e2e/test_feature_store.py", "tests/etl/test_audit.py",
                                        "tests/etl/test_foreign_tables.py", "tests/etl/test_fuzz.py",
                                        "tests/etl/test_number_limits.py", "tests/frozen", "tests/fuzz"),
                                 askers=("etl/__main__.py", "etl/engines.py", "etl/estimate.py", "etl/first_rows.py",

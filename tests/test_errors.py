@@ -18,7 +18,6 @@ from tests.test_architecture import modules, statements, tree
 NOT_A_USERS_MISTAKE = {
     "DamagedCopy": "an entry of the packed copy, which is then made anew",
     "BagError": "the loader tells of it as a ColumnError, with its place",
-    "CalibrationError": "of a program's own measurements",
     "Closed": "between a pool's threads",
     "CommitConflict": "two jobs wrote at once: the second may try again",
     "DeliveryError": "a store's, as an OSError",

@@ -2,7 +2,7 @@
 
 A score is the rows delivered over the whole scenario, start and transients included, as a share of what the clairvoyant
 delivers with the same seed; the end score beside it looks at the last fifth alone. A run that is killed for memory
-delivers nothing from then on. Held-out pipelines are from another generator than training's. Policies without a
+delivers nothing from then on. Held-out pipelines are of families that nothing was taught on. Policies without a
 mention of it run under the governor; the last columns show them without it (first seeds only). All figures are
 simulated, but for those of `--live`: it adds live set-ups on this machine, some 70 seconds each (they lie in
 `benchmarks/` of the repository; docs/scenarios.md says how they are scored). Without them the whole takes some seven
@@ -22,7 +22,7 @@ from sluice.agent import policies
 from sluice.agent.evaluate.tables import Row, comparison, missed, round_, summary, table
 from sluice.agent.evaluate.yardsticks import YARDSTICKS, made
 from sluice.agent.learn.opening_judgement import cases
-from sluice.agent.simulator.random_pipelines import held_out
+from sluice.agent.simulator.random_pipelines import pipeline
 from sluice.agent.simulator.rollout import end_score, frozen_rows, metric, reference, run, score
 from sluice.agent.simulator.scenario import Scenario
 from sluice.agent.simulator.scenario_json import load, shipped
@@ -79,14 +79,14 @@ def work(task: EvaluationTask) -> list[Row]:
 
 def tasks(names: Sequence[str], scenarios: Sequence[Scenario], *, seeds: int,
           pipelines: int) -> list[EvaluationTask]:
-    """The scenarios with every seed, and `pipelines` held-out pipelines of each of three families, each with a seed of
-    its own: those of the planner's generator, at rest and changing, and those on which openings are judged."""
+    """The scenarios with every seed, and `pipelines` held-out pipelines of each of two kinds, each with a seed of its
+    own: those on which openings are judged, and others that change during their run."""
     todo = [EvaluationTask(scenario, tuple(names), seed,
                             bare=seed == 0) for scenario in scenarios for seed in range(seeds)]
-    todo += [EvaluationTask(held_out(i, changing=changing), tuple(names), i, bare=i % seeds == 0)
-              for i in range(pipelines) for changing in (False, True)]
-    return todo + [EvaluationTask(case.scenario, tuple(names), case.seed, bare=i % seeds == 0)
-                   for i, case in enumerate(cases("held out", pipelines))]
+    todo += [EvaluationTask(case.scenario, tuple(names), case.seed, bare=i % seeds == 0)
+             for i, case in enumerate(cases("held out", pipelines))]
+    return todo + [EvaluationTask(pipeline("held out", i, changing=True), tuple(names), i, bare=i % seeds == 0)
+                   for i in range(pipelines)]
 
 
 def measure(todo: Sequence[EvaluationTask], *, processes: int, progress: Callable[[int, int], None]) -> list[Row]:
@@ -139,8 +139,9 @@ class PolicyOptions:
     scenario: tuple[str, ...] = setting((), "these scenarios alone (default: the shipped ones and held-out pipelines)",
                                         metavar="FILE", again=True)
     seeds: int = setting(5, "seeds of each scenario", least=1)
-    pipelines: int | None = setting(None, "held-out pipelines of each family (default: 30; 0 with --scenario)", least=0)
-    quick: bool = setting(False, "one seed, four held-out pipelines of each family")
+    pipelines: int | None = setting(None, "held-out pipelines at rest, and as many that change (default: 45; 0 with "
+                                    "--scenario)", least=0)
+    quick: bool = setting(False, "one seed, four held-out pipelines at rest and four that change")
     missed: bool = setting(False, "also list the conditions that were missed")
     processes: int = setting(os.cpu_count() or 1, "processes that simulate", least=1)
     contest: ContestOptions = field(default_factory=ContestOptions)
@@ -165,13 +166,13 @@ def _simulated(options: PolicyOptions) -> dict[str, Any]:
     names = list(dict.fromkeys(options.policy or judged()))
     scenarios = [load(path) for path in options.scenario] if options.scenario else shipped()
     pipelines = options.pipelines if options.pipelines is not None else (
-        0 if options.scenario else 4 if options.quick else 30)
+        0 if options.scenario else 4 if options.quick else 45)
     todo = tasks(names, scenarios, seeds=1 if options.quick else options.seeds, pipelines=pipelines)
     rows = measure(todo, processes=min(options.processes, len(todo)), progress=_progress)
     say(f"{table(rows, names, bold=sys.stderr.isatty())}\n\n{comparison(rows, names)}")
     if options.missed:
         say("\n" + "\n".join(missed(rows, names)))
-    return {"policies": summary(rows, names), "scenarios": len(scenarios), "pipelines": 3 * pipelines,
+    return {"policies": summary(rows, names), "scenarios": len(scenarios), "pipelines": 2 * pipelines,
             "simulated": True}
 
 

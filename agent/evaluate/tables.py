@@ -14,8 +14,7 @@ _TITLES = {
     "score": "score (rows over the whole scenario ÷ the clairvoyant's): median ± half the spread; held out: median/5 %",
     "end": "end score (rows in the last fifth ÷ the clairvoyant's)",
 }
-_GROUPS = {"stationary": "held out, stationary", "changing": "held out, changing",
-           "held out": "held out, as openings are judged"}
+_GROUPS = {"held out": "held out, at rest", "changing": "held out, changing"}
 _DRAWS = 4000
 
 

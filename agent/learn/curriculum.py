@@ -12,10 +12,10 @@ import numpy as np
 
 from sluice.agent.learn import opening_teacher
 from sluice.agent.learn.lives import Clairvoyance
-from sluice.agent.learn.opening_pipelines import pipeline
 from sluice.agent.learn.student import MOMENTS, Arrays, Student
 from sluice.agent.policies.opening.policy import SHAPES
 from sluice.agent.policies.opening.weights import WeightsError, read, write
+from sluice.agent.simulator.random_pipelines import pipeline
 
 _EXAM = 1_000_000  # the numbers of the training pipelines that are only for the exam begin here
 _SAVED_EVERY = 50  # steps of policy gradient

@@ -1,8 +1,8 @@
 """Teaches `intune` in simulated pipelines of the training families, by deep Q-learning, and chooses its live variant.
 
 Each episode is a random pipeline from a random start on a core of random speed; the reward is the published one, with
-the throughput in units of the best that the pipeline can do. The held-out pipelines of the evaluation are from another
-generator and never shown.
+the throughput in units of the best that the pipeline can do. The held-out pipelines of the evaluation are of other
+families and never shown.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from sluice.agent.policies.intune import (
 from sluice.agent.simulator.fluid import Simulator
 from sluice.agent.simulator.optimum import best_knobs
 from sluice.agent.simulator.physics import steady
-from sluice.agent.simulator.random_pipelines import training
+from sluice.agent.simulator.random_pipelines import pipeline
 from sluice.agent.simulator.rollout import reference, run
 from sluice.agent.simulator.scenario import Scenario
 
@@ -47,6 +47,11 @@ _BATCH, _EVERY, _MEMORY = 256, 4, 40_000
 _LEARNING_RATE = 5e-4
 _TARGET_RATE = 0.01
 _TAUGHT = 90_000  # pipelines of lower numbers are taught, and variants are chosen on those from here on
+
+
+def lesson(number: int) -> Scenario:
+    """A training pipeline with as many stages as the network has places for; every other one changes during its run."""
+    return pipeline("training", number, most_stages=STAGES, changing=number % 2 == 1)
 
 
 def hardware_of(scenario: Scenario) -> Hardware:
@@ -159,7 +164,7 @@ class _Episode:
     """A random pipeline from a random start, one decision a second."""
 
     def __init__(self, random: np.random.Generator, model_latency: bool) -> None:
-        scenario = training(int(random.integers(_TAUGHT)))
+        scenario = lesson(int(random.integers(_TAUGHT)))
         machine = dataclasses.replace(scenario.machine, speed=float(2 ** random.uniform(-1, 1)))
         scenario = dataclasses.replace(scenario, machine=machine)
         truth, self.limits = scenario.truth_at(0.0), scenario.limits
@@ -200,7 +205,7 @@ def judged(layers: Layers, pipelines: int, variants: Sequence[str], *,
     clairvoyant's rows. The best of them is chosen here, and not on those of the evaluation."""
     found: dict[str, list[float]] = {name: [] for name in variants}
     for number in range(_TAUGHT, _TAUGHT + pipelines):
-        scenario = training(number)
+        scenario = lesson(number)
         best = reference(scenario, seed=number).rows
         for name in variants:
             policy = InTune(layers, machine=hardware_of(scenario), model_latency=model_latency, rate=VARIANTS[name])

@@ -10,7 +10,6 @@ import numpy as np
 from gymnasium import spaces
 
 from sluice.agent.learn.lives import Clairvoyance, Lives
-from sluice.agent.learn.opening_pipelines import pipeline
 from sluice.agent.learn.opening_teacher import STAGES
 from sluice.agent.policies.opening.policy import (
     FARTHEST,
@@ -21,6 +20,7 @@ from sluice.agent.policies.opening.policy import (
     observe,
     setting,
 )
+from sluice.agent.simulator.random_pipelines import pipeline
 
 _HIGHEST = 10.0
 _FIRST_LOOK_S = 0.25

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from sluice.agent.learn.opening_pipelines import pipeline
+from sluice.agent.simulator.random_pipelines import pipeline
 from sluice.agent.simulator.rollout import reference, run
 from sluice.agent.simulator.scenario import Scenario
 from sluice.agent.tunable import Policy

@@ -16,7 +16,6 @@ from typing import NamedTuple
 import numpy as np
 
 from sluice.agent.learn.lives import Clairvoyance, Lives
-from sluice.agent.learn.opening_pipelines import pipeline
 from sluice.agent.learn.student import Arrays, Student
 from sluice.agent.policies.opening.policy import (
     FARTHEST,
@@ -30,6 +29,7 @@ from sluice.agent.policies.opening.policy import (
     observe,
     setting,
 )
+from sluice.agent.simulator.random_pipelines import pipeline
 
 STAGES = 12
 """The most that a pipeline has, to which all are filled up."""

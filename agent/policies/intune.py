@@ -9,7 +9,7 @@ of −5, −1, 0, +1, +5 workers, together within the processors, or a quarter t
 steps are learned by deep Q-learning, each place's from the common reward, in a live pipeline in units of the best rate
 seen there. `sluice teach --policy intune` makes weights, and compares its variants. Those in use are of the one that
 did best on pipelines kept apart, which was taught before it saw the machine and the prefetched bytes (their record
-says so).
+says so), and on pipelines of an earlier generator.
 """
 
 from __future__ import annotations

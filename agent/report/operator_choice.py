@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from sluice.agent.report.bounds import Bounds
 from sluice.agent.report.format import count, percent
+from sluice.ingest.row_costs import RowCosts
 from sluice.ingest.stage_spec import READ
 
 SAME = 0.005
@@ -66,11 +66,11 @@ class Outlook:
 
 
 class Foretold:
-    """Foretells a plan, from the bounds of a run and from the plan that this run had."""
+    """Foretells a plan, from what a row cost in a run and from the plan that this run had."""
 
-    def __init__(self, bounds: Bounds, now: Plan, measured_s: Mapping[str, float], row_bytes: float) -> None:
+    def __init__(self, costs: RowCosts, now: Plan, measured_s: Mapping[str, float], row_bytes: float) -> None:
         """`measured_s` are the processor seconds a row that operators took in the run, by column."""
-        self._bounds, self._now, self._row_bytes = bounds, now, row_bytes
+        self._costs, self._now, self._row_bytes = costs, now, row_bytes
         self._scale = self._dearer(measured_s) or self._dearer_decoding()
 
     def _dearer(self, measured_s: Mapping[str, float]) -> float:
@@ -84,16 +84,16 @@ class Foretold:
         bytes."""
         sampled = sum(form.decode_s for form in self._now.values())
         share = min(1.0, sum(form.bytes for form in self._now.values()) / self._row_bytes)
-        took = self._bounds.stages[READ.name].cpu_s * share if READ.name in self._bounds.stages else 0.0
+        took = self._costs.stages[READ.name].cpu_s * share if READ.name in self._costs.stages else 0.0
         return took / sampled if took and sampled else 1.0
 
     def rate(self, plan: Plan) -> float:
-        return self._bounds.rate(self.then(plan))
+        return self._costs.rate(self.then(plan))
 
-    def then(self, plan: Plan) -> Bounds:
-        """The bounds of a run like that one over a table of this plan."""
+    def then(self, plan: Plan) -> RowCosts:
+        """What a row would cost in a run like that one over a table of this plan."""
         more = sum(_takes_s(form) - _takes_s(self._now[name]) for name, form in plan.items())
-        return self._bounds.then({READ.name: self._scale * more})
+        return self._costs.with_work({READ.name: self._scale * more})
 
     def bytes(self, plan: Plan) -> float:
         return self._row_bytes + sum(plan[name].bytes - self._now[name].bytes for name in plan)
@@ -104,12 +104,12 @@ def _takes_s(form: StoredForm) -> float:
     return form.decode_s + form.apply_s
 
 
-def choose(bounds: Bounds, forms: Mapping[str, Sequence[StoredForm]], now: Mapping[str, tuple[str, ...]], *,
+def choose(costs: RowCosts, forms: Mapping[str, Sequence[StoredForm]], now: Mapping[str, tuple[str, ...]], *,
            measured_s: Mapping[str, float], row_bytes: float) -> Outlook:
     """The choices for all columns that have several `forms`, the first of each with nothing left to the loader. The
     run's table had those that leave what `now` says; `row_bytes` are those of a row of that table."""
     had = {name: next(form for form in some if form.left == now[name]) for name, some in forms.items()}
-    foretold = Foretold(bounds, had, measured_s, row_bytes)
+    foretold = Foretold(costs, had, measured_s, row_bytes)
     plan: dict[str, StoredForm] = {name: some[0] for name, some in forms.items()}
     others = [(name, form) for name, some in forms.items() for form in some[1:]]
     for name, form in others:

@@ -1,5 +1,5 @@
-"""The course of a simulated pipeline: what `sluice.agent.simulator.fluid` and its slower twin
-`sluice.agent.simulator.event_by_event` have in common."""
+"""The state of a simulated pipeline: what `sluice.agent.simulator.fluid` and its slower twin
+`tests.agent.event_by_event` have in common."""
 
 from __future__ import annotations
 

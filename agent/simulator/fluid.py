@@ -2,7 +2,7 @@
 
 `advance(seconds)` lets time pass. Rows flow as a fluid between events (a queue runs empty or full, a worker is ready,
 a burst begins): the rates of each stretch come from `sluice.agent.simulator.physics.flow`.
-`sluice.agent.simulator.event_by_event` is its slower twin that moves every item. One seed gives one course.
+`tests.agent.event_by_event` is its slower twin that moves every item. One seed gives one course.
 """
 
 from __future__ import annotations

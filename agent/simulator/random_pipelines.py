@@ -1,194 +1,254 @@
-"""Random pipelines: a family to train on, and a held-out one from another generator with what training never shows.
+"""Random pipelines on which policies are taught, judged and finally tested: `pipeline(split, number)`.
 
-Training's stages follow the plain capacity curve (contention, coherence, caps, waiting); now and then a lock. The
-held-out ones share their costs out differently and each has one to three mechanisms that no such curve contains:
-coupled interpreter locks, shared bandwidth, bursty stores, heavy tails, drifting costs, second threads, unseen
-neighbours, cliffs, memory that lags, trainers slowed by the pool, slow starts of processes.
+No split has a family of pipelines in common with another: families share a pipeline's costs out over its stages in
+different ways. What makes pipelines hard (processes heavy and light, cliffs, neighbours, bursts, drift, bandwidth,
+stores that throttle, trainers on the same cores) is in all splits, over the same ranges, but no two splits ever draw
+the same value: a range is cut into cells, and each split has a third of every cell for itself.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from sluice.agent.simulator.physics import GIB, MIB, Consumer, SimMachine, SimStage
+from sluice.agent.simulator.physics import MIB, Consumer, SimMachine, SimStage
 from sluice.agent.simulator.scenario import Scenario, ScheduledChange
 
-HELD_OUT_SEEDS = 1_000_000  # held-out seeds begin here; training's stay below
-_Values = dict[str, Any]
+SPLITS = ("training", "held out", "hidden")
+_CELLS = 24
+_SECONDS = 60.0
+_CHANGING_SECONDS, _CHANGES_AT = 180.0, (50.0, 110.0)
+_Stages = list[dict[str, Any]]
 
 
-def training(seed: int) -> Scenario:
-    """A pipeline to learn from; every other one changes during its run."""
-    if not 0 <= seed < HELD_OUT_SEEDS:
-        raise ValueError(f"seed {seed}: training's are from 0 to {HELD_OUT_SEEDS - 1}")
-    random = np.random.default_rng((1, seed))
-    cores = int(2 ** random.uniform(1, 7))
-    rows = int(2 ** random.integers(10, 15))
-    width = float(random.uniform(80, 600))
-    stages = []
-    for i in range(int(random.integers(2, 10))):
-        cpu = 1.0 if random.random() < 0.6 else float(random.uniform(0.05, 0.9))
-        both = i > 0 and random.random() < 0.25
-        stages.append(SimStage(
-            name=f"stage{i}", cost_s=float(rows * 10 ** random.uniform(-6.7, -4.7)), rows_per_item=rows,
-            bytes_per_row=width, cpu=cpu, lock=float(random.uniform(0, 0.5)) if both else 0.0,
-            sigma=float(random.uniform(0, 0.1)) if random.random() < 0.4 else 0.0,
-            kappa=float(10 ** random.uniform(-4, -1.7)) if random.random() < 0.4 else 0.0,
-            item_bytes=rows * width * float(random.uniform(0.8, 2.5)),
-            backends=("thread", "process") if both else ("thread",)))
-    if random.random() < 0.2:
-        capped = int(random.integers(len(stages)))
-        stages[capped] = dataclasses.replace(
-            stages[capped], cap_rows_per_s=_cores_bound(stages, cores) * float(random.uniform(0.3, 1.2)))
-    machine = SimMachine(cores=cores, memory_limit=_memory(stages, cores, float(random.uniform(0.3, 3))))
-    consumer = _consumer(random, _cores_bound(stages, cores), rows)
-    scenario = Scenario(name=f"training {seed}", family="training", seconds=120, machine=machine,
-                        stages=tuple(stages), consumer=consumer)
-    return _changing(scenario, random, 40, 80) if seed % 2 else scenario
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """A source of chance that gives each split values of its own."""
+
+    random: np.random.Generator
+    split: int
+
+    def between(self, low: float, high: float) -> float:
+        """A value from `low` to `high`, where it is as likely to be small as large by ratio."""
+        place = (self.random.integers(_CELLS) + (self.split + self.random.random()) / len(SPLITS)) / _CELLS
+        return float(low * (high / low) ** place)
+
+    def chance(self, share: float) -> bool:
+        return bool(self.random.random() < share)
+
+    def one_of(self, count: int) -> int:
+        return int(self.random.integers(count))
 
 
-def held_out(number: int, *, changing: bool) -> Scenario:
-    """The held-out pipeline of that number, with or without changes during its run."""
-    random = np.random.default_rng((2, HELD_OUT_SEEDS + number, int(changing)))
-    cores = int(random.choice([2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128]))
-    count = int(random.integers(2, 10))
-    row_s = float(10 ** random.uniform(-5.5, -4))  # seconds a row of the whole pipeline
-    shares = random.dirichlet(np.full(count, 0.7))
-    width = float(random.gamma(2, 120)) + 20
-    stages = []
-    for i, share in enumerate(shares):
-        rows = int(random.choice([1024, 4096, 8192, 16384, 32768]))
-        first = i == 0
-        stages.append(SimStage(
-            name=f"part{i}", cost_s=max(1e-5, float(share) * row_s * rows), rows_per_item=rows,
-            cpu=float(random.beta(1, 2)) if first and random.random() < 0.5 else float(random.beta(9, 1)),
-            sigma=float(random.exponential(0.01)), kappa=float(random.exponential(0.0008)), bytes_per_row=width,
-            item_bytes=rows * width * float(random.gamma(3, 0.6) + 0.5)))
-    machine = SimMachine(cores=cores, switch_cost=float(random.uniform(0.02, 0.15)),
-                         memory_limit=_memory(stages, cores, float(random.uniform(0.4, 4))))
-    values: _Values = {"machine": machine, "stages": stages, "consumer": _consumer(
-        random, _cores_bound(stages, cores), int(random.choice([2048, 8192, 16384])))}
-    chosen = random.choice(len(MECHANISMS), size=int(random.integers(1, 4)), replace=False)
-    names = [list(MECHANISMS)[i] for i in sorted(chosen)]
+# Families: how the seconds of a row are shared out over so many stages, and which of those wait for a store.
+
+def _even(draw: Draw, count: int) -> _Stages:
+    return [{"cost": draw.between(0.5, 2)} for _ in range(count)]
+
+
+def _one_heavy(draw: Draw, count: int) -> _Stages:
+    stages = _even(draw, count)
+    stages[draw.one_of(count)]["cost"] *= draw.between(5, 50)
+    return stages
+
+
+def _far_store(draw: Draw, count: int) -> _Stages:
+    return [{"cost": count * draw.between(0.3, 10), "cpu": draw.between(0.02, 0.4)}, *_even(draw, count - 1)]
+
+
+def _thin(draw: Draw, count: int) -> _Stages:
+    """Most stages only hand on what a few others work out."""
+    stages = [{"cost": draw.between(1e-4, 1e-1)} for _ in range(count)]
+    for _ in range(1 + count // 3):
+        stages[draw.one_of(count)]["cost"] = draw.between(0.5, 2)
+    return stages
+
+
+def _dirichlet(draw: Draw, count: int) -> _Stages:
+    return [{"cost": float(share) + 1e-3} for share in draw.random.dirichlet(np.full(count, 0.6))]
+
+
+def _python_within(draw: Draw, count: int) -> _Stages:
+    """A stage in pure Python, which holds the interpreter's lock, among cheap ones."""
+    stages = [{"cost": draw.between(0.1, 1)} for _ in range(count)]
+    stages[draw.one_of(count)] = {"cost": draw.between(1, 8), "lock": draw.between(0.5, 1)}
+    return stages
+
+
+def _rising(draw: Draw, count: int) -> _Stages:
+    """Each stage is so many times dearer than the one before, or cheaper."""
+    step = draw.between(1.2, 2) ** draw.random.choice([-1, 1])
+    return [{"cost": float(step**i)} for i in range(count)]
+
+
+def _two_stores(draw: Draw, count: int) -> _Stages:
+    """One at the beginning, and a service that is asked at the end or before it."""
+    stages = [{"cost": draw.between(0.2, 1)} for _ in range(count)]
+    for i in (0, count - 1 - draw.one_of(2)):
+        stages[i] = {"cost": draw.between(1, 20), "cpu": draw.between(0.02, 0.5)}
+    return stages
+
+
+FAMILIES: dict[str, dict[str, Callable[[Draw, int], _Stages]]] = {
+    "training": {"even": _even, "one heavy": _one_heavy, "far store": _far_store, "thin": _thin},
+    "held out": {"dirichlet": _dirichlet, "python within": _python_within},
+    "hidden": {"rising": _rising, "two stores": _two_stores}}
+
+
+# Mechanisms: each alters the parts of a pipeline in place. `bound` is the rows a second that its cores allow.
+
+@dataclass(slots=True)
+class _Parts:
+    stages: list[SimStage]
+    machine: SimMachine
+    bound: float
+    consumer: dict[str, float] = field(default_factory=dict)
+
+    def alter(self, i: int, **changes: Any) -> None:
+        self.stages[i] = dataclasses.replace(self.stages[i], **changes)
+
+
+def _processes(draw: Draw, parts: _Parts) -> None:
+    size, start = draw.between(10, 800) * MIB, draw.between(0.1, 8)
+    for i, stage in enumerate(parts.stages):
+        if i and (stage.lock or draw.chance(0.5)):
+            parts.alter(i, lock=stage.lock or draw.between(0.05, 0.9), backends=("thread", "process"),
+                        process_bytes=size, process_start_s=start,
+                        process_cost_s=stage.cost_s * draw.between(0.01, 0.3))
+
+
+def _cliff(draw: Draw, parts: _Parts) -> None:
+    parts.alter(draw.one_of(len(parts.stages)), cliff_factor=draw.between(1.5, 6),
+                cliff_workers=max(1, int(parts.machine.cores * draw.between(0.15, 0.9))))
+
+
+def _strict_neighbour(draw: Draw, parts: _Parts) -> None:
+    parts.machine = dataclasses.replace(parts.machine, neighbour_cores=parts.machine.cores * draw.between(0.05, 0.5))
+
+
+def _fair_neighbour(draw: Draw, parts: _Parts) -> None:
+    parts.machine = dataclasses.replace(parts.machine, neighbour_threads=parts.machine.cores * draw.between(0.1, 2))
+
+
+def _bursts(draw: Draw, parts: _Parts) -> None:
+    stage = parts.stages[0]
+    parts.alter(0, cpu=min(stage.cpu, draw.between(0.05, 0.5)), burst_factor=draw.between(2, 8),
+                burst_every_s=draw.between(5, 30), burst_s=draw.between(1, 5))
+
+
+def _drift(draw: Draw, parts: _Parts) -> None:
+    parts.alter(draw.one_of(len(parts.stages)), drift=draw.between(0.005, 0.05))
+
+
+def _tails(draw: Draw, parts: _Parts) -> None:
+    parts.alter(draw.one_of(len(parts.stages)), tail=draw.between(0.5, 3))
+
+
+def _crowding(draw: Draw, parts: _Parts) -> None:
+    parts.alter(draw.one_of(len(parts.stages)), sigma=draw.between(0.003, 0.1), kappa=draw.between(1e-4, 0.02))
+
+
+def _bandwidth(draw: Draw, parts: _Parts) -> None:
+    for i in range(len(parts.stages)):
+        parts.alter(i, memory_bound=draw.between(0.1, 0.8))
+    flow = parts.bound * sum(stage.bytes_per_row for stage in parts.stages)
+    parts.machine = dataclasses.replace(parts.machine, bandwidth=flow * draw.between(0.4, 1.2))
+
+
+def _throttled_store(draw: Draw, parts: _Parts) -> None:
+    rows_per_s = parts.bound * draw.between(0.2, 1.2)
+    parts.alter(0, cap_rows_per_s=rows_per_s, credit_rows=rows_per_s * draw.between(0.5, 40))
+
+
+def _trainer_on_cores(draw: Draw, parts: _Parts) -> None:
+    """The trainer computes on the same cores, and is slowed by threads that crowd them."""
+    parts.consumer = {"cpu": draw.between(0.1, 1), "cores": parts.machine.cores * draw.between(0.05, 0.6),
+                      "interference": draw.between(0.02, 0.5)}
+
+
+def _second_threads(draw: Draw, parts: _Parts) -> None:
+    parts.machine = dataclasses.replace(parts.machine, smt=draw.between(0.15, 0.7))
+
+
+MECHANISMS = {"processes": _processes, "cliff": _cliff, "strict neighbour": _strict_neighbour,
+              "fair neighbour": _fair_neighbour, "bursts": _bursts, "drift": _drift, "tails": _tails,
+              "crowding": _crowding, "bandwidth": _bandwidth, "throttled store": _throttled_store,
+              "trainer on the cores": _trainer_on_cores, "second threads": _second_threads}
+
+
+def _stage(draw: Draw, shape: dict[str, Any], i: int, *, count: int, rows: int, width: float,
+           seconds: float) -> SimStage:
+    """A stage of that shape, with as many workers as stages of real pipelines may have: a reader many, from the start
+    on; whoever only hands batches over one."""
+    cost, workers, a_core, for_each_core = shape["cost"], 8 * 2 ** draw.one_of(2), 2 ** draw.one_of(3), False
+    if i == 0 and draw.chance(0.5):
+        workers, a_core, for_each_core = 64, 8, True
+    elif i == count - 1 and draw.chance(0.4):
+        workers, a_core, cost = 1, 0, cost * draw.between(1e-3, 0.1)
+    return SimStage(name=f"stage{i}", cost_s=max(1e-5, rows * seconds * cost), rows_per_item=rows, bytes_per_row=width,
+                    item_bytes=rows * width * draw.between(0.8, 3), cpu=shape.get("cpu", 1.0),
+                    lock=shape.get("lock", 0.0), workers=workers, workers_a_core=a_core, for_each_core=for_each_core)
+
+
+def pipeline(split: str, number: int, *, least_cores: float = 0.25, most_stages: int = 12,
+             changing: bool = False) -> Scenario:
+    """The pipeline of that number; the same one whenever it is asked for within the same bounds. With `changing`, the
+    same pipeline runs for longer, and its costs, cores or trainer change twice."""
+    if split not in SPLITS or number < 0:
+        raise ValueError(f"{split!r} {number}: a split is one of {', '.join(SPLITS)}, and its pipelines begin at 0")
+    place = SPLITS.index(split)
+    draw = Draw(np.random.default_rng((5, place, number)), place)
+    family = list(FAMILIES[split])[number % len(FAMILIES[split])]
+    cores = draw.between(least_cores, 128)
+    cores = round(cores) if cores >= 2 else round(cores, 2)  # a quota may give a rank part of a core
+    rows = int(2 ** draw.random.integers(10, 16))
+    shape = FAMILIES[split][family](draw, 2 + draw.one_of(most_stages - 1))
+    width, seconds = draw.between(20, 4000), draw.between(3e-6, 1e-4) / sum(stage["cost"] for stage in shape)
+    groups = rows * 2 ** draw.one_of(5)
+    parts = _Parts([_stage(draw, stage, i, count=len(shape), rows=rows if i else groups, width=width, seconds=seconds)
+                    for i, stage in enumerate(shape)],
+                   SimMachine(cores=cores, switch_cost=draw.between(0.01, 0.15)), 0.0)
+    parts.bound = cores / sum(s.cost_s * s.cpu / s.rows_per_item for s in parts.stages)
+    chosen = sorted(draw.random.choice(len(MECHANISMS), size=1 + draw.one_of(4), replace=False))
+    names = [list(MECHANISMS)[i] for i in chosen]
+    if any(stage.lock for stage in parts.stages) and "processes" not in names:
+        names.insert(0, "processes")
     for name in names:
-        MECHANISMS[name](random, values)
-    scenario = Scenario(name=f"held out {number}{' changing' if changing else ''}", about=", ".join(names),
-                        family="changing" if changing else "stationary", seconds=180 if changing else 120,
-                        machine=values["machine"], stages=tuple(values["stages"]), consumer=values["consumer"])
-    return _changing(scenario, random, 50, 110) if changing else scenario
+        MECHANISMS[name](draw, parts)
+    batch = int(2 ** draw.random.integers(11, 15))
+    takes_all = draw.chance(0.4)
+    takes_all = takes_all and not parts.consumer
+    consumer = Consumer(batch_rows=batch, step_s=0.0 if takes_all else batch / (parts.bound * draw.between(0.3, 1.3)),
+                        **parts.consumer)
+    held = sum(s.held_bytes + s.rows_per_item * s.bytes_per_row * s.buffer_items for s in parts.stages)
+    process = max(s.process_bytes * (len(s.backends) > 1) for s in parts.stages)
+    at_work = max(s.held_bytes for s in parts.stages) + process
+    memory = 1.5 * (held + batch * width) + 768 * MIB + cores * at_work * draw.between(0.3, 4)
+    memory *= draw.between(2, 100) if draw.chance(0.3) else 1.0
+    scenario = Scenario(name=f"{split} {number}", about=", ".join([family, *names]), family=split, seconds=_SECONDS,
+                        machine=dataclasses.replace(parts.machine, memory_limit=memory), stages=tuple(parts.stages),
+                        consumer=consumer)
+    return _changing(scenario, Draw(np.random.default_rng((5, place, number, 1)), place)) if changing else scenario
 
 
-def _cores_bound(stages: list[SimStage], cores: float) -> float:
-    """The rows a second if only the cores limited them."""
-    return cores / max(1e-12, sum(s.cost_s * max(s.cpu, 0.05) / s.rows_per_item for s in stages))
-
-
-def _memory(stages: list[SimStage], cores: float, generosity: float) -> float:
-    """A memory limit: the least for one item in each stage, and `generosity` times what the cores could keep in
-    flight."""
-    least = 512 * MIB + sum(s.held_bytes + s.rows_per_item * s.bytes_per_row for s in stages)
-    mean = sum(s.held_bytes for s in stages) / len(stages)
-    return min(1024 * GIB, 1.5 * least + generosity * 2 * cores * mean + 200 * MIB)
-
-
-def _consumer(random: np.random.Generator, bound: float, batch: int) -> Consumer:
-    """A trainer. Every third one takes all it can get; the others take from 0.3 to 1.3 times what the cores allow."""
-    if random.random() < 1 / 3:
-        return Consumer(batch_rows=batch)
-    return Consumer(batch_rows=batch, step_s=batch / (bound * float(random.uniform(0.3, 1.3))))
-
-
-def _changing(scenario: Scenario, random: np.random.Generator, first: float, second: float) -> Scenario:
-    """Adds two changes to a scenario, one from `first` on and another from `second` on."""
+def _changing(scenario: Scenario, draw: Draw) -> Scenario:
+    """Adds two changes: the cost of a stage, the cores or what the trainer asks for."""
+    kinds = ["cost", "cores", "demand"] if scenario.consumer.step_s else ["cost", "cores"]
     changes = []
-    for at in (first, second):
-        kind = random.choice(["cost", "cores", "demand"] if scenario.consumer.step_s else ["cost", "cores"])
+    for at in _CHANGES_AT:
+        kind = kinds[draw.one_of(len(kinds))]
         if kind == "cost":
-            stage = scenario.stages[int(random.integers(len(scenario.stages)))]
-            factor = float(np.exp(random.uniform(0.7, 1.6) * random.choice([-1, 1])))
-            change = (f"stages.{stage.name}.cost_s", stage.cost_s * factor)
+            stage = scenario.stages[draw.one_of(len(scenario.stages))]
+            key, value = f"stages.{stage.name}.cost_s", stage.cost_s * draw.between(2, 5) ** draw.random.choice([-1, 1])
         elif kind == "cores":
-            change = ("machine.cores", max(1.0, round(scenario.machine.cores * float(random.choice([0.25, 0.5, 2])))))
+            cores = scenario.machine.cores * float(draw.random.choice([0.25, 0.5, 2]))
+            key, value = "machine.cores", max(1.0, round(cores))
         else:
-            change = ("consumer.step_s", scenario.consumer.step_s * float(random.choice([0.4, 0.6, 2])))
-        over = float(random.choice([0, 0, 20]))
-        changes.append(ScheduledChange(at=at, key=change[0], value=change[1], over=over))
-    return dataclasses.replace(scenario, changes=tuple(changes))
-
-
-# Mechanisms that no capacity curve of a single stage contains. Each alters the parts of a pipeline in place.
-
-def _any(random: np.random.Generator, values: _Values, **changes: Any) -> None:
-    stages: list[SimStage] = values["stages"]
-    i = int(random.integers(len(stages)))
-    stages[i] = dataclasses.replace(stages[i], **changes)
-
-
-def _locks(random: np.random.Generator, values: _Values) -> None:
-    for _ in range(2):
-        _any(random, values, lock=float(random.uniform(0.2, 0.9)), backends=("thread", "process"),
-             process_start_s=float(random.uniform(0.5, 3)))
-    values["machine"] = dataclasses.replace(values["machine"], convoy=float(random.uniform(0.02, 0.2)))
-
-
-def _bandwidth(random: np.random.Generator, values: _Values) -> None:
-    stages: list[SimStage] = values["stages"]
-    for i in range(len(stages)):
-        stages[i] = dataclasses.replace(stages[i], memory_bound=float(random.uniform(0.1, 0.7)))
-    flow = _cores_bound(stages, values["machine"].cores) * sum(s.bytes_per_row for s in stages)
-    values["machine"] = dataclasses.replace(values["machine"], bandwidth=flow * float(random.uniform(0.5, 1.1)))
-
-
-def _bursts(random: np.random.Generator, values: _Values) -> None:
-    stages: list[SimStage] = values["stages"]
-    stages[0] = dataclasses.replace(
-        stages[0], cpu=min(stages[0].cpu, 0.4), burst_factor=float(random.uniform(2, 8)),
-        burst_every_s=float(random.uniform(8, 30)), burst_s=float(random.uniform(1, 5)))
-
-
-def _tails(random: np.random.Generator, values: _Values) -> None:
-    for _ in range(2):
-        _any(random, values, tail=float(random.uniform(0.8, 3)))
-
-
-def _drift(random: np.random.Generator, values: _Values) -> None:
-    _any(random, values, drift=float(random.uniform(0.01, 0.05)))
-
-
-def _second_threads(random: np.random.Generator, values: _Values) -> None:
-    values["machine"] = dataclasses.replace(values["machine"], smt=float(random.uniform(0.2, 0.6)))
-
-
-def _neighbour(random: np.random.Generator, values: _Values) -> None:
-    machine: SimMachine = values["machine"]
-    values["machine"] = dataclasses.replace(machine, neighbour_cores=machine.cores * float(random.uniform(0.1, 0.4)))
-
-
-def _cliff(random: np.random.Generator, values: _Values) -> None:
-    machine: SimMachine = values["machine"]
-    _any(random, values, cliff_workers=max(1, int(machine.cores * random.uniform(0.2, 0.8))),
-         cliff_factor=float(random.uniform(1.5, 3.5)))
-
-
-def _lagging_memory(random: np.random.Generator, values: _Values) -> None:
-    values["machine"] = dataclasses.replace(values["machine"], memory_lag_s=float(random.uniform(5, 20)))
-
-
-def _slowed_trainer(random: np.random.Generator, values: _Values) -> None:
-    consumer: Consumer = values["consumer"]
-    cores: float = values["machine"].cores
-    step = consumer.step_s or consumer.batch_rows / _cores_bound(values["stages"], cores)
-    values["consumer"] = dataclasses.replace(
-        consumer, step_s=step, cpu=float(random.uniform(0.3, 0.9)), cores=max(1.0, cores / 8),
-        interference=float(random.uniform(0.1, 0.6)))
-
-
-MECHANISMS: dict[str, Callable[[np.random.Generator, _Values], None]] = {
-    "coupled locks": _locks, "shared bandwidth": _bandwidth, "bursty store": _bursts, "heavy tails": _tails,
-    "drifting cost": _drift, "second threads": _second_threads, "unseen neighbour": _neighbour, "cliff": _cliff,
-    "lagging memory": _lagging_memory, "slowed trainer": _slowed_trainer,
-}
+            key, value = "consumer.step_s", scenario.consumer.step_s * float(draw.random.choice([0.4, 0.6, 2]))
+        changes.append(ScheduledChange(at=at, key=key, value=value, over=20.0 if draw.chance(1 / 3) else 0.0))
+    return dataclasses.replace(scenario, name=f"{scenario.name} changing", family="changing",
+                               seconds=_CHANGING_SECONDS, changes=tuple(changes))

@@ -1,6 +1,6 @@
 """A scenario: a simulated pipeline, what happens to it, and what a policy must reach there.
 
-`sluice.agent.simulator.scenario_json` reads one from a file, `sluice.agent.simulator.random_pipelines` makes random
+`sluice.agent.simulator.scenario_json` reads one from a file, `sluice.agent.simulator.random_pipelines` draws random
 ones."""
 
 from __future__ import annotations

@@ -15,17 +15,52 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass
 from types import UnionType
-from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from sluice.etl.common.arguments import ArgumentParser, OptionError, none_of
 from sluice.etl.common.errors import UsageError
+from sluice.etl.common.suggest import meant
 
 T = TypeVar("T")
 Given = dict[str, Any]
 """Field → value, of the options that a command line gives."""
+
+
+class OptionError(UsageError):
+    """A command line that cannot be understood: the message names the option, its value and what would do."""
+
+
+class ArgumentParser(argparse.ArgumentParser):
+    """argparse's parser, but an option is spelled in full, and an error is raised as an OptionError of one line, which
+    says what may have been meant."""
+
+    def __init__(self, **how: Any) -> None:
+        super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False, **how)
+
+    def read(self, words: Sequence[str]) -> dict[str, Any]:
+        """The options that are given. A misspelt one is named before one that is missing because of it."""
+        known = [name for action in self._actions for name in action.option_strings]
+        until = list(words).index("--") if "--" in words else len(words)
+        unknown = [name for name in (word.partition("=")[0] for word in words[:until])
+                   if name.startswith("--") and name not in known]
+        if unknown:
+            self.error("; ".join(f"no option {name!r}{meant(name, known)}" for name in unknown))
+        return vars(self.parse_args(words))
+
+    def error(self, message: str) -> NoReturn:
+        _, found, words = message.partition("unrecognized arguments: ")
+        files = found and all(map(os.path.exists, words.split()))
+        hint = "one is taken: put a pattern of files in quotes, so that the shell leaves it whole; " if files else ""
+        raise OptionError(f"{message.removeprefix('argument ')} ({hint}see --help)")
+
+
+def none_of(value: Any, choices: Iterable[Any]) -> str:
+    """Says that a value is none of the choices, and which of them may have been meant."""
+    names = [str(one) for one in choices]
+    return f"{value!r} is none of {', '.join(names)}{meant(str(value), names)}"
 
 
 @dataclass(frozen=True, kw_only=True)

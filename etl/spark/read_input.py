@@ -7,27 +7,30 @@ import glob
 import math
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import TYPE_CHECKING
+from multiprocessing.pool import ThreadPool
+from typing import TYPE_CHECKING, Any
 
 from sluice.etl.apply.input_checks import (
+    HEAD,
+    TAIL,
     common_type,
+    fault,
     headers_of,
     refuse_differences,
+    refuse_faults,
     refuse_header,
     refuse_missing,
     rows_before,
+    zstd_fault,
 )
 from sluice.etl.apply.parse import INFINITY
 from sluice.etl.common.errors import InputError
 from sluice.etl.common.foreign_tables import files_of_delta
-from sluice.etl.spark.compressed_files import refuse_cut
 from sluice.etl.spark.joins import joined_by, relate
-from sluice.etl.spark.parquet_footers import NANOSECONDS, types_of
 from sluice.etl.spark.table_folders import refuse_tables
-from sluice.etl.spark.time_texts import check_orders
 from sluice.etl.spark.workers.parsed_rows import Before, parsed_cells, rows_with_ties
 from sluice.etl.spec.row_split import TIES
 from sluice.etl.spec.spec import Spec
@@ -39,6 +42,11 @@ SPARK_TYPES = {"int": "bigint", "float": "double", "text": "string", "texts": "a
                "floats": "array<double>"}
 _SAFE = {"int": ("tinyint", "smallint", "int", "bigint"), "text": ("string",),
          "float": ("tinyint", "smallint", "int", "bigint", "float", "double")}
+_READERS = 8
+_SORTS = re.compile(r"0+|0000-00-00([ T]00:00(:00(\.0+)?)?)?Z?")
+_FORMS = 3  # how many forms are shown, each by an example
+NANOSECONDS = "timestamp_ns"
+"""What `types_of` calls times in nanoseconds, which Spark reads as whole numbers."""
 
 
 def check_paths(paths: Iterable[str]) -> None:
@@ -303,3 +311,114 @@ def _first_lines(spark: SparkSession, files: list[str], encoding: str) -> Iterat
             yield file, line.removeprefix("\ufeff")  # Spark skips a byte order mark there, too
         finally:
             reader.close()
+
+
+def refuse_cut(spark: SparkSession, files: Iterable[str]) -> None:
+    """Raises an InputError that names the first file which is not whole; reads through Spark's own file systems.
+
+    Spark takes a .bz2 file that ends where one of its blocks does for whole, and a file that is not bzip2 at all for
+    empty. It reads a .zst file of several frames up to the one that is cut short, so the heads of all blocks are looked
+    at. A .gz file that is cut short makes its reader fail, as its checksum comes last."""
+    looked_at = [file for file in files if file.endswith((".gz", ".bz2", ".zst"))]
+    jvm: Any = spark._jvm
+    conf = spark.sparkContext._jsc.hadoopConfiguration()
+
+    def look(file: str) -> str | None:
+        path = jvm.org.apache.hadoop.fs.Path(jvm.java.net.URI(file))
+        system = path.getFileSystem(conf)
+        size = int(system.getFileStatus(path).getLen())
+        stream = system.open(path)
+
+        def read(start: int, count: int) -> bytes:
+            stream.seek(start)
+            return bytes(jvm.org.apache.commons.io.IOUtils.toByteArray(stream, count))
+
+        try:
+            if file.endswith(".zst"):
+                return zstd_fault(read, size)
+            head = bytes(jvm.org.apache.commons.io.IOUtils.toByteArray(stream, min(size, HEAD)))
+            stream.seek(max(0, size - TAIL))
+            return fault(file, head, bytes(jvm.org.apache.commons.io.IOUtils.toByteArray(stream, min(size, TAIL))))
+        finally:
+            stream.close()
+
+    if looked_at:
+        with ThreadPool(_READERS) as pool:
+            refuse_faults(zip(looked_at, pool.imap(look, looked_at), strict=True))
+
+
+def check_orders(frame: DataFrame, spec: Spec) -> None:
+    """Checks, with Spark, each text column by which rows are put in order. The frame holds good rows as columns."""
+    from pyspark.sql import functions as sql
+
+    for key, name in _orders(spec):
+        if spec.kinds.get(name) == "text" and name in spec.input.columns:
+            cell = sql.col(f"`{name}`")
+            form = sql.regexp_replace(cell, "[0-9]", "0").alias("form")
+            rows = frame.where(cell.isNotNull()).groupBy(form).agg(sql.min(cell).alias("least")).orderBy("form").limit(
+                _FORMS).collect()
+            if (why := unsorted([(row["form"], row["least"]) for row in rows])) is not None:
+                raise InputError(f"{key} = {name!r}: holds text that does not sort as times do ({why}); nothing was "
+                                 "published; read the column as int or float, or write all its times alike, as in "
+                                 "2024-01-31 10:00:00")
+
+
+def _orders(spec: Spec) -> list[tuple[str, str]]:
+    rows = spec.rows
+    found = [("dedup.order", rows.dedup.order)] if rows.dedup and rows.dedup.order else []
+    return [*found, *(("lag.order" if history.lag else "history.order", history.order) for history in rows.histories)]
+
+
+def unsorted(forms: Sequence[tuple[str, str]]) -> str | None:
+    """Says why texts of these forms (each digit written as 0), each given with an example, do not sort as times do;
+    None if they do: digits alone, or a date and a time as ISO 8601 has them, all of one length."""
+    strange = next((example for form, example in forms if not _SORTS.fullmatch(form)), None)
+    if strange is not None:
+        return f"{strange[:100]!r} is no time"
+    if len(forms) > 1:
+        return " and ".join(repr(example) for _, example in forms[:2]) + " are not written alike"
+    return None
+
+
+def types_of(spark: SparkSession, files: Iterable[str], names: Collection[str]) -> dict[str, Mapping[str, str]]:
+    """Those of the columns that each file has, with their types as Spark has them; read through Spark's own file
+    systems. InputError if Spark cannot read one. Spark would assume that all files have one file's columns, and read a
+    column that another file lacks as nulls."""
+    jvm: Any = spark._jvm
+    conf = spark.sparkContext._jsc.hadoopConfiguration()
+    known: dict[str, Mapping[str, str]] = {}
+
+    def schema_of(file: str) -> Any:
+        path = jvm.org.apache.hadoop.fs.Path(jvm.java.net.URI(file))
+        reader = jvm.org.apache.parquet.hadoop.ParquetFileReader.open(
+            jvm.org.apache.parquet.hadoop.util.HadoopInputFile.fromPath(path, conf))
+        try:
+            return reader.getFooter().getFileMetaData().getSchema()
+        finally:
+            reader.close()
+
+    def type_of(file: str, column: Any) -> str:
+        if "TIMESTAMP(NANOS," in (stored := str(column)):
+            return NANOSECONDS
+        parquet = jvm.org.apache.spark.sql.execution.datasources.parquet
+        alone = jvm.org.apache.parquet.schema.MessageType("column", jvm.java.util.List.of(column))
+        settings = spark._jsparkSession.sessionState().conf()
+        try:
+            fields = parquet.ParquetToSparkSchemaConverter(settings).convert(alone).fields()
+        except Exception as error:  # py4j's own, which wraps Spark's
+            better = "run the job with `sluice etl --engine local`" if "FLOAT16" in stored else \
+                "write the column in another type, or leave it out of input.columns"
+            raise InputError(f"{file}: column {column.getName()!r} holds {stored}, which Spark does not read; {better}"
+                             ) from error
+        return str(fields[0].dataType().simpleString())
+
+    def described(file: str) -> tuple[str, Mapping[str, str]]:
+        schema = schema_of(file)
+        text = str(schema.toString())
+        if text not in known:  # most often all files have the same schema
+            known[text] = {column.getName(): type_of(file, column) for column in schema.getFields()
+                           if column.getName() in names}
+        return file, known[text]
+
+    with ThreadPool(_READERS) as pool:
+        return dict(pool.imap(described, files))

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sluice.etl.common.errors import UsageError
-from sluice.ingest.costs.what_if import RowCosts
 from sluice.ingest.loader import BatchLoader
+from sluice.ingest.row_costs import RowCosts
 from sluice.ingest.stats import Snapshot
 
 CACHED = 8  # batches that are used over and over to time the consumer alone

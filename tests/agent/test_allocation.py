@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from sluice.agent.costs.allocation import StageRequest, allocate
+from sluice.agent.costs.forecast import StageRequest, allocate
 
 
 def _by_enumeration(requests, enough, memory):

@@ -13,11 +13,11 @@ from sluice.agent.learn.curriculum import Curriculum, teach
 from sluice.agent.learn.lives import Clairvoyance, Lives
 from sluice.agent.learn.opening_env import OpeningEnv
 from sluice.agent.learn.opening_judgement import Course, OpeningTable
-from sluice.agent.learn.opening_pipelines import pipeline
 from sluice.agent.learn.student import Student
 from sluice.agent.policies.opening.policy import Answers, OpeningPolicy, answer, observe, setting
 from sluice.agent.policies.opening.weights import WeightsError
 from sluice.agent.simulator.optimum import best_knobs
+from sluice.agent.simulator.random_pipelines import pipeline
 
 pytestmark = pytest.mark.slow
 

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from sluice.agent.learn.lives import Lives
-from sluice.agent.learn.opening_pipelines import pipeline
 from sluice.agent.learn.pipeline_batch import PipelineBatch
 from sluice.agent.policies.opening import weights as weights_file
 from sluice.agent.policies.opening.contract import ColumnGroup, Foreknowledge, OpeningInput
@@ -25,6 +24,7 @@ from sluice.agent.policies.opening.policy import (
     setting,
 )
 from sluice.agent.policies.opening.weights import WeightsError, write
+from sluice.agent.simulator.random_pipelines import pipeline
 from sluice.ingest.knobs import Limits
 
 MIB = 2**20

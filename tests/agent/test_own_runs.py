@@ -9,7 +9,6 @@ import pytest
 
 from sluice.agent import policies
 from sluice.agent.learn import own_runs
-from sluice.agent.learn.opening_pipelines import pipeline
 from sluice.agent.learn.pipeline_batch import PipelineBatch
 from sluice.agent.policies.auto import Auto
 from sluice.agent.policies.opening import weights as weights_file
@@ -18,6 +17,7 @@ from sluice.agent.policies.opening.policy import PIPELINE_INPUTS, SHAPES, STAGE_
 from sluice.agent.policies.opening.record import OpeningRecord
 from sluice.agent.policies.opening.weights import read, write
 from sluice.agent.report.run_folder import RunFolder
+from sluice.agent.simulator.random_pipelines import pipeline
 from sluice.etl.common.errors import UsageError
 
 pytestmark = pytest.mark.slow

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from sluice.agent.costs.rates import rates
-from sluice.agent.learn.opening_pipelines import SPLITS, pipeline
 from sluice.agent.learn.pipeline_batch import PipelineBatch
 from sluice.agent.simulator.fluid import Simulator
 from sluice.agent.simulator.physics import Consumer, SimMachine, SimStage
+from sluice.agent.simulator.random_pipelines import SPLITS, pipeline
 from sluice.agent.simulator.scenario import Scenario, ScheduledChange
 from sluice.ingest.knobs import Knobs
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from sluice.agent.costs.rates import rates
-from sluice.agent.learn.intune_teacher import Replay, hardware_of, learn
+from sluice.agent.learn.intune_teacher import Replay, hardware_of, learn, lesson
 from sluice.agent.policies.intune import (
     DISCOUNT,
     FACTORS,
@@ -34,7 +34,6 @@ from sluice.agent.policies.intune import (
 from sluice.agent.policies.opening.weights import WeightsError, write
 from sluice.agent.simulator.fluid import Simulator
 from sluice.agent.simulator.physics import SimMachine, SimStage
-from sluice.agent.simulator.random_pipelines import training
 from sluice.agent.simulator.scenario import Scenario
 from sluice.ingest.knobs import Knobs, Limits
 
@@ -76,7 +75,7 @@ def test_the_prefetched_bytes_are_multiplied_within_their_limits():
 def test_its_inputs_are_the_published_six_factors_and_the_prefetched_bytes():
     """Latency (per stage), free processors, free memory, model latency, bandwidth and speed: each place says what it
     is of, and another machine shows in its two places alone."""
-    scenario = training(2)
+    scenario = lesson(2)
     simulator = Simulator(scenario.truth_at, scenario.limits, scenario.first_knobs)
     before = simulator.snapshot()
     simulator.advance(5)

@@ -10,7 +10,7 @@ import pytest
 
 from sluice.agent.policies.fixed import Fixed
 from sluice.agent.simulator.oracle import Oracle
-from sluice.agent.simulator.random_pipelines import HELD_OUT_SEEDS, MECHANISMS, held_out, training
+from sluice.agent.simulator.random_pipelines import pipeline
 from sluice.agent.simulator.rollout import end_score, metric, reference, run, score
 from sluice.agent.simulator.scenario import Scenario, ScenarioError
 from sluice.agent.simulator.scenario_json import METRICS, load, parse, shipped
@@ -107,27 +107,9 @@ def test_all_the_scenarios_are_there_and_can_be_passed_and_failed():
         assert not all(c.holds(metric(c, idle, best, frozen=idle.rows)) for c in scenario.passes), scenario.name
 
 
-def test_families_do_not_overlap_and_held_out_ones_have_what_training_lacks():
-    plain = [training(i) for i in range(30)]
-    others = [held_out(i, changing=c) for i in range(20) for c in (False, True)]
-    assert {len(s.stages) for s in [*plain, *others]} == set(range(2, 10))
-    assert len(MECHANISMS) >= 5
-    assert {m for s in others for m in s.about.split(", ")} == set(MECHANISMS)
-    for scenario in plain:
-        assert all(not (s.tail or s.drift or s.burst_every_s or s.cliff_workers or s.memory_bound)
-                   for s in scenario.stages)
-        assert scenario.machine.smt == 1
-        assert not scenario.machine.neighbour_cores
-    assert all(s.changes for s in others if s.family == "changing")
-    assert not any(s.changes for s in others if s.family == "stationary")
-    assert held_out(3, changing=True).stages == held_out(3, changing=True).stages
-    with pytest.raises(ValueError, match="seed"):
-        training(HELD_OUT_SEEDS)
-
-
 def test_nobody_beats_the_clairvoyant_by_more_than_noise():
     for i in range(2):
-        scenario = held_out(i, changing=bool(i % 2))
+        scenario = pipeline("held out", i, changing=bool(i % 2))
         best = reference(scenario)
         assert score(run(scenario, Oracle(scenario.truth_at)), best) <= 1.02
         assert score(run(scenario, Fixed()), best) <= 1.02

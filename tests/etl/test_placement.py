@@ -9,9 +9,8 @@ import pytest
 
 from sluice.agent.report.run_folder import RunError
 from sluice.etl.apply.column_costs import ways
-from sluice.etl.common.arguments import OptionError
 from sluice.etl.common.errors import UsageError
-from sluice.etl.common.settings import parse
+from sluice.etl.common.settings import OptionError, parse
 from sluice.etl.job_request import JobRequest
 from sluice.etl.jobs.progress import JobProgress
 from sluice.etl.packing import packing

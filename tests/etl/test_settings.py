@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from sluice.etl.common.arguments import OptionError
 from sluice.etl.common.errors import UsageError
-from sluice.etl.common.settings import check, make, parse, read, replaced, setting
+from sluice.etl.common.settings import OptionError, check, make, parse, read, replaced, setting
 from tests.optional_folders import is_left_out
 
 

@@ -15,7 +15,7 @@ from sluice.etl.common.errors import InputError
 from sluice.etl.jobs.job_run import Job
 from sluice.etl.ops.base import OperatorError
 from sluice.etl.ops.timestamps import Hour, ParseTime
-from sluice.etl.spark.time_texts import unsorted
+from sluice.etl.spark.read_input import unsorted
 from sluice.etl.spec.spec import Spec, SpecError
 from sluice.etl.table.fitted_state import FittedState
 from sluice.etl.table.profile import DriftError

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from sluice.ingest.tools.machine_speed import Speed, measure, speed_of
+from sluice.ingest.tools.doctor import Speed, measure_speed, speed_of
 
 FAST = Speed(core_bytes_per_s=1e9, memory_bytes_per_s=2e10)
 
@@ -18,12 +18,12 @@ def _never():
 def test_the_best_try_counts():
     times = itertools.chain([0.0, 5.0], [5.0, 6.0], [6.0, 20.0], [20.0, 24.0], [24.0, 30.0],  # hashing: 1 s at best
                             [30.0, 34.0], [34.0, 36.0], [36.0, 40.0], [40.0, 44.0], [44.0, 48.0])  # copying: 2 s
-    found = measure(lambda: next(times))
+    found = measure_speed(lambda: next(times))
     assert found == Speed(core_bytes_per_s=4 * 2**20, memory_bytes_per_s=32 * 2**20)
 
 
 def test_this_machine_has_a_speed():
-    found = measure()
+    found = measure_speed()
     assert found.core_bytes_per_s > 2**20
     assert found.memory_bytes_per_s > 2**20
 

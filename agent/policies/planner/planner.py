@@ -4,8 +4,7 @@
            ≤ cores / processor seconds a row of everything          (less what others take of them:
            `sluice.agent.costs.contention`)
            ≤ what the trainer takes
-    and what workers and buffers hold fits in memory                (`sluice.agent.costs.forecast`,
-    `sluice.agent.costs.allocation`)
+    and what workers and buffers hold fits in memory                (`sluice.agent.costs.forecast`)
 
 A change is followed by a pause in which its effect is measured (`sluice.agent.policies.planner.trial_change`). One
 that brought nothing is undone, and its stages are left alone for a while; each failure doubles the pause before the

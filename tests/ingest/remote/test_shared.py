@@ -12,7 +12,7 @@ from sluice.etl.table.table import FeatureTable
 from sluice.ingest.loader import BatchLoader
 from sluice.ingest.remote import asking
 from sluice.ingest.remote.maker import UnitMaker
-from sluice.ingest.remote.shared import SharedUnits
+from sluice.ingest.remote.server import SharedUnits
 from tests.ingest.remote.test_units import hashes
 
 EMPTY = pa.record_batch({"x": []})

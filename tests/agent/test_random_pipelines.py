@@ -1,4 +1,4 @@
-"""The pipelines for learning an opening: what their splits have in common, and what not."""
+"""Random pipelines: what their splits have in common, and what not."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from sluice.agent.learn.opening_pipelines import FAMILIES, MECHANISMS, SPLITS, Draw, pipeline
+from sluice.agent.simulator.random_pipelines import FAMILIES, MECHANISMS, SPLITS, Draw, pipeline
 
 MIB = 2**20
 SOME = {split: [pipeline(split, number) for number in range(400)] for split in SPLITS}
@@ -38,6 +38,17 @@ def test_each_split_covers_the_ranges(split):
     assert min(cliffs) < 2
     assert max(cliffs) > 5
     assert {name for scenario in scenarios for name in scenario.about.split(", ")[1:]} == set(MECHANISMS)
+
+
+def test_a_changing_pipeline_is_the_same_one_with_two_changes():
+    changing = [pipeline("held out", number, changing=True) for number in range(100)]
+    for still, other in zip(SOME["held out"], changing, strict=False):
+        assert (other.stages, other.machine, other.consumer) == (still.stages, still.machine, still.consumer)
+        assert [change.at for change in other.changes] == [50, 110]
+        assert all(other.truth_at(179) != other.truth_at(at) for at in (0, 60)), other.changes
+    assert {change.key.split(".")[0] for other in changing for change in other.changes} == {"stages", "machine",
+                                                                                           "consumer"}
+    assert changing[3].changes == pipeline("held out", 3, changing=True).changes
 
 
 def test_a_number_is_always_the_same_pipeline_and_others_differ():

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from sluice.ingest.costs.what_if import RECEIVED_S, RowCosts, Share, StepCost, ranks_table
+from sluice.ingest.row_costs import RECEIVED_S, RowCosts, Share
 from sluice.ingest.stats import Snapshot, StageStats
 
 
 def pace(**given) -> RowCosts:
-    stages = {"read": Share(workers=1, cpu_s=0.002, store_s=0.008), "batch": Share(workers=1, cpu_s=0.001)}
+    stages = {"read": Share(workers=1, cpu_s=0.002, wait_s=0.008), "batch": Share(workers=1, cpu_s=0.001)}
     return RowCosts(**{"stages": stages, "cores": 4, "measured": 80.0, **given})
 
 
@@ -22,8 +22,8 @@ def pace(**given) -> RowCosts:
     (lambda p: p.with_workers("read", 20).with_cores(1), 1000 / 3),  # three milliseconds of one core
     (lambda p: p.with_store(4), 250),
     (lambda p: p.with_store(float("inf")), 500),
-    (lambda p: replace(p, consumer=Share(workers=1, cpu_s=0, store_s=0.05)), 20),
-    (lambda p: replace(p, consumer=Share(workers=1, cpu_s=0.04, store_s=0.01)).with_consumer(2), 40),
+    (lambda p: replace(p, consumer=Share(workers=1, cpu_s=0, wait_s=0.05)), 20),
+    (lambda p: replace(p, consumer=Share(workers=1, cpu_s=0.04, wait_s=0.01)).with_consumer(2), 40),
     (lambda p: p.with_remote(4), 400),
     (lambda p: p.with_remote(40), 1000),
     (lambda p: p.with_remote(40, cores=1), 500),  # two milliseconds of their core
@@ -65,10 +65,10 @@ def test_costs_are_read_from_two_snapshots():
     assert found.measured == 100
     assert found.row_bytes == 50
     read = found.stages["read"]  # half of each stage's time it waited for a store
-    assert (read.workers, read.cpu_s, read.store_s) == (2, pytest.approx(0.006), pytest.approx(0.006))
+    assert (read.workers, read.cpu_s, read.wait_s) == (2, pytest.approx(0.006), pytest.approx(0.006))
     assert found.stages.keys() == {"read", "batch"}
     assert found.other_cpu_s == pytest.approx(0.002), "three seconds, of which one is the consumer's"
-    assert (found.consumer.cpu_s, found.consumer.store_s) == (0.001, pytest.approx(0.003))
+    assert (found.consumer.cpu_s, found.consumer.wait_s) == (0.001, pytest.approx(0.003))
     assert found.others == 0, "nobody said how long cores were idle"
     assert found.narrowest == "read"
 
@@ -79,17 +79,4 @@ def test_others_are_counted_by_how_long_our_threads_wait_for_a_core():
     after = snapshot(10, 1000, read_s=9, wait_s=10, idle_s=0)  # one core of ours, and our threads wait as long again
     crowded = RowCosts.between(snapshot(0, 0, read_s=0, idle_s=0), after)
     assert crowded.others == pytest.approx(6), "the other three cores are wanted twice, too"
-    assert crowded.stages["read"].store_s == pytest.approx(0.009), "a wait for a core is none for a store"
-
-
-def test_the_table_of_ranks_batches_and_workers():
-    step = StepCost.of((100, 0.010), (1100, 0.020), {2: 0.005})
-    assert (step.fixed_s, step.row_s) == (pytest.approx(0.009), pytest.approx(1e-5))
-    reads = {"read": Share(workers=1, cpu_s=0.0, store_s=1e-4)}  # 10,000 rows a second for each worker
-    told = ranks_table({1000: RowCosts(stages=reads, cores=2, measured=10_000.0)}, step, (1, 2), (1, 8))
-    assert told[1, 1000, 1] == pytest.approx(10_000), "the reader"
-    assert told[1, 1000, 8] == pytest.approx(1000 / 0.019), "the step"
-    assert told[2, 1000, 1] == pytest.approx(20_000), "two readers, each for half of a batch"
-    assert told[2, 1000, 8] == pytest.approx(1000 / (0.009 + 0.005 + 0.005)), "half of the rows, and agreeing"
-    few = ranks_table({1000: RowCosts(stages=reads, cores=0.5, measured=10_000.0)}, step, (2,), (8,))
-    assert few[2, 1000, 8] == pytest.approx(0.5 / (2 * 0.009 / 1000 + 1e-5)), "half a core for both"
+    assert crowded.stages["read"].wait_s == pytest.approx(0.009), "a wait for a core is none for a store"

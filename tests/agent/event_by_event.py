@@ -1,5 +1,5 @@
-"""The simulator's event mode: every item is taken, worked on and passed on in order. It is slower than the fluid mode
-and has fewer approximations: the fluid mode is checked against it."""
+"""The simulator item by item: every item is taken, worked on and passed on in order. It is slower than
+`sluice.agent.simulator.fluid` and has fewer approximations: the tests check the fluid mode against it."""
 
 from __future__ import annotations
 

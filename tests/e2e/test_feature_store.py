@@ -10,9 +10,13 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from sluice import FeatureStore
 from sluice.etl.table.table import FeatureTable, TableError
 from tests.etl import jobs
+from tests.optional_folders import ROOT
+
+with pytest.MonkeyPatch.context() as patch:
+    patch.syspath_prepend(str(ROOT / "examples"))
+    from feature_store import FeatureStore
 
 ROWS, USERS = 3000, 60
 SPEC = """

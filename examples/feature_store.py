@@ -1,12 +1,12 @@
-"""A feature table asked by key: what was known at a time, for training, and the newest values, for serving.
+"""Asks a feature table by key: for what was known at a time (training), and for the newest values (serving).
 
-    from sluice import FeatureStore
+    from feature_store import FeatureStore    # copy this file beside your program
 
     users = FeatureStore.open("users")        # a table whose spec has columns of the roles `key` and `time`
     users.as_of(clicks["user"], clicks["at"])  # a row for each click, of what was known then
     users["u7"]                                # {"clicks": 12, …}, the newest
 
-One version is read into memory, sorted by key and time. It needs no Spark.
+The store reads one version into memory, sorted by key and time. It needs no Spark.
 """
 
 from __future__ import annotations
