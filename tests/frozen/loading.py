@@ -44,7 +44,7 @@ def _case(number: int, table: Path, weighted: Path) -> dict[str, Any]:
                   window_rows=draw.choice([None, 32, 100, 256]), streams=draw.choice([None, None, 1, 2, 4, 8]))
     how: dict[str, Any] = {
         "batch_size": draw.choice([16, 48, 50, 64, 96, 128, 200]), "seed": draw.randrange(100), "order": order,
-        "split": draw.choice(["train", "train", "validation", "test"]), "epochs": draw.choice([1, 3]),
+        "split": draw.choice(["train", "train", "validation", "test"]), "read_ahead_epochs": draw.choice([1, 3]),
         "reading": Reading(reader=draw.choice(["arrow", "petastorm"])),
         "knobs": Knobs(workers={"read": draw.randint(1, 4), "shuffle": 1, "batch": 1, "collate": 1})}
     asked = {"table": source.parent.name, "ranks": [ranks, later], "batch_size": how["batch_size"],
