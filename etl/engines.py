@@ -19,8 +19,6 @@ from sluice.etl.jobs.job_run import Job
 from sluice.etl.jobs.progress import STARTING, JobProgress
 from sluice.etl.spec.spec import Spec
 
-ENGINES = ("local", "spark")
-
 
 class EngineError(UsageError):
     """An engine that cannot do the job: its message says why, and the command that does it."""

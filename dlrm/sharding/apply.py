@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -138,12 +138,3 @@ def torchrecs_plan(tables: torch.nn.Module, placement: ModelPlacement, world: Ra
     return construct_module_sharding_plan(
         tables, {p.name: generator(p) for p in placement.places}, sharder=sharder or _sharder(),
         local_size=world.local_ranks, world_size=world.ranks, device_type=world.device.type)
-
-
-def read_back(model: DistributedModelParallel) -> Mapping[str, str]:
-    """Table → kind, as the sharded module itself has it."""
-    found = {}
-    for _, module_plan in model.plan.plan.items():
-        for name, parameter in module_plan.items():
-            found[name] = parameter.sharding_type.removesuffix("_wise").removesuffix("_parallel")
-    return found

@@ -22,7 +22,6 @@ FILTERS = (*COMPARISONS, "in", "not in", "present", "missing")
 JOIN_FORMATS = ("parquet", "delta", "csv", "json")
 _OF_CSV = ("delimiter", "encoding", "fields")
 _SAMPLE, _DRAW = np.uint64(0x5A3B1E0000000001), np.uint64(0xD4A3000000000001)
-NEGATIVES_KEY = "rows/negatives"
 BETWEEN = "\x1f"
 """What stands between the texts of a key that joins several columns."""
 ESCAPED = {"\x1b": "\x1b0", BETWEEN: "\x1b1"}

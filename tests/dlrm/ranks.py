@@ -21,7 +21,7 @@ from sluice.dlrm.evaluation.split import evaluate
 from sluice.dlrm.model.ranker import Ranker, TableLayout, loss_of
 from sluice.dlrm.options import Config, ModelConfig, OptimConfig, Table
 from sluice.dlrm.ranks import Ranks, machine, world
-from sluice.dlrm.sharding.apply import placed, read_back
+from sluice.dlrm.sharding.apply import placed
 from sluice.dlrm.telemetry.silence_warnings import quiet
 from sluice.dlrm.training.assemble import TrainingParts, parts_of
 from sluice.dlrm.training.finite_guard import NotANumber
@@ -65,6 +65,12 @@ def build(here: Ranks, how: str, optim: OptimConfig = PLAIN["adagrad"], **settin
 def copies_of_all(here: Ranks) -> Path:
     """A file that asks for a copy of every table on each rank: no word of the command line does."""
     return Path(os.environ["TMPDIR"]) / f"copies-{here.ranks}-{here.rank}.json"
+
+
+def kinds_of(model) -> dict[str, str]:
+    """Table → sharding kind, as the sharded module itself has it."""
+    return {name: parameter.sharding_type.removesuffix("_wise").removesuffix("_parallel")
+            for module in model.plan.plan.values() for name, parameter in module.items()}
 
 
 def whole(value, here: Ranks) -> torch.Tensor:
@@ -354,7 +360,7 @@ def against_the_twin(here: Ranks, how: str, folder: Path) -> dict[str, float]:
     expected, final = twin(start, STEPS, config.optim, pieces)
     losses, parts, _ = trained(here, how, folder / f"{Path(how).stem}-{here.ranks}", stop_at=STEPS)
     weights = whole_weights(parts.model, here)
-    return {"kinds": dict(read_back(parts.model)), "first": {k: v.double().sum().item() for k, v in start.items()},
+    return {"kinds": kinds_of(parts.model), "first": {k: v.double().sum().item() for k, v in start.items()},
             "losses": max(abs(a - b) for a, b in zip(losses, expected, strict=True)),
             "weights": max((v - final[k]).abs().max().item() for k, v in weights.items())}
 
