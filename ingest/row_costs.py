@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from sluice.ingest.stage_spec import ONLINE, READ
+from sluice.ingest.stage_spec import READ
 from sluice.ingest.stats import Snapshot
 
 RECEIVED_S = 1.1e-9
@@ -141,11 +141,6 @@ class RowCosts:
         return min(workers, key=lambda name: workers[name].capacity(1.0))
 
     @property
-    def applies_in_batches(self) -> str:
-        """The stage that applies operators to batches; empty if there is none."""
-        return next((name for name in self.stages if name.startswith(ONLINE)), "")
-
-    @property
     def bound(self) -> float:
         """The rows a second that all of this allows."""
         low, high = 0.0, min(self._allowed(1.0), self.cores / self.cpu_s if self.cpu_s > 0 else math.inf)
@@ -209,15 +204,14 @@ class RowCosts:
         return replace(self, stages=stages,
                        other_cpu_s=self.other_cpu_s + received + (0.0 if cores else received + read.cpu_s))
 
-    def with_work(self, more_s: Mapping[str, float], *, without: str = "") -> RowCosts:
-        """With stages that take so much more of a processor for a row, and without one stage and its hand-overs. A
-        stage that is new has one worker. What a stage waits for others changes with what these take."""
-        known = {**{name: Share(workers=1, cpu_s=0.0) for name in more_s}, **self.stages}
+    def with_work(self, more_s: Mapping[str, float]) -> RowCosts:
+        """With stages that take so much more of a processor for a row. What a stage waits for others changes with what
+        these take."""
         stages = {name: replace(share, cpu_s=max(0.0, share.cpu_s + more_s.get(name, 0.0)))
-                  for name, share in known.items() if name != without}
+                  for name, share in self.stages.items()}
         now, after = self.cpu_s, replace(self, stages=stages).cpu_s
         for name, share in stages.items():
-            before = known[name]
+            before = self.stages[name]
             stages[name] = share.beside(before, (now - before.cpu_s / max(1.0, before.workers),
                                                  after - share.cpu_s / max(1.0, share.workers)))
         return replace(self, stages=stages)

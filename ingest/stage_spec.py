@@ -10,8 +10,6 @@ from dataclasses import dataclass, replace
 from sluice.ingest.knobs import BACKENDS, PLACES, REMOTE, Limits
 
 ROOMS = ("read_ahead_bytes", "window", "stretch", "prefetch_bytes")
-ONLINE = "online"
-"""The stage that applies the operators which a table leaves to the loader; its name begins so."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

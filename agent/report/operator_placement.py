@@ -9,7 +9,6 @@ from typing import Any
 from sluice.agent.report.format import percent
 from sluice.agent.report.run_folder import Run
 from sluice.ingest.row_costs import RowCosts
-from sluice.ingest.stage_spec import ONLINE
 
 _MOST = 3  # at most so many columns are named
 _NOTHING = 0.005  # of the rate: a smaller gain counts as none
@@ -42,23 +41,15 @@ def moves(run: Run) -> list[Move]:
     present_rate, measured = costs.rate(costs), recorded[-1]
     stored = measured["row_bytes"]
 
-    def stage_of(operator: Mapping[str, Any]) -> str:
-        return str(operator.get("stage", ONLINE))  # older runs name none: it was always this one
-
     def move(operators: list[Mapping[str, Any]], what: str, to_etl: bool) -> Move:
         more_s: dict[str, float] = {}
         for operator in operators:
-            stage, cpu_s = stage_of(operator), operator["cpu_s"]
+            stage, cpu_s = operator["stage"], operator["cpu_s"]
             more_s[stage] = more_s.get(stage, 0.0) + (-cpu_s if to_etl else cpu_s)
         more = None
         if to_etl and stored:
             more = sum(operator["bytes_after"] - operator["bytes_before"] for operator in operators) / stored
-        stay = [operator for operator in measured["loader"]
-                if stage_of(operator) == ONLINE and operator not in operators]
-        online = costs.applies_in_batches
-        gone = online if to_etl and ONLINE in more_s and not stay else ""
-        changes = {online or ONLINE if stage == ONLINE else stage: seconds for stage, seconds in more_s.items()}
-        new_rate = costs.rate(costs.with_work(changes, without=gone))
+        new_rate = costs.rate(costs.with_work(more_s))
         return Move(what=what, to_etl=to_etl, gain=new_rate / present_rate - 1, more_bytes=more)
 
     suggestions = []
