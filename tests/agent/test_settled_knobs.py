@@ -183,12 +183,13 @@ def test_the_usual_place_is_the_users_cache(monkeypatch, tmp_path):
     assert len(list((tmp_path / "sluice" / "registry").iterdir())) == 1
 
 
-def test_machines_of_one_kind_have_one_name(tmp_path):
-    for name, model, cpus in (("a", "Fast 3000", "f"), ("b", "Fast 3000", "3"), ("c", "Slow 1", "f")):
-        (tmp_path / name / "proc" / "7").mkdir(parents=True)
+def test_machines_of_one_kind_have_one_name(tmp_path, monkeypatch):
+    names = []
+    for name, model, cores in (("a", "Fast 3000", 4), ("b", "Fast 3000", 2), ("c", "Slow 1", 4)):
+        (tmp_path / name / "proc").mkdir(parents=True)
         (tmp_path / name / "proc" / "cpuinfo").write_text(f"processor\t: 0\nmodel name\t: {model}\n")
-        (tmp_path / name / "proc" / "7" / "status").write_text(f"Cpus_allowed:\t{cpus}\n")
-    names = [machine_fingerprint(Machine(tmp_path / name, pid=7)) for name in "abc"]
+        monkeypatch.setattr(os, "sched_getaffinity", lambda _, cores=cores: set(range(cores)))
+        names.append(machine_fingerprint(Machine(tmp_path / name, pid=7)))
     assert names == ["Fast 3000, 4 cores", "Fast 3000, 2 cores", "Slow 1, 4 cores"]
 
 
