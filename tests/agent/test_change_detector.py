@@ -73,7 +73,7 @@ def test_what_our_own_change_did_is_no_occasion():
 
 
 @pytest.mark.parametrize(("turned", "times", "noticed"), [
-    ("read", 4.0, True), ("read", 1.7, False), ("udf", 4.0, False)])
+    ("read", 4.0, True), ("read", 1.7, False), ("udf", 4.0, True), ("udf", 1.7, False)])
 def test_a_change_of_ours_hides_what_it_may_have_done_itself_and_no_more(turned, times, noticed):
     """The transform becomes dearer two looks after somebody has turned a stage."""
     def turn(pipeline):
