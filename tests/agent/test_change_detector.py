@@ -85,6 +85,21 @@ def test_a_change_of_ours_hides_what_it_may_have_done_itself_and_no_more(turned,
     assert bool(_occasions(events)) is noticed
 
 
+@pytest.mark.parametrize("slower_at", range(2, 6))
+def test_a_store_that_slows_down_while_the_planner_settles_is_noticed_before_it_is_answered(slower_at):
+    """Else its cost would be taken for what the planner's own change did."""
+    pipeline = FakePipeline([FakeStage(name="read", cpu_s=0.001, wait_s=0.045),
+                             FakeStage(name="udf", cpu_s=0.001, wait_s=0.2)], cores=4, step_s=0.05)
+    events = []
+    _run(pipeline, 20, events, "planner", [(slower_at, lambda p: p.stages.__setitem__(
+        0, dataclasses.replace(p.stages[0], wait_s=0.36)))])
+    told = [number for number, e in enumerate(events) if e["kind"] == "occasion" and "dearer in read" in e["text"]]
+    grown = [number for number, e in enumerate(events) if e["kind"] == "decision" and
+             e["after"]["workers"]["read"] > e["before"]["workers"]["read"]]
+    assert len(told) == 1
+    assert told[0] < grown[0]
+
+
 class Restarting(FakePipeline):
     restarts = 0
 
