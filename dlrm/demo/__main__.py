@@ -37,7 +37,7 @@ _COUNTS = ",".join(f"I{n}" for n in range(1, 14))
 TRANSFORM = f"sluice.dlrm.squash:levels:{_COUNTS}>{_COUNTS}"
 ONE_WORKER = "read=1,shuffle=1,levels=1,read_ahead_bytes=1MiB,prefetch_bytes=1MiB"
 """One worker a stage, and buffers of a second: in the usual ones, half an epoch would wait and hide what happens."""
-FAULTS = "kill-worker=1@14%,slow-store=0.6s@30%,slow-transform=3@66%"
+FAULTS = "kill-worker=1@11%,slow-store=0.6s@34%,slow-transform=3@68%"
 """The faults of the tuned run, as --inject takes them."""
 
 
