@@ -167,6 +167,8 @@ class PlannerSettings:
     """… the largest surprise …"""
     alarm: float = 1.7
     """… and the sum that means that the workload has changed."""
+    leap: float = 2.0
+    """Times as dear, with as many workers as before, from which on no change of ours can be the cause."""
     forget: float = 0.99
     """Factor by which the largest item seen fades with each observation."""
     flat: float = 0.98
@@ -213,7 +215,7 @@ def check_numbers(settings: Any, *, times: Collection[str], shares: Collection[s
 
 
 _TIMES = {"worth", "crowd", "contended", "headroom", "in_hand", "worth_lean", "drift", "steep", "relieved", "locked",
-          "spare_gain", "worth_saying", "apart"}
+          "spare_gain", "worth_saying", "apart", "leap"}
 _SHARES = {"matters", "lately", "slim", "memory_alarm", "smooth", "least_gain", "least_kept", "crash", "harm",
            "saturated", "memory_target", "process_share", "lean", "buffer_share", "learning", "forget", "flat",
            "least_wait", "busiest", "freer", "spare_workers", "spare_kept", "clear_share", "clear_kept", "trusted",

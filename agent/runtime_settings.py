@@ -48,9 +48,7 @@ class RuntimeSettings:
 
     # What no decision caused.
     ours: int = 8
-    """Looks after a change of workers in which a row's cost may have changed by it …"""
-    beyond_ours: float = 2.0
-    """… unless the change was in another stage, and the row is so many times dearer."""
+    """Looks after a change of workers in which a row's cost may have changed by it."""
     other_limit: float = 0.05
     """Share of a memory limit by which it has to change; less is memory that other programs took."""
 
@@ -65,7 +63,7 @@ class RuntimeSettings:
     """… rounded up to a multiple of this, as each change of a claim makes other jobs plan anew."""
 
     def __post_init__(self) -> None:
-        check_numbers(self, times={"overdue", "claimed", "beyond_ours"},
+        check_numbers(self, times={"overdue", "claimed"},
                       shares={"early", "as_good", "other_limit", "starved"})
 
 

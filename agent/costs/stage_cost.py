@@ -62,6 +62,8 @@ class StageCost:
     """Memory of a worker's process, as measured; 0: none has worked yet."""
     drifts: int = 0
     """How many times the workload was seen to change."""
+    leaps: int = 0
+    """How many times so much, with as many workers as before, that no change of ours explains it."""
     trends: int = 0
     """How many times as much as that came about little by little."""
     residual: float = 0.0
@@ -119,8 +121,14 @@ class StageCost:
             return replace(self, residual=residual, _surprise=surprise)
         # The curve keeps its shape, as the contention that bent it is still there.
         cpu_ratio = cpu_s / known.cpu_s if known.cpu_s > 0 else 1.0
-        return replace(self, drifts=self.drifts + 1, residual=residual, elsewhere={}, _settled=None,
+        return replace(self, drifts=self.drifts + 1, leaps=self.leaps + (ratio >= self.settings.leap),
+                       residual=residual, elsewhere={}, _settled=None,
                        points={n: point.scaled(ratio, cpu_ratio) for n, point in self.points.items()})
+
+    @property
+    def doubtful(self) -> bool:
+        """Whether a row was far dearer at the last look, so that one or two more tell whether it stays so."""
+        return self._surprise >= self.settings.clip - self.settings.slack
 
     def _along(self, workers: int, known: Point) -> StageCost:
         """Moves the whole curve along with its present point once that has drifted far, as the others were seen

@@ -19,7 +19,7 @@ class ChangeDetector:
     def __init__(self) -> None:
         self._costs: dict[str, StageCost] = {}
         self._last: Snapshot | None = None
-        self._looks_since_turn: dict[str, int] = {}  # of each stage
+        self._looks_since_turn = 0
         self._died_since: int | None = None  # the restarts before those that are not told yet
 
     def look(self, snapshot: Snapshot, rates: PipelineRates | None) -> list[dict[str, Any]]:
@@ -40,10 +40,9 @@ class ChangeDetector:
                                  f"{died} worker processes died and were replaced"))
         elif snapshot.restarts > before.restarts:
             self._died_since = before.restarts  # told at the next look: by then all ranks have counted theirs
-        for s in snapshot.stages:
-            turned = s.name in rates.stages and (s.workers, s.backend) != (
-                before.stage(s.name).workers, before.stage(s.name).backend)
-            self._looks_since_turn[s.name] = 0 if turned else self._looks_since_turn.get(s.name, 0) + 1
+        turned = any(s.workers != before.stage(s.name).workers or s.backend != before.stage(s.name).backend
+                     for s in snapshot.stages if s.name in rates.stages)
+        self._looks_since_turn = 0 if turned else self._looks_since_turn + 1
         return events + self._workload(snapshot, rates)
 
     def _workload(self, snapshot: Snapshot, rates: PipelineRates) -> list[dict[str, Any]]:
@@ -53,12 +52,9 @@ class ChangeDetector:
             after = self._costs[stage.name] = before.observe(stage, rates.saturated())
             busy = rates.stages[stage.name].busy if stage.name in rates.stages else 0.0
             matters = busy >= DEFAULT.matters * stage.workers
-            if after.drifts > before.drifts and matters:
+            by_itself = self._looks_since_turn > RUNTIME.ours or after.leaps > before.leaps
+            if after.drifts > before.drifts and by_itself and matters:
                 times = after.busy_s(stage.workers) / before.busy_s(stage.workers)
-                others = min(self._looks_since_turn.values())
-                if self._looks_since_turn[stage.name] <= RUNTIME.ours or (
-                        others <= RUNTIME.ours and times < RUNTIME.beyond_ours):
-                    continue
                 change = f"{times:.2g} times dearer" if times > 1 else f"{1 / times:.2g} times cheaper"
                 events.append(_event("workload", f"a row became {change} in {stage.name}"))
         return events

@@ -1,6 +1,6 @@
 """`make demo`: the whole way on this machine, with real parts: raw logs, Spark, a Delta table, tuned 2-rank training.
 
-    python -m dlrm.demo --out demo-out [--rows 600000] [--cluster]
+    python -m dlrm.demo --out demo-out [--rows 520000] [--cluster]
 
 With --cluster (`make demo-cluster`) Spark is a cluster of a master and two workers, and each rank has a torchrun agent
 of its own, as on two hosts.
@@ -37,7 +37,7 @@ _COUNTS = ",".join(f"I{n}" for n in range(1, 14))
 TRANSFORM = f"sluice.dlrm.squash:levels:{_COUNTS}>{_COUNTS}"
 ONE_WORKER = "read=1,shuffle=1,levels=1,read_ahead_bytes=1MiB,prefetch_bytes=1MiB"
 """One worker a stage, and buffers of a second: in the usual ones, half an epoch would wait and hide what happens."""
-FAULTS = "kill-worker=1@15%,slow-store=0.6s@28%,slow-transform=3@64%"
+FAULTS = "kill-worker=1@11%,slow-store=0.6s@34%,slow-transform=3@68%"
 """The faults of the tuned run, as --inject takes them."""
 
 
@@ -47,7 +47,7 @@ class DemoOptions:
 
     out: Path = setting(Path("demo-out"), "folder for data, table and runs; emptied first if the demo made it",
                         metavar="DIR")
-    rows: int = setting(600_000, "raw log lines to make", least=1)
+    rows: int = setting(520_000, "raw log lines to make", least=1)
     ranks: int = setting(2, "training ranks", least=1)
     seed: int = setting(1, "seed of data and training")
     cluster: bool = setting(False, "start a Spark cluster of a master and two workers here, and a torchrun agent for "
@@ -78,12 +78,12 @@ def main(argv: list[str]) -> dict[str, Any]:
     made = _tables(out, args.cluster)
 
     say("\nThe table is the parsed log: all operators are left to the loader. It lies behind a store that takes 20 ms\n"
-        "a read, and counts are looked up at a service that takes 20 ms for 64 rows. The first run keeps one worker a\n"
+        "a read, and counts are looked up at a service that takes 16 ms for 64 rows. The first run keeps one worker a\n"
         "stage. The second starts the same way and is tuned while it trains. Then three faults come: in each rank a\n"
         "worker process is killed (-9), each read of the store takes 0.6 s longer, and lookups take 3 times as long.")
     hosts = args.ranks if args.cluster else 1
     train: list[str | Path] = ["-m", "dlrm.train", "--data", f"{STORE}{made.table}", "--transform", TRANSFORM, "--seed",
-                               str(args.seed), "--width", "64", "--window-rows", "2048"]
+                               str(args.seed), "--width", "64", "--over-layers", "512,256", "--window-rows", "1024"]
     alone, _ = step("3/4 training, one worker a stage", *torchrun(hosts, args.ranks), *train, "--run-dir",
                     out / "run-one-worker", "--tuning", "fixed", "--knobs", ONE_WORKER, hosts=hosts)
     tuned, _ = step("4/4 training, tuned while it runs, then disturbed", *torchrun(hosts, args.ranks), *train,

@@ -79,6 +79,18 @@ def test_outliers_are_noise_and_three_in_a_row_are_a_change_that_scales_the_curv
     assert changed.busy_s(1) == pytest.approx(0.04)
 
 
+def test_a_row_that_was_far_dearer_once_is_in_doubt_until_one_or_two_more_looks():
+    looks = [_stats(10 * n, 5.0 * n, 1.0 * n) for n in range(4)]
+    assert not _watch(*looks).doubtful
+    once = [*looks, _stats(40, 30.0, 4.0)]
+    assert _watch(*once).doubtful
+    assert not _watch(*once, _stats(50, 35.0, 5.0)).doubtful, "it was as before"
+    stays = _watch(*once, _stats(50, 45.0, 5.0), _stats(60, 60.0, 6.0))
+    assert (stays.doubtful, stays.drifts, stays.leaps) == (False, 1, 1)
+    slowly = _watch(*looks, *(_stats(30 + 10 * n, 15.0 + 8.5 * n, 3.0 + n) for n in range(1, 7)))
+    assert (slowly.drifts, slowly.leaps) == (1, 0)
+
+
 def test_waits_for_a_core_that_are_counted_are_left_out():
     service = _watch(_stats(0, 0.0), _stats(10, 9.0, 2.0, core_wait_s=4.0), saturated=True)
     assert service.points[1].busy_s == pytest.approx(0.05)

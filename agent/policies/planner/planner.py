@@ -86,7 +86,8 @@ class Planner(Policy):
         learned = replace(learned, services={**learned.services, **changed})
         # Costs that move soon after a change were moved by it, and the trial shows whether that did good.
         other_workload = state.age > state.settings.ours or any(
-            learned.services[n].trends > state.services[n].trends for n in changed)
+            learned.services[n].trends > state.services[n].trends or learned.services[n].leaps > state.services[n].leaps
+            for n in changed)
         if other_machine or (changed and other_workload):  # earlier measurements say nothing about what comes now
             learned = replace(learned, caps={}, tried=frozenset(), quiet_until=0, failures=0,
                               spare=state.settings.spare, trial=None, window=(), demands=())
@@ -155,9 +156,9 @@ class Planner(Policy):
 
 
 def _changed(state: PlannerState, learned: PlannerState, name: str, stage: StageRates) -> bool:
-    """Whether a stage's costs have changed by themselves: soon after a change of ours that cannot be told."""
+    """Whether a stage's costs have changed by themselves: soon after a change of ours only a leap tells."""
     before, now = state.services[name], learned.services[name]
-    drifted = now.drifts > before.drifts and state.age > state.settings.ours
+    drifted = now.drifts > before.drifts and (state.age > state.settings.ours or now.leaps > before.leaps)
     return (drifted or now.trends > before.trends) and stage.busy >= state.settings.matters * stage.workers
 
 
@@ -265,6 +266,10 @@ def _plan(state: PlannerState, latest: PipelineRates, recent: PipelineRates) -> 
     switch = reshape(state, forecast, recent, stage_layouts.locked(forecast, recent)) if input_bound else None
     if switch is not None:
         return switch
+    if doubtful := [n for n, cost in state.services.items() if cost.doubtful and n in recent.stages
+                    and recent.stages[n].busy >= settings.matters * state.knobs.workers[n]]:
+        text = f"a row became dearer in {' and in '.join(doubtful)}: waiting whether it stays so"
+        return state.knobs, state, Reason(text=text, bottleneck=bottleneck, predicted_rows_per_s=present_rate)
     if state.tick < state.quiet_until:
         return state.knobs, state, Reason(text="waiting before the next try, as the last one failed",
                                           bottleneck=bottleneck, predicted_rows_per_s=present_rate)
