@@ -150,7 +150,8 @@ def test_a_dearer_transform_other_cores_and_a_killed_worker_are_told_with_what_w
         "slow-transform=10@2s,cores=1@9s,cores=2@11s,kill-worker@12s", "--run-dir", tmp_path / "run")
     assert code == 0, err
     found = json.loads(out.splitlines()[-1])
-    slow, less, more, killed = found["occasions"]
+    # A busy machine may change the costs of a row, too: such an occasion has no fault.
+    slow, less, more, killed = (one for one in found["occasions"] if "@" in one["text"])
     assert [one["what"] for one in (slow, less, more, killed)] == ["workload", "cores", "cores", "worker"]
     assert any("waits 1 → " in turned for one in found["occasions"] for turned in one["did"]), slow
     for event, cores in ((less, "2 to 1"), (more, "1 to 2")):
