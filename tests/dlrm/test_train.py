@@ -135,22 +135,6 @@ def test_the_same_seed_gives_the_same_result_and_other_knobs_change_nothing(fold
     assert last_json(process)["auc"] == json.loads((folder / "two.json").read_text())["auc"]
 
 
-def test_a_run_of_before_there_was_padding_goes_on_in_its_own_order(folder, tmp_path, capsys):
-    """Its settings do not say what becomes of the last rows: they were dropped."""
-    from sluice.dlrm.train import main
-
-    shutil.copytree(folder / "again", tmp_path / "run")
-    for path in (tmp_path / "run" / "checkpoints").glob("step-*/meta.json"):
-        meta = json.loads(path.read_text())
-        assert meta["loader"]["last"] == meta["config"].pop("last") == "drop"
-        path.write_text(json.dumps(meta))
-    words = ["--run-dir", str(tmp_path / "run"), "--resume", "--check", "--epochs", "3"]
-    assert main(words)["settings"]["last"] == "drop"
-    with pytest.raises(SystemExit):
-        main([*words, "--last", "pad"])
-    assert "last was 'drop' and cannot become 'pad'" in json.loads(capsys.readouterr().out)["error"]
-
-
 def test_evaluating_the_checkpoint_gives_what_training_said(folder):
     from sluice.dlrm import evaluate
 

@@ -63,7 +63,7 @@ def test_a_run_goes_on_with_another_version_that_has_their_columns_and_names_tho
     assert "its transforms make it in another way" in changes.dense_changed["ratio"]
     # What the run was asked for on top is applied to the new version, too, which may lack its columns.
     meta = latest(transformed / "run" / "checkpoints")[1]
-    meta = replace(meta, trained={}, config={**meta.config, "data": str(path), "transforms": [f"{MODULE}:f:C9>x"]})
+    meta = replace(meta, config={**meta.config, "data": str(path), "transforms": [f"{MODULE}:f:C9>x"]})
     plan = start_on(tmp_path / "run", tmp_path, meta, 1, split_moved="accept", allow_code=Permission.of((MODULE,)))
     assert (plan.meta.columns["pair"], plan.meta.dense[-1], plan.changes.grown.get("x")) == (60, "x", None)
     assert plan.table.permission.modules == {MODULE}
