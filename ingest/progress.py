@@ -38,8 +38,8 @@ _LONGEST_S = 30.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rests:
-    """The rests of a consumer so far: a validation, or a checkpoint. Each method returns a
-    new state, so that other threads may read one at any moment.
+    """The rests of a consumer so far: a validation, or a checkpoint. Each method returns a new state, so that other
+    threads may read one at any moment.
 
     Nobody asks for rows in a rest, and the pipeline fills its buffers. The rows that follow come faster than they are
     made. A rest therefore lasts until no more rows are under way than before."""

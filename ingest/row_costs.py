@@ -143,12 +143,20 @@ class RowCosts:
     @property
     def bound(self) -> float:
         """The rows a second that all of this allows."""
-        low, high = 0.0, min(self._allowed(1.0), self.cores / self.cpu_s if self.cpu_s > 0 else math.inf)
-        if not math.isfinite(high) or self._allowed(self._slow(high)) >= high:
+        parts = (*self._workers().values(), self.consumer)
+
+        def is_allowed(rate: float) -> bool:
+            slow = self._slow(rate)
+            return min(part.capacity(slow) for part in parts) >= rate
+
+        low, high = 0.0, min(part.capacity(1.0) for part in parts)
+        if self.cpu_s > 0:
+            high = min(high, self.cores / self.cpu_s)
+        if not math.isfinite(high) or is_allowed(high):
             return high
         for _ in range(_HALVINGS):
             middle = (low + high) / 2
-            low, high = (middle, high) if self._allowed(self._slow(middle)) >= middle else (low, middle)
+            low, high = (middle, high) if is_allowed(middle) else (low, middle)
         return low
 
     def _workers(self) -> dict[str, Share]:
@@ -159,9 +167,6 @@ class RowCosts:
             known = found.get(head, Share(workers=self.stages.get(head, share).workers, cpu_s=0.0))
             found[head] = replace(known, cpu_s=known.cpu_s + share.cpu_s, wait_s=known.wait_s + share.wait_s)
         return found
-
-    def _allowed(self, slow: float) -> float:
-        return min(part.capacity(slow) for part in (*self._workers().values(), self.consumer))
 
     def _slow(self, rate: float) -> float:
         """How many seconds a second of work takes at a rate: all who want a core get an equal part."""

@@ -49,14 +49,12 @@ def step(title: str, *command: str | os.PathLike[str], hosts: int = 1) -> tuple[
     as often as there are `hosts`, one of which says that line."""
     words = _announced(title, command, hosts)
     began = time.monotonic()
-    # Sessions of their own: an interrupt goes to all of the step's processes, and none outlives the demo.
     running: list[subprocess.Popen[str]] = []
     last, (read, write) = "", os.pipe()
     try:
         with _uninterrupted():
             for _ in range(hosts):
-                running.append(subprocess.Popen(words, stdout=write, text=True, cwd=ROOT, env=ACTIVATED,
-                                                start_new_session=True))
+                running.append(_start(words, write))
             os.close(write)
         with open(read) as lines:
             for line in lines:
@@ -78,8 +76,7 @@ def under_way(title: str, *command: str | os.PathLike[str]) -> Iterator[subproce
     words, running = _announced(title, command), []
     try:
         with _uninterrupted():
-            running.append(subprocess.Popen(words, stdout=subprocess.DEVNULL, text=True, cwd=ROOT, env=ACTIVATED,
-                                            start_new_session=True))
+            running.append(_start(words, subprocess.DEVNULL))
         yield running[0]
         for child in psutil.Process(running[0].pid).children():  # torchrun itself would answer with a traceback
             with suppress(psutil.NoSuchProcess):
@@ -106,6 +103,12 @@ def _announced(title: str, command: Sequence[str | os.PathLike[str]], hosts: int
     words = [os.fspath(w) for w in command]
     say(f"\n── {title}\n$ {' '.join(_short(w) for w in words)}{'' if hosts == 1 else f'  # {hosts} times'}")
     return words
+
+
+def _start(words: Sequence[str], output: int) -> subprocess.Popen[str]:
+    """Starts a command in a session of its own: an interrupt goes to all of its processes, and none outlives the
+    demo."""
+    return subprocess.Popen(words, stdout=output, text=True, cwd=ROOT, env=ACTIVATED, start_new_session=True)
 
 
 def _short(word: str) -> str:
