@@ -15,6 +15,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+RUNNING: set[int] = set()
+"""Browsers that run now, by process id. They start and end processes of their own whenever they like."""
+
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 WITHOUT = "no chromium here; Debian has it: apt-get install chromium"
 _AT_3_AND_4 = """import os, sys
@@ -112,6 +115,7 @@ def browser(folder: Path) -> Iterator[Browser]:
         stderr=subprocess.DEVNULL, process_group=0)
     os.close(theirs_in)
     os.close(theirs_out)
+    RUNNING.add(process.pid)
     try:
         page = Browser(into, out)
         yield page
@@ -121,5 +125,6 @@ def browser(folder: Path) -> Iterator[Browser]:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+        RUNNING.discard(process.pid)
         os.close(into)
         os.close(out)

@@ -183,3 +183,9 @@ def test_a_live_page_is_drawn_anew_as_its_run_grows(tmp_path):
             pages.over.set()
             pages.shutdown()
             server.join()
+
+
+def test_a_process_that_the_browser_starts_meanwhile_is_the_browsers(shown):
+    """Failed before: a renderer that came up inside a test counted as left behind by that test."""
+    chromium, _ = shown
+    chromium.call("Target.createTarget", url="data:text/html,<p>another")
