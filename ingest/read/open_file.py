@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import weakref
 from collections.abc import Sequence
 from urllib.parse import unquote
@@ -10,6 +11,7 @@ from urllib.parse import unquote
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+_RANGES_AT_ONCE = 2  # of a row group, fetched side by side by each reader
 _TAIL = 8  # bytes after a footer: its length, and `PAR1`
 
 
@@ -80,11 +82,38 @@ class LocalFile(OpenFile):
         self._release()
 
 
+class _StoreReads:
+    """Counts the row groups that this process is fetching from stores, and gives Arrow threads for as many.
+
+    Arrow fetches with eight threads unless it is told otherwise: a ninth reader would wait for another one's answer."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._count = 0
+
+    def __enter__(self) -> None:
+        with self._lock:
+            self._count += 1
+            if self._count * _RANGES_AT_ONCE > pa.io_thread_count():
+                pa.set_io_thread_count(self._count * _RANGES_AT_ONCE)
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._count -= 1
+
+
+_store_reads = _StoreReads()
+
+
 class StoreFile(OpenFile):
     """A file in a store, which is closed with this."""
 
     def __init__(self, opened: pa.NativeFile, metadata: pq.FileMetaData | None, dictionaries: Sequence[str]):
         super().__init__(opened, metadata, dictionaries, ahead=True)
+
+    def read(self, group: int, columns: Sequence[str]) -> pa.Table:
+        with _store_reads:
+            return super().read(group, columns)
 
     def rest(self) -> None:
         """Gives back what was fetched, which Arrow keeps until the next request."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import threading
 from collections import deque
 
 import pytest
@@ -12,6 +13,7 @@ from sluice.etl.common.errors import UsageError
 from sluice.etl.common.slow_path import plain_path, slow_path
 from sluice.etl.table.store import TableStore
 from sluice.etl.table.table import FeatureTable
+from sluice.ingest.knobs import Knobs
 from sluice.ingest.loader import BatchLoader
 from sluice.ingest.read.parquet_files import ParquetError, ParquetFiles
 from sluice.ingest.read.remote_files import RemoteFiles
@@ -83,3 +85,23 @@ def test_plain_files_do_so_too(table, tmp_path):
         ParquetFiles.open(f"latency://1ms{tmp_path}/none-*")
     with pytest.raises(ParquetError, match="one delay, or none"):
         ParquetFiles.open([files[0], f"latency://1ms{files[1]}"])
+
+
+def test_as_many_reads_of_a_store_are_under_way_as_there_are_readers(table, monkeypatch):
+    """Failed before: Arrow fetched for eight readers at once, however many there were."""
+    readers = 12
+    all_there = threading.Barrier(readers)
+    row_groups = iter(range(readers))
+    fetch = RemoteFiles.read
+
+    def read(self, *about):
+        is_of_arrow = threading.get_ident() not in {thread.ident for thread in threading.enumerate()}
+        if is_of_arrow and next(row_groups, None) is not None:
+            all_there.wait(60)
+        return fetch(self, *about)
+
+    monkeypatch.setattr(RemoteFiles, "read", read)
+    with BatchLoader(f"latency://0ms{table.uri}", batch_size=80, knobs=Knobs(workers={"read": readers})) as loader:
+        deque(loader, maxlen=0)
+    assert not all_there.broken
+    assert next(row_groups, None) is None
