@@ -24,11 +24,11 @@ import numpy as np
 from sluice.agent.controller import Controller
 from sluice.agent.planner_settings import PlannerSettings
 from sluice.agent.policies.planner.planner import Planner
-from sluice.agent.simulator.fleet import FleetPipeline, FleetTruth
 from sluice.agent.simulator.physics import Consumer, SimMachine, SimStage
 from sluice.agent.simulator.scenario import Scenario, ScheduledChange
 from sluice.agent.tunable import Policy
 from sluice.benchmarks.rivals.fleets import Ds2Fleet, RayThresholds
+from sluice.benchmarks.simulated_fleet import FleetPipeline, FleetTruth
 from sluice.etl.common.program import run as program
 from sluice.etl.common.program import say
 from sluice.etl.common.settings import parse, setting

@@ -19,7 +19,6 @@ from sluice.agent.runtime.core_sharing import CoreClaims
 from sluice.agent.runtime.knob_memory import KnobMemory
 from sluice.agent.runtime.knob_options import KnobOptions
 from sluice.agent.runtime.settled_knobs import KnobContext, Registry, RegistryEntry
-from sluice.agent.simulator.fake import FakeStage
 from sluice.dlrm.telemetry.journal import Journal
 from sluice.dlrm.telemetry.progress import TrainingProgress
 from sluice.etl.common.program import run, say
@@ -30,6 +29,7 @@ from sluice.ingest.read.cache import FileCache
 from sluice.ingest.stages.quarantine import Errors, Quarantine, QuarantineError
 from sluice.ingest.tools.options import ArgumentError, RunOptions
 from sluice.ingest.tools.run_conditions import RunConditions
+from tests.agent.fake import FakeStage
 from tests.agent.test_knob_memory import FakeLoader
 
 

@@ -9,11 +9,11 @@ import pytest
 
 from sluice.agent.controller import Controller
 from sluice.agent.policies import make
-from sluice.agent.simulator.fake import FakePipeline, FakeStage
 from sluice.agent.simulator.fluid import Simulator
 from sluice.agent.simulator.physics import Consumer, SimMachine, SimStage
 from sluice.agent.simulator.scenario import Scenario
 from sluice.ingest.stats import Snapshot
+from tests.agent.fake import FakePipeline, FakeStage
 
 ROWS = 1024
 ILLNESSES = ("a stage is missing", "a stage is new", "the clock stands still", "counters begin anew",

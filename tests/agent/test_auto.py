@@ -21,11 +21,11 @@ from sluice.agent.policies.planner.planner import Planner
 from sluice.agent.report.narrative import tell
 from sluice.agent.report.run_folder import Run, RunFolder
 from sluice.agent.runtime.foreknowledge import foreknowledge
-from sluice.agent.simulator.fake import FakePipeline, FakeStage
 from sluice.agent.simulator.fluid import Simulator
 from sluice.agent.simulator.physics import GIB, MIB, SimMachine, SimStage
 from sluice.agent.simulator.rollout import run
 from sluice.agent.simulator.scenario import Scenario
+from tests.agent.fake import FakePipeline, FakeStage
 
 STAGES = [FakeStage(name="read", cpu_s=0.002, wait_s=0.05), FakeStage(name="bid", cpu_s=0.004),
           FakeStage(name="collate", cpu_s=0.001)]

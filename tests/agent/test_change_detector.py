@@ -10,7 +10,7 @@ from sluice.agent.controller import Controller
 from sluice.agent.costs.rates import rates
 from sluice.agent.policies import make
 from sluice.agent.runtime.change_detector import ChangeDetector
-from sluice.agent.simulator.fake import FakePipeline, FakeStage
+from tests.agent.fake import FakePipeline, FakeStage
 
 
 def _pipeline(workers=None):

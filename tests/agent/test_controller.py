@@ -11,10 +11,10 @@ import pytest
 from sluice.agent.controller import Controller
 from sluice.agent.policies import make
 from sluice.agent.report.format import line
-from sluice.agent.simulator.fake import FakePipeline, FakeStage
 from sluice.agent.tunable import Policy, Reason
 from sluice.ingest.knobs import KnobError, Knobs
 from sluice.ingest.stats import Snapshot, StatsError
+from tests.agent.fake import FakePipeline, FakeStage
 
 
 def _pipeline():

@@ -12,7 +12,7 @@ import pytest
 from sluice.agent.controller import Controller
 from sluice.agent.policies import make
 from sluice.agent.runtime.core_sharing import CoreClaims, CoreSharingTunable, fair
-from sluice.agent.simulator.fake import FakePipeline, FakeStage
+from tests.agent.fake import FakePipeline, FakeStage
 
 ROOT = Path(__file__).resolve().parents[2]
 

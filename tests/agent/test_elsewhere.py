@@ -11,9 +11,9 @@ from sluice.agent.controller import Controller
 from sluice.agent.costs.elsewhere import at_work
 from sluice.agent.planner_settings import PlannerSettings
 from sluice.agent.policies.planner.planner import Planner
-from sluice.agent.simulator.fleet import FleetPipeline, FleetTruth
 from sluice.agent.simulator.physics import Consumer, SimMachine, SimStage
 from sluice.agent.simulator.scenario import Scenario, ScheduledChange
+from sluice.benchmarks.simulated_fleet import FleetPipeline, FleetTruth
 from sluice.ingest.knobs import REQUESTS_A_CORE
 from sluice.ingest.stats import Snapshot, StageStats
 

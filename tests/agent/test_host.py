@@ -10,8 +10,8 @@ import pytest
 from sluice.agent.controller import Controller
 from sluice.agent.policies import make
 from sluice.agent.runtime.host_ranks import HostMember, HostTunable
-from sluice.agent.simulator.fake import FakePipeline, FakeStage
 from sluice.ingest.knobs import KnobError
+from tests.agent.fake import FakePipeline, FakeStage
 
 
 class MemoryStore:

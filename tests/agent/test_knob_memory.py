@@ -11,9 +11,9 @@ from sluice.agent.policies import make as policy
 from sluice.agent.runtime import knobs_file
 from sluice.agent.runtime.knob_memory import BestChoice, KnobMemory
 from sluice.agent.runtime.knob_options import KnobOptions
-from sluice.agent.simulator.fake import FakePipeline, FakeStage
 from sluice.etl.common.settings import make, read
 from sluice.ingest.knobs import KnobError, Knobs
+from tests.agent.fake import FakePipeline, FakeStage
 
 
 class FakeOperators:

@@ -16,12 +16,12 @@ from sluice.agent.costs.forecast import Forecast
 from sluice.agent.costs.rates import PipelineRates, StageRates
 from sluice.agent.costs.stage_cost import Point, StageCost
 from sluice.agent.policies import make
-from sluice.agent.simulator.fake import FakePipeline, FakeStage
 from sluice.agent.simulator.physics import SimStage
 from sluice.agent.simulator.rollout import frozen_rows, metric, reference, run
 from sluice.agent.simulator.scenario import Scenario
 from sluice.agent.simulator.scenario_json import shipped
 from sluice.ingest.knobs import KnobError, Knobs, Limits
+from tests.agent.fake import FakePipeline, FakeStage
 
 pytestmark = pytest.mark.slow
 

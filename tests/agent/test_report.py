@@ -18,8 +18,8 @@ from sluice.agent.report import page as report
 from sluice.agent.report.charts import decimate
 from sluice.agent.report.format import count, moves, percent
 from sluice.agent.report.run_folder import Run, RunFolder, read_lines
-from sluice.agent.simulator.fake import FakePipeline, FakeStage
 from tests.agent import grown_run
+from tests.agent.fake import FakePipeline, FakeStage
 
 pytestmark = pytest.mark.slow
 

@@ -14,9 +14,9 @@ import pytest
 from sluice.agent.controller import Controller
 from sluice.agent.policies import make
 from sluice.agent.runtime.settled_knobs import KnobContext, Registry, RegistryEntry, machine_fingerprint
-from sluice.agent.simulator.fake import FakePipeline, FakeStage
 from sluice.ingest.knobs import Knobs, Limits
 from sluice.ingest.machine import Machine
+from tests.agent.fake import FakePipeline, FakeStage
 
 MIB = 2**20
 LIMITS = Limits(workers={"read": (1, 64), "collate": (1, 4)}, read_ahead_bytes=(MIB, 2**40))

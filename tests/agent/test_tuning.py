@@ -11,10 +11,10 @@ import pytest
 from sluice.agent.controller import Controller
 from sluice.agent.policies import make
 from sluice.agent.report.run_folder import Run, RunFolder
-from sluice.agent.simulator.fake import FakePipeline, FakeStage
 from sluice.agent.tunable import Policy, Reason
 from sluice.agent.tuning import TunedRun, TuningStatus, policy_of
 from sluice.ingest.knobs import KnobError, Knobs
+from tests.agent.fake import FakePipeline, FakeStage
 from tests.ingest.twin import eventually
 
 

@@ -9,9 +9,9 @@ from typing import Any
 
 from sluice.agent import policies
 from sluice.agent.controller import Controller
-from sluice.agent.simulator.fleet import FleetPipeline, FleetTruth
 from sluice.agent.simulator.fluid import Simulator
 from sluice.agent.simulator.scenario_json import load
+from sluice.benchmarks.simulated_fleet import FleetPipeline, FleetTruth
 from tests.frozen.digest import digest, key_paths_by_kind
 
 SEEDS = 64

@@ -10,9 +10,9 @@ import pytest
 from sluice.agent.controller import Controller
 from sluice.agent.costs.rates import rates
 from sluice.agent.policies.planner.planner import Planner
-from sluice.agent.simulator.fake import FakePipeline, FakeStage
 from sluice.ingest.loader import BatchLoader
 from sluice.ingest.progress import Rests
+from tests.agent.fake import FakePipeline, FakeStage
 
 
 class RestingPipeline(FakePipeline):
