@@ -88,9 +88,7 @@ bench-peers-etl: setup  ## environment for benchmarks.etl_peers: pandas, Polars,
 	@.venv-peers-etl/bin/python -m pip install -q -r requirements-peers-etl.txt
 
 dist: setup  ## build/sluice.zip, for spark-submit --py-files
-	@mkdir -p build && \
-	$(PY) -c "import pathlib, zipfile; z = zipfile.ZipFile('build/sluice.zip.$$$$', 'w', zipfile.ZIP_DEFLATED); [z.write(p, pathlib.Path('sluice', p) if p.parts[0] == 'etl' else p) for p in sorted([*pathlib.Path('etl').rglob('*.py'), *pathlib.Path('sluice').glob('*.py')])]; z.close()" && \
-	mv build/sluice.zip.$$$$ build/sluice.zip && echo build/sluice.zip
+	@$(PY) .ci/dist.py build/sluice.zip
 
 clean:  ## remove what was built and the demo's output, not .venv
 	@rm -rf build dist demo-out demo-schema-out *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis spark-warehouse

@@ -12,10 +12,10 @@ from sluice.agent.report import narrative, page
 from sluice.agent.report.beside import listening
 from sluice.agent.report.live import LivePages
 from sluice.agent.report.run_folder import Run
-from sluice.etl.common.errors import UsageError
-from sluice.etl.common.program import run, say
-from sluice.etl.common.settings import parse, setting
-from sluice.etl.common.suggest import nearest
+from sluice.common.errors import UsageError
+from sluice.common.program import run, say
+from sluice.common.settings import parse, setting
+from sluice.common.suggest import nearest
 
 _EXAMPLES = """examples:
   sluice report runs/first

@@ -41,10 +41,10 @@ from sluice.agent.policies.planner import changes, planner, state
 from sluice.agent.policies.planner.trial_change import TrialChange
 from sluice.agent.simulator.random_pipelines import pipeline
 from sluice.agent.simulator.rollout import reference, run
-from sluice.etl.common.errors import UsageError
-from sluice.etl.common.program import run as program
-from sluice.etl.common.program import say
-from sluice.etl.common.suggest import nearest
+from sluice.common.errors import UsageError
+from sluice.common.program import run as program
+from sluice.common.program import say
+from sluice.common.suggest import nearest
 
 TOGETHER = "together"
 _DRAWS = 4000

@@ -24,8 +24,8 @@ from sluice.agent.policies import make
 from sluice.agent.simulator.physics import Consumer, SimMachine, SimStage
 from sluice.agent.simulator.rollout import run as simulated
 from sluice.agent.simulator.scenario import Scenario
-from sluice.etl.common.errors import UsageError
-from sluice.etl.common.program import run, say
+from sluice.common.errors import UsageError
+from sluice.common.program import run, say
 
 ALGORITHMS = ("HILL_CLIMB", "DEFAULT")
 _CORES = (4, 8, 16)

@@ -26,7 +26,7 @@ import pyarrow.parquet as pq
 from benchmarks.etl import submit_words
 from benchmarks.etl_turns import ROOT, raw_of
 from benchmarks.results import Results, table
-from sluice.etl.common.program import run, say
+from sluice.common.program import run, say
 from sluice.etl.jobs.job_run import Job
 from sluice.etl.jobs.progress import JobProgress
 from sluice.etl.schema import DataFile
@@ -37,7 +37,7 @@ from sluice.etl.spec.spec import Spec
 from sluice.etl.synth.other_shapes import synthesize_shape
 from sluice.etl.table.store import TableStore
 from sluice.ingest.read.reader import RowGroupReader, source_of
-from sluice.ingest.tools.decode_limit import decode_rows_per_s
+from sluice.tools.decode_limit import decode_rows_per_s
 
 ROWS = {"criteo": 1_000_000, "sessions": 400_000}
 CODECS = ("uncompressed", "snappy", "lz4_raw", "zstd")

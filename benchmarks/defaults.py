@@ -32,8 +32,8 @@ import scipy.sparse as sp
 from scipy.optimize import minimize
 
 from benchmarks.results import Results, table
+from sluice.common.program import run, say
 from sluice.dlrm.evaluation.metrics import auc
-from sluice.etl.common.program import run, say
 from sluice.etl.synth.criteo import CATEGORIES, INTEGERS, Clicks, SyntheticRows
 
 ROOT = Path(__file__).resolve().parent.parent

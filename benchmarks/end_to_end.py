@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.results import ROOT, table
-from sluice.etl.common.program import run, say
+from sluice.common.program import run, say
 from sluice.etl.synth.raw_logs import synthesize
 
 LAYERS = {"dense": (128, 64), "over": (128, 64)}

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.results import Results, table
-from sluice.etl.common.program import run, say
+from sluice.common.program import run, say
 from sluice.etl.spark.processes.standalone_cluster import StandaloneCluster
 
 ROOT = Path(__file__).resolve().parent.parent

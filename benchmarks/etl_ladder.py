@@ -19,7 +19,7 @@ from typing import Any
 
 from benchmarks.etl import MILLION, ROOT, session
 from benchmarks.results import Results, table
-from sluice.etl.common.program import run, say
+from sluice.common.program import run, say
 from sluice.etl.spark.processes.standalone_cluster import StandaloneCluster
 
 Row = dict[str, Any]

@@ -24,8 +24,8 @@ from benchmarks.etl import ROOT, session
 from benchmarks.etl_arms import ARMS, LOOP_ROWS
 from benchmarks.etl_turns import raw_of
 from benchmarks.results import Results, table
-from sluice.etl.common.errors import UsageError
-from sluice.etl.common.program import run, say
+from sluice.common.errors import UsageError
+from sluice.common.program import run, say
 
 PYTHON = ROOT / ".venv-peers-etl/bin/python"
 _CONTENT = ("import json, pathlib, sys; from benchmarks.etl_arms import content; "

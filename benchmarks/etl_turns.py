@@ -34,11 +34,11 @@ from typing import Any
 import psutil
 import pyarrow as pa
 
+from sluice.common.errors import UsageError
+from sluice.common.program import run, say
+from sluice.common.suggest import nearest
 from sluice.etl.apply.features import Features, FileAssignment
 from sluice.etl.apply.parse import Batches, InputParser
-from sluice.etl.common.errors import UsageError
-from sluice.etl.common.program import run, say
-from sluice.etl.common.suggest import nearest
 from sluice.etl.jobs.job_run import WORKER_BYTES, Job
 from sluice.etl.jobs.progress import JobProgress
 from sluice.etl.spark.engine import SparkEngine

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.results import ROOT
-from sluice.etl.common.program import run, say
+from sluice.common.program import run, say
 
 sys.path.insert(0, str(ROOT / "examples"))
 from feature_store import FeatureStore

@@ -29,9 +29,9 @@ from sluice.agent.simulator.scenario import Scenario, ScheduledChange
 from sluice.agent.tunable import Policy
 from sluice.benchmarks.rivals.fleets import Ds2Fleet, RayThresholds
 from sluice.benchmarks.simulated_fleet import FleetPipeline, FleetTruth
-from sluice.etl.common.program import run as program
-from sluice.etl.common.program import say
-from sluice.etl.common.settings import parse, setting
+from sluice.common.program import run as program
+from sluice.common.program import say
+from sluice.common.settings import parse, setting
 
 BATCH, GROUP = 8192, 65536
 POLICIES = ("planner", "ray-thresholds", "ds2", "planner, no price")

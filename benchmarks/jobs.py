@@ -18,9 +18,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from sluice.etl.common.errors import UsageError
-from sluice.etl.common.program import run as program
-from sluice.etl.common.program import say
+from sluice.common.errors import UsageError
+from sluice.common.program import run as program
+from sluice.common.program import say
 
 ROOT = Path(__file__).resolve().parent.parent
 _GREEDY = "read=8,shuffle=4,batch=4"

@@ -20,7 +20,7 @@ from typing import Any
 from benchmarks.loaders import made_table, tight_loop
 from benchmarks.shapes import cpu_s as processor_s
 from benchmarks.shapes import multi_hot_files
-from sluice.etl.common.program import run, say
+from sluice.common.program import run, say
 from sluice.ingest.columns import Columns
 from sluice.ingest.knobs import Knobs
 from sluice.ingest.loader import BatchLoader

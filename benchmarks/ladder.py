@@ -33,7 +33,7 @@ from benchmarks.etl import ROOT
 from benchmarks.etl_turns import raw_of
 from benchmarks.results import Results, table
 from sluice.agent.report import page as report
-from sluice.etl.common.program import run, say
+from sluice.common.program import run, say
 from sluice.ingest.knobs import format_bytes
 
 Row = dict[str, Any]

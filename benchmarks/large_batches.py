@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 from benchmarks.models import made
 from benchmarks.results import Results, table
 from benchmarks.trainer import step
+from sluice.common.program import run, say
 from sluice.dlrm import run_plan
 from sluice.dlrm.evaluation.split import evaluate
 from sluice.dlrm.options import Config, OptimConfig
@@ -35,7 +36,6 @@ from sluice.dlrm.telemetry.silence_warnings import quiet
 from sluice.dlrm.training import loaders
 from sluice.dlrm.training.assemble import parts_of
 from sluice.dlrm.training.input_checks import BatchChecker
-from sluice.etl.common.program import run, say
 from sluice.etl.table.table import FeatureTable
 from sluice.ingest.loader import BatchLoader
 

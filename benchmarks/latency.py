@@ -24,14 +24,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from sluice.agent import policies
 from sluice.agent.controller import Controller
-from sluice.etl.common.errors import UsageError
-from sluice.etl.common.program import run, say
+from sluice.common.errors import UsageError
+from sluice.common.program import run, say
 from sluice.etl.synth.small_table import small_table
 from sluice.etl.table.table import FeatureTable
 from sluice.ingest.knobs import Knobs
 from sluice.ingest.loader import BatchLoader
 from sluice.ingest.row_order import Read
-from sluice.ingest.tools.bench_outcome import consume
+from sluice.tools.bench_outcome import consume
 
 _WARM_S = 1.0
 _ROWS, _ROW_GROUP_ROWS = 1_000_000, 20_000  # of the table that is made if none is named

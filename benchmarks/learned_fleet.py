@@ -24,9 +24,9 @@ from sluice.agent.tunable import Policy, Reason
 from sluice.benchmarks.fleet_size import drawn, held, interval, made
 from sluice.benchmarks.rivals.fleets import Ds2FleetState, remote_stage, weighed, with_workers
 from sluice.benchmarks.rivals.stopwatch import Stopwatch
-from sluice.etl.common.program import run as program
-from sluice.etl.common.program import say
-from sluice.etl.common.settings import parse, setting
+from sluice.common.program import run as program
+from sluice.common.program import say
+from sluice.common.settings import parse, setting
 from sluice.ingest.knobs import REQUESTS_A_CORE, Knobs, Limits
 from sluice.ingest.stats import Snapshot
 

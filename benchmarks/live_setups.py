@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from sluice.agent.costs.rates import rates
 from sluice.benchmarks import live_setups
-from sluice.etl.common.errors import UsageError
+from sluice.common.errors import UsageError
 from sluice.ingest.batch import Batch
 from sluice.ingest.knobs import Knobs
 from sluice.ingest.loader import BatchLoader

@@ -27,8 +27,8 @@ import numpy as np
 import pyarrow.parquet as pq
 import torch
 
-from sluice.etl.common.errors import UsageError
-from sluice.etl.common.program import run, say
+from sluice.common.errors import UsageError
+from sluice.common.program import run, say
 from sluice.etl.synth.small_table import small_table
 from sluice.etl.table.table import FeatureTable
 from sluice.ingest.columns import Columns
@@ -36,7 +36,7 @@ from sluice.ingest.loader import BatchLoader
 from sluice.ingest.read.reader import RowGroupReader, source_of
 from sluice.ingest.row_order import Read, WindowPart
 from sluice.ingest.stages.transform import Transform
-from sluice.ingest.tools.decode_limit import decode_rows_per_s
+from sluice.tools.decode_limit import decode_rows_per_s
 
 Contender = Callable[[float], float]  # seconds → rows a second
 

@@ -29,11 +29,11 @@ from typing import Any
 
 from benchmarks.results import ROOT, Results, table
 from benchmarks.trainer import learned
+from sluice.common.program import run, say
 from sluice.dlrm.options import MODELS, Config, ModelConfig, OptimConfig
 from sluice.dlrm.ranks import Ranks, world
 from sluice.dlrm.session.defaults import defaults
 from sluice.dlrm.telemetry.silence_warnings import quiet
-from sluice.etl.common.program import run, say
 from sluice.etl.table.table import FeatureTable
 
 DENSE_RATES, TABLE_RATES, SEEDS = (0.001, 0.003, 0.01), (0.02, 0.1), (101, 102, 103)

@@ -28,7 +28,7 @@ from sluice.agent.controller import Controller
 from sluice.agent.policies import make
 from sluice.agent.report.incidents import recovery
 from sluice.benchmarks.live_setups import SETUPS, TABLE, Session, Setup, Turn
-from sluice.etl.common.program import run as program
+from sluice.common.program import run as program
 from sluice.etl.synth.small_table import small_table
 from sluice.ingest.faults.core_limit import CoreShare
 from sluice.ingest.knobs import Knobs

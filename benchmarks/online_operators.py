@@ -18,8 +18,8 @@ from typing import Any
 
 from benchmarks.jobs import ROOT, together
 from benchmarks.results import table
-from sluice.etl.common.program import run as program
-from sluice.etl.common.program import say
+from sluice.common.program import run as program
+from sluice.common.program import say
 from sluice.etl.table.table import FeatureTable
 from sluice.ingest.knobs import Knobs
 from sluice.ingest.loader import BatchLoader

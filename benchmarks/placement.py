@@ -23,10 +23,10 @@ from benchmarks.jobs import ROOT, together
 from benchmarks.results import table as shown
 from sluice.agent.report.operator_choice import Foretold
 from sluice.agent.report.run_folder import Run
+from sluice.common.program import run as program
+from sluice.common.program import say
 from sluice.etl.apply.column_costs import Form, forms
 from sluice.etl.apply.parse import InputParser
-from sluice.etl.common.program import run as program
-from sluice.etl.common.program import say
 from sluice.etl.local.input_paths import files_of
 from sluice.etl.local.pieces import pieces_of
 from sluice.etl.spec.row_split import row_keys

@@ -33,9 +33,9 @@ from benchmarks.loaders import decode_only, made_table
 from benchmarks.peers.peer import PEERS, Kind, Peer, PeerError
 from benchmarks.peers.serve import Job
 from benchmarks.shapes import cpu_s as processor_s
-from sluice.etl.common.errors import UsageError
-from sluice.etl.common.program import run, say
-from sluice.etl.common.suggest import nearest
+from sluice.common.errors import UsageError
+from sluice.common.program import run, say
+from sluice.common.suggest import nearest
 from sluice.etl.table.table import FeatureTable
 from sluice.ingest.columns import Columns
 from sluice.ingest.read.packed_copy import PackedCopy

@@ -18,7 +18,7 @@ import sys
 import tempfile
 from typing import Any
 
-from sluice.etl.common.program import run, say
+from sluice.common.program import run, say
 from sluice.etl.synth.small_table import small_table
 
 _TURN = """

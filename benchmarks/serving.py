@@ -38,8 +38,8 @@ import psutil
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from sluice.etl.common.errors import UsageError
-from sluice.etl.common.program import run, say
+from sluice.common.errors import UsageError
+from sluice.common.program import run, say
 from sluice.etl.synth.criteo import CATEGORIES, INTEGERS, Clicks
 
 _ROWS = 2000

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from sluice.etl.common.program import run, say
+from sluice.common.program import run, say
 from sluice.ingest.row_order import RowsPlan
 
 BATCH = 8192

@@ -38,7 +38,7 @@ import pyarrow as pa
 import pyarrow.csv
 
 from benchmarks.results import ROOT
-from sluice.etl.common.program import run, say
+from sluice.common.program import run, say
 from sluice.etl.spark.processes.standalone_cluster import StandaloneCluster
 from sluice.etl.table.table import FeatureTable
 

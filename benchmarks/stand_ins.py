@@ -165,7 +165,7 @@ def _fitted(splits: Mapping[str, tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 def guess_and_make(source: Path, folder: Path) -> Path:
     """The table that the local engine makes by the guessed spec, unedited."""
-    from sluice.ingest.tools.guess import guessed_spec
+    from sluice.tools.guess import guessed_spec
 
     (folder / "guessed.toml").write_text(guessed_spec(str(source)))
     command = [sys.executable, "-m", "sluice", "etl", "--spec", str(folder / "guessed.toml"), "--input", str(source),

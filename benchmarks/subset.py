@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from benchmarks.results import ROOT
-from sluice.etl.common.program import run, say
+from sluice.common.program import run, say
 
 
 def kendall(one: Mapping[str, float], other: Mapping[str, float]) -> float:

@@ -34,6 +34,8 @@ from torch import nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from sluice.common.errors import UsageError
+from sluice.common.program import run, say
 from sluice.dlrm import run_plan
 from sluice.dlrm.evaluation.split import evaluate
 from sluice.dlrm.model.ranker import TableLayout, loss_of
@@ -55,8 +57,6 @@ from sluice.dlrm.telemetry.silence_warnings import quiet
 from sluice.dlrm.training import assemble, loaders
 from sluice.dlrm.training.assemble import TrainingParts, parts_of
 from sluice.dlrm.training.input_checks import BatchChecker
-from sluice.etl.common.errors import UsageError
-from sluice.etl.common.program import run, say
 from sluice.etl.table.table import FeatureTable
 from sluice.ingest.batch import Batch
 from sluice.ingest.loader import BatchLoader

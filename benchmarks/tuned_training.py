@@ -35,10 +35,10 @@ from benchmarks.results import ROOT, table
 from sluice.agent.report.incidents import occasions
 from sluice.agent.report.narrative import mean, started
 from sluice.agent.report.run_folder import Run
-from sluice.etl.common.errors import UsageError
-from sluice.etl.common.program import run as program
-from sluice.etl.common.program import say
-from sluice.etl.common.suggest import nearest
+from sluice.common.errors import UsageError
+from sluice.common.program import run as program
+from sluice.common.program import say
+from sluice.common.suggest import nearest
 from sluice.ingest.knobs import Knobs
 from sluice.ingest.machine import Machine
 

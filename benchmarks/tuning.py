@@ -34,9 +34,9 @@ from sluice.agent.simulator.physics import Consumer, SimMachine, SimStage
 from sluice.agent.simulator.random_pipelines import pipeline
 from sluice.agent.simulator.rollout import reference, run, score
 from sluice.agent.simulator.scenario import Scenario, ScheduledChange
-from sluice.etl.common.errors import UsageError
-from sluice.etl.common.program import run as program
-from sluice.etl.common.program import say
+from sluice.common.errors import UsageError
+from sluice.common.program import run as program
+from sluice.common.program import say
 
 _COLUMN_S = {"load": 120e-9, "shuffle": 25e-9, "batch": 30e-9, "udf": 400e-9, "prefetch": 20e-9}
 _ITEM_S = 2e-3  # of each stage for a batch, whatever its size

@@ -33,10 +33,10 @@ import torch
 
 from benchmarks.results import ROOT, table
 from sluice import Loader
-from sluice.etl.common.program import run, say
+from sluice.common.program import run, say
 from sluice.ingest.row_costs import RowCosts, Share
 from sluice.ingest.stats import Snapshot
-from sluice.ingest.tools.headroom import timed
+from sluice.tools.headroom import timed
 
 RANKS, BATCHES, WORKERS = (1, 2), (1024, 8192), (1, 2)
 FEW = 8  # batches that are used over and over to time a step alone

@@ -12,11 +12,11 @@ from __future__ import annotations
 import os
 from typing import Any, NoReturn
 
+from sluice.common.errors import UsageError
+from sluice.common.program import run, say
+from sluice.common.settings import parse
 from sluice.dlrm.evaluation.request import EvaluationRequest
 from sluice.dlrm.liveness.rank_exit import RankExit, end_with_torchrun, tell_torchrun
-from sluice.etl.common.errors import UsageError
-from sluice.etl.common.program import run, say
-from sluice.etl.common.settings import parse
 
 
 def main(argv: list[str]) -> dict[str, Any] | None:

@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
+from sluice.common.program import run, say
+from sluice.common.settings import parse, setting
 from sluice.dlrm.checkpoint.meta import check, latest
 from sluice.dlrm.options import Config
-from sluice.etl.common.program import run, say
-from sluice.etl.common.settings import parse, setting
 from sluice.etl.spec.code_options import CodeOptions
 from sluice.etl.table.table import FeatureTable
 

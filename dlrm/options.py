@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Any
 from sluice.agent import policies
 from sluice.agent.report.beside import PageOptions
 from sluice.agent.runtime.knob_options import KnobOptions
+from sluice.common.errors import UsageError
+from sluice.common.settings import check, setting
 from sluice.dlrm import lookup_frequencies
 from sluice.dlrm.liveness.activity import MOST_S
-from sluice.etl.common.errors import UsageError
-from sluice.etl.common.settings import check, setting
 from sluice.etl.ops.base import MAX_ID
 from sluice.etl.schema import Field
 from sluice.etl.spec.code_options import TransformOptions
 from sluice.ingest.knobs import parse_bytes
+from sluice.ingest.options import OrderOptions, RunOptions
 from sluice.ingest.read.petastorm.request import PetastormRequest
 from sluice.ingest.row_order import LAST, default_streams
-from sluice.ingest.tools.options import OrderOptions, RunOptions
 
 if TYPE_CHECKING:
     from sluice.etl.table.table import FeatureTable

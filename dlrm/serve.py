@@ -20,9 +20,9 @@ from __future__ import annotations
 
 from typing import Any, NoReturn
 
+from sluice.common.program import run, say
+from sluice.common.settings import parse
 from sluice.dlrm.serving.server import ServerOptions, serve
-from sluice.etl.common.program import run, say
-from sluice.etl.common.settings import parse
 
 
 def main(argv: list[str]) -> dict[str, Any]:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sluice.common.settings import Given, make, read, replaced, setting
 from sluice.dlrm.options import Config, ConfigError
-from sluice.etl.common.settings import Given, make, read, replaced, setting
 from sluice.etl.spec.code_options import CodeOptions
 
 # What a resumed run must keep: other values would train another model, or on other rows.

@@ -18,12 +18,12 @@ import threading
 import traceback
 from typing import Any, NoReturn
 
+from sluice.common.errors import UsageError
+from sluice.common.extras import advice
+from sluice.common.program import FAILED, INTERRUPTED, USAGE, run, say
 from sluice.dlrm import start_options
 from sluice.dlrm.liveness.rank_exit import Elsewhere, RankExit, end_with_torchrun, tell_torchrun
 from sluice.dlrm.session import start
-from sluice.etl.common.errors import UsageError
-from sluice.etl.common.extras import advice
-from sluice.etl.common.program import FAILED, INTERRUPTED, USAGE, run, say
 
 _FIRST_SPEAKS_S = 10.0
 

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
-from sluice.etl.common.errors import UsageError
-from sluice.etl.common.program import FAILED, USAGE, run, say
-from sluice.etl.common.settings import parse, setting
-from sluice.etl.common.suggest import nearest
+from sluice.common.errors import UsageError
+from sluice.common.program import FAILED, USAGE, run, say
+from sluice.common.settings import parse, setting
+from sluice.common.suggest import nearest
 from sluice.etl.spec.code_options import CodeOptions
 from sluice.etl.spec.spec import Spec
 from sluice.etl.table.store import TableStore
@@ -34,7 +34,7 @@ class VacuumRequest:
     dry_run: bool = setting(False, "say what would go, and remove nothing")
 
     def answer(self, say: Say) -> dict[str, Any]:
-        from sluice.etl.packing import forget_copies  # loads numba, which other commands need not wait for
+        from sluice.tools.packing import forget_copies  # loads numba, which other commands need not wait for
 
         done = vacuum(TableStore(self.table), keep=self.keep, now=time.time(), dry_run=self.dry_run,
                       forget=forget_copies)

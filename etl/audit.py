@@ -23,11 +23,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from sluice.common.errors import InputError
 from sluice.etl.apply.counts import COUNTS, CountsOfRows, selected
 from sluice.etl.apply.features import MODEL_ROLES, Features, stored
 from sluice.etl.apply.learned_rows import saw_others
 from sluice.etl.apply.parse import Parsed
-from sluice.etl.common.errors import InputError
 from sluice.etl.jobs.engine import Engine, Sums
 from sluice.etl.jobs.job_run import Job
 from sluice.etl.ops.user_function import Python

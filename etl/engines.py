@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from sluice.etl.common.errors import UsageError
+from sluice.common.errors import UsageError
 from sluice.etl.jobs.engine import Engine
 from sluice.etl.jobs.job_run import Job
 from sluice.etl.jobs.progress import STARTING, JobProgress

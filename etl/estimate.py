@@ -17,7 +17,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from sluice.etl.common.machine import memory_limit, processors, this_machine
+from sluice.common.machine import memory_limit, processors, this_machine
 from sluice.etl.engines import opened
 from sluice.etl.jobs.job_run import Job
 from sluice.etl.jobs.progress import JobProgress

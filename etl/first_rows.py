@@ -10,13 +10,12 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from sluice.common.errors import InputError
 from sluice.etl.apply.failure import FeatureError
 from sluice.etl.apply.features import Features
 from sluice.etl.apply.input_checks import headers_of, refuse_header
 from sluice.etl.apply.parse import InputParser
 from sluice.etl.apply.rejected import texts_of
-from sluice.etl.common.errors import InputError
-from sluice.etl.common.foreign_tables import ForeignTableError
 from sluice.etl.jobs.engine import JobFailure
 from sluice.etl.jobs.job_run import Job
 from sluice.etl.ops import Fitted
@@ -24,6 +23,7 @@ from sluice.etl.spec.input_values import converted
 from sluice.etl.spec.nested_columns import flattened
 from sluice.etl.spec.spec import Input
 from sluice.etl.table.fitted_state import FittedState
+from sluice.etl.table.foreign_tables import ForeignTableError
 
 ROWS = 1000
 

@@ -43,19 +43,19 @@ def _own_standard_error() -> None:
 
 
 def main(argv: list[str]) -> dict[str, Any]:
-    from sluice.etl.common.settings import parse
+    from sluice.common.settings import parse
     from sluice.etl.job_request import JobRequest
 
     name = "etl/job.py" if __name__ == "__main__" else "sluice etl"
     request = parse(JobRequest, argv=argv, prog=name, description=_DESCRIPTION, epilog=_EXAMPLES)
     from sluice.etl.jobs.progress import JobProgress
-    from sluice.etl.placing import placed
+    from sluice.tools.placing import placed
 
     return request.answer(JobProgress(sys.stderr), argv, placed, _packing)
 
 
 def _packing(limit: str, say: Callable[[str], None]) -> Callable[[str, int], dict[str, int]]:
-    from sluice.etl.packing import packing  # loads numba, which other jobs need not wait for
+    from sluice.tools.packing import packing  # loads numba, which other jobs need not wait for
 
     return packing(limit, say)
 
@@ -74,7 +74,7 @@ def program() -> NoReturn:
         print(f"error: {sys.executable} has no {missing.name}; tell spark-submit which Python has it: "
               "--conf spark.pyspark.python=PYTHON", file=sys.stderr)
         sys.exit(2)
-    from sluice.etl.common.program import run
+    from sluice.common.program import run
     from sluice.etl.jobs.engine import JobFailure
     from sluice.etl.table.commit import CommitConflict
 

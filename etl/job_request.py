@@ -8,9 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from sluice.etl.common.errors import UsageError
-from sluice.etl.common.settings import setting
-from sluice.etl.common.text_table import aligned
+from sluice.common.errors import UsageError
+from sluice.common.settings import setting
+from sluice.common.text_table import aligned
 from sluice.etl.spec.spec import Spec
 from sluice.etl.table.store import TableStore
 

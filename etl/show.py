@@ -6,7 +6,7 @@ import html
 from collections.abc import Mapping
 from typing import Any
 
-from sluice.etl.common.text_table import aligned
+from sluice.common.text_table import aligned
 from sluice.etl.schema import Field
 from sluice.etl.table.table import FeatureTable
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sluice.etl.common.errors import UsageError
-from sluice.etl.common.settings import setting
+from sluice.common.errors import UsageError
+from sluice.common.settings import setting
 from sluice.etl.show import describe_table, draw_table
 from sluice.etl.spec.code_options import CodeOptions
 from sluice.etl.synth.other_shapes import SHAPES, synthesize_shape

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
-from sluice.etl.common.errors import UsageError
-from sluice.etl.common.program import run
+from sluice.common.errors import UsageError
+from sluice.common.program import run
 from sluice.ingest.knobs import nearest
 
 COMMANDS = ("bench", "doctor", "guess", "headroom")
@@ -34,15 +34,15 @@ def main(argv: list[str]) -> Mapping[str, Any] | None:
 def _command(name: str) -> Callable[[list[str]], Mapping[str, Any] | None]:
     """The program of a command. The others are not imported, so that a typo is refused at once."""
     if name == "guess":
-        from sluice.ingest.tools import guess
+        from sluice.tools import guess
         return guess.main
     if name == "doctor":
-        from sluice.ingest.tools import doctor
+        from sluice.tools import doctor
         return doctor.main
     if name == "headroom":
-        from sluice.ingest.tools import headroom_cli
+        from sluice.tools import headroom_cli
         return headroom_cli.main
-    from sluice.ingest.tools import bench
+    from sluice.tools import bench
     return bench.main
 
 

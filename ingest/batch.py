@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 
-from sluice.etl.common.extras import install_command
+from sluice.common.extras import install_command
 from sluice.ingest.columns import Columns
 from sluice.ingest.errors import LoadingError
 from sluice.ingest.knobs import nearest

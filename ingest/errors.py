@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sluice.etl.common.errors import UsageError
+from sluice.common.errors import UsageError
 
 
 class LoadingError(UsageError):

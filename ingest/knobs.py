@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
-from sluice.etl.common.errors import UsageError
-from sluice.etl.common.suggest import nearest as nearest  # noqa: PLC0414  for those who know the knobs
+from sluice.common.errors import UsageError
+from sluice.common.suggest import nearest as nearest  # noqa: PLC0414  for those who know the knobs
 
 BACKENDS = ("thread", "process")
 """Where transforms may run, on this host."""

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import psutil
 
-from sluice.etl.common.control_groups import ControlGroups, MemoryGroup, text_of
+from sluice.common.control_groups import ControlGroups, MemoryGroup, text_of
 
 WORKER_PROCESS_BYTES = 50 * 2**20
 """What a worker process takes at least, with numpy and pyarrow: it is charged with that until one was weighed."""

@@ -31,7 +31,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sluice.etl.common.errors import UsageError
+from sluice.common.errors import UsageError
 
 STREAMS = 8
 """The most streams that a plan has by itself. More mix rows better, and take more memory and processor time a row."""

@@ -6,8 +6,8 @@
         for batch in loader:
             …
 
-The four rooms are `sluice.etl` (features), `sluice.ingest` (loading), `sluice.agent` (tuning) and `sluice.dlrm`
-(training). Importing this package loads none of them: a name is looked up when it is first used.
+The packages are `sluice.etl` (features), `sluice.ingest` (loading), `sluice.agent` (tuning) and `sluice.dlrm`
+(training). Importing `sluice` loads none of them: a name is looked up when it is first used.
 """
 
 from __future__ import annotations
@@ -22,26 +22,28 @@ if TYPE_CHECKING:
     from sluice.ingest.batch import BagColumn, Batch
     from sluice.ingest.knobs import Knobs
     from sluice.ingest.stages.quarantine import Errors
-    from sluice.ingest.tools.headroom import report
     from sluice.loader import Loader, Order, Reading
+    from sluice.tools.headroom import report
 
 __all__ = ["BagColumn", "Batch", "Errors", "FeatureTable", "Knobs", "Loader", "Order", "Reading", "report"]
 
 _HOMES = {"BagColumn": "sluice.ingest.batch", "Batch": "sluice.ingest.batch",
           "Errors": "sluice.ingest.stages.quarantine", "FeatureTable": "sluice.etl.table.table",
           "Knobs": "sluice.ingest.knobs", "Loader": "sluice.loader", "Order": "sluice.loader",
-          "Reading": "sluice.loader", "report": "sluice.ingest.tools.headroom"}
+          "Reading": "sluice.loader", "report": "sluice.tools.headroom"}
 
 # Arrow's allocator returns freed memory to the system after 10 ms, and takes it again for the next row group: clearing
 # those pages costs more than decoding. It looks at this once, when Arrow is loaded. Memory that runs short is still
 # returned at once (`Pipeline` asks for it).
 os.environ.setdefault("MIMALLOC_PURGE_DELAY", "1000")
 
-# In a checkout the rooms lie beside this folder; in a wheel they lie in it. With this, worker processes and Spark's
-# executors find them in a checkout without any install hook.
-_CHECKOUT = Path(__file__).resolve().parent.parent
-if (_CHECKOUT / "etl" / "job.py").is_file() and (_CHECKOUT / "pyproject.toml").is_file():
-    __path__.append(str(_CHECKOUT))
+# `sluice/etl`, `sluice/ingest`, `sluice/agent` and `sluice/dlrm` are links in git to the folders beside this one.
+_HERE = Path(__file__).resolve().parent
+if (_HERE.parent / "pyproject.toml").is_file() and not (_HERE / "etl").is_dir():
+    raise SystemExit(
+        f"error: {_HERE / 'etl'} is not a link to the folder {_HERE.parent / 'etl'}: this checkout was made without "
+        "symbolic links. Run: git config core.symlinks true && git checkout -- sluice"
+    )
 
 
 def __getattr__(name: str) -> Any:

@@ -53,7 +53,7 @@ def main() -> None:
     """Hands over to the verb's program, which runs as if it had been called by its own name."""
     words = sys.argv[1:]
     if words[:1] == ["--version"]:
-        from sluice.etl.common.extras import DISTRIBUTION
+        from sluice.common.extras import DISTRIBUTION
 
         _print(f"sluice {metadata.version(DISTRIBUTION)}\n")
         return
@@ -61,13 +61,13 @@ def main() -> None:
         _print(usage())
         return
     if words[0] not in VERBS:
-        from sluice.etl.common.suggest import nearest
+        from sluice.common.suggest import nearest
 
         print(f"error: there is no verb {words[0]!r}{nearest(words[0], VERBS)}\n\n{usage()}", end="", file=sys.stderr)
         raise SystemExit(2)
     module, first, _ = VERBS[words[0]]
     sys.argv[1:] = [*([first] if first else []), *words[1:]]
-    from sluice.etl.common.extras import advice
+    from sluice.common.extras import advice
 
     try:
         program = import_module(module).program

@@ -24,8 +24,8 @@ import pyarrow as pa
 from sluice.agent.report.run_folder import RunFolder
 from sluice.agent.tunable import Policy
 from sluice.agent.tuning import TunedRun, TuningStatus, policy_of
-from sluice.etl.common.foreign_tables import LocalTables
 from sluice.etl.schema import DataFile
+from sluice.etl.table.foreign_tables import LocalTables
 from sluice.ingest.knobs import Knobs
 from sluice.ingest.machine import Machine
 from sluice.ingest.progress import Progress

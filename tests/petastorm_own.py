@@ -25,8 +25,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from sluice.etl.common.errors import UsageError
-from sluice.etl.common.program import run, say
+from sluice.common.errors import UsageError
+from sluice.common.program import run, say
 
 LEFT_OUT = {
     "test_reading_legacy_datasets": "reads pickled datasets of old versions, which are not in the wheel",

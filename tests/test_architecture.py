@@ -18,28 +18,27 @@ from tests.optional_folders import OPTIONAL, is_left_out
 
 ROOT = Path(__file__).resolve().parent.parent
 ROOMS = ("etl", "ingest", "agent", "dlrm")
+SHARED, TOOLS = "common", "tools"
+HEIGHTS = {name: height for height, name in enumerate((SHARED, *ROOMS, TOOLS))}
+"""The packages from the ground up: none imports one above it, but for programs."""
 MOST_FILES = 20
 SHARED_WITH_AGENT = {"sluice.ingest.knobs", "sluice.ingest.stats", "sluice.ingest.stage_spec",
                      "sluice.ingest.row_order", "sluice.ingest.row_costs", "sluice.ingest.machine"}
-FOR_EVERY_ROOM = {"sluice.etl.common.control_groups", "sluice.etl.common.errors", "sluice.etl.common.extras",
-                  "sluice.etl.common.interpreter", "sluice.etl.common.settings", "sluice.etl.common.slow_path",
-                  "sluice.etl.common.suggest"}
-CONTRACTS_OF_ETL = ("sluice.etl.table.table", "sluice.etl.common.foreign_tables", "sluice.etl.spec.spec",
+CONTRACTS_OF_ETL = ("sluice.etl.table.table", "sluice.etl.table.foreign_tables", "sluice.etl.spec.spec",
                     "sluice.etl.spec.permission",
                     "sluice.etl.spec.code_options", "sluice.etl.spec.table_transform",
                     "sluice.etl.spec.input_values", "sluice.etl.spec.nested_columns",
                     "sluice.etl.spec.row_split",
                     "sluice.etl.ops", "sluice.etl.schema")
 # Composition roots: they may import every room, and nobody imports them.
-PROGRAMS = {"sluice.etl.job", "sluice.etl.__main__", "sluice.ingest.__main__", "sluice.ingest.tools.bench",
-            "sluice.ingest.tools.headroom_cli", "sluice.ingest.remote.worker",
+PROGRAMS = {"sluice.etl.job", "sluice.etl.__main__", "sluice.ingest.__main__", "sluice.tools.bench",
+            "sluice.tools.headroom_cli", "sluice.ingest.remote.worker",
             "sluice.agent.__main__", "sluice.agent.evaluate.simulated", "sluice.agent.learn.train",
             "sluice.agent.learn.own_runs", "sluice.dlrm.train", "sluice.dlrm.evaluate", "sluice.dlrm.serve",
             "sluice.dlrm.plan", "sluice.dlrm.export", "sluice.dlrm.demo.__main__", "sluice.dlrm.demo.schema_change"}
 # Parts of programs: they may import every room, too, and only their room's programs import them.
-PARTS_OF_PROGRAMS = {"sluice.ingest.tools.bench_session", "sluice.etl.packing", "sluice.etl.placing",
-                     "sluice.dlrm.demo.steps"}
-FOR_PROGRAMS = {"sluice.etl.common.program"}
+PARTS_OF_PROGRAMS = {"sluice.dlrm.demo.steps"}
+FOR_PROGRAMS = {"sluice.common.program"}
 LIGHT = ("sluice", "sluice.etl.table.table", "sluice.etl.spec.spec", "sluice.etl.ops", "sluice.etl.schema",
          "sluice.ingest.knobs", "sluice.ingest.stats", "sluice.ingest.stage_spec", "sluice.ingest.row_order",
          "sluice.ingest.machine",
@@ -50,10 +49,11 @@ HEAVY = ("pyspark", "torch", "petastorm", "torchrec", "pandas")
 
 def modules() -> dict[str, Path]:
     found = {}
-    for room in ROOMS:
-        for path in sorted((ROOT / room).rglob("*.py")):
+    for package in (*ROOMS, f"sluice/{SHARED}", f"sluice/{TOOLS}"):
+        for path in sorted((ROOT / package).rglob("*.py")):
             parts = path.relative_to(ROOT).with_suffix("").parts
-            found[".".join(("sluice", *(parts[:-1] if parts[-1] == "__init__" else parts)))] = path
+            inside = parts[1:] if parts[0] == "sluice" else parts
+            found[".".join(("sluice", *(inside[:-1] if inside[-1] == "__init__" else inside)))] = path
     return found
 
 
@@ -98,24 +98,24 @@ def room_of(module: str) -> str:
 
 def allowed(importer: str, imported: str) -> bool:
     source, target = room_of(importer), room_of(imported)
-    if target not in ROOMS or importer == f"sluice.{source}":  # a room's own face may show what it holds
+    if target not in HEIGHTS or importer == f"sluice.{source}":  # a package's own face may show what it holds
         return True
     if imported in PROGRAMS:
-        # A room's `python -m` entry may hand over to the room's own programs.
-        return source == target and importer.endswith("__main__")
+        # A package's `python -m` entry may hand over to programs, its own and those of tools.
+        return importer.endswith("__main__") and target in (source, TOOLS)
     if imported in PARTS_OF_PROGRAMS:
         return source == target and importer in PROGRAMS
-    if importer in PROGRAMS | PARTS_OF_PROGRAMS:
+    if importer in PROGRAMS | PARTS_OF_PROGRAMS or source == TOOLS:
         return True
     if imported in FOR_PROGRAMS:
         return False
-    if source == target or imported in FOR_EVERY_ROOM:
+    if target in (source, SHARED):
         return True
     if source == "ingest":
         return imported.startswith(CONTRACTS_OF_ETL)
     if source == "agent":
         return imported in SHARED_WITH_AGENT
-    return source == "dlrm"
+    return HEIGHTS[target] < HEIGHTS[source] and source == "dlrm"
 
 
 def test_every_import_follows_the_table():
@@ -163,9 +163,15 @@ def circles(graph: dict[str, set[str]]) -> list[list[str]]:
     return found
 
 
+def parts_of(path: Path) -> tuple[str, ...]:
+    """The package, its folders and the file, wherever the package lies."""
+    parts = path.relative_to(ROOT).parts
+    return parts[1:] if parts[0] == "sluice" else parts
+
+
 def place(module: str, path: Path) -> str:
     """A folder of a room; the files at a room's top, its contracts and programs, and a folder's face stand alone."""
-    parts = path.relative_to(ROOT).parts
+    parts = parts_of(path)
     return module if len(parts) == 2 or path.name == "__init__.py" else "/".join(parts[:-1])
 
 
@@ -182,7 +188,7 @@ def test_no_file_and_no_folder_reaches_itself():
 
 def floor_of(module: str, path: Path) -> str:
     """A folder within its room, with its face; or a file at the room's top."""
-    inside = path.relative_to(ROOT).parts[1:-1]
+    inside = parts_of(path)[1:-1]
     return "/".join(inside) if inside else path.stem
 
 
@@ -196,7 +202,7 @@ def test_what_stands_on_a_floor_imports_what_is_below_it():
     wrong = []
     for name, path in known.items():
         room, here = room_of(name), floor_of(name, path)
-        if name == f"sluice.{room}":  # the room's own face
+        if name == f"sluice.{room}" or room not in ROOMS:  # the package's own face; and what has no floors
             continue
         there[room].add(here)
         for target in imports(path, known, with_types=False) & known.keys():
@@ -240,9 +246,10 @@ def test_the_table_is_complete():
 
 def test_what_the_agent_shares_is_standard_library_numpy_and_psutil():
     known = modules()
-    for name in SHARED_WITH_AGENT | FOR_EVERY_ROOM:
+    shared = {name for name in known if room_of(name) == SHARED} - FOR_PROGRAMS
+    for name in SHARED_WITH_AGENT | shared:
         foreign = {i.split(".")[0] for i in imports(known[name], known)
-                   if i not in SHARED_WITH_AGENT | FOR_EVERY_ROOM} - {*sys.stdlib_module_names, "numpy", "psutil"}
+                   if i not in SHARED_WITH_AGENT | shared} - {*sys.stdlib_module_names, "numpy", "psutil"}
         assert not foreign, f"{name} imports {foreign}"
 
 

@@ -13,7 +13,7 @@ from benchmarks import race, shapes, shuffle
 from benchmarks.peers.peer import Peer, PeerError
 from benchmarks.peers.serve import Job
 from benchmarks.subset import kendall
-from sluice.etl.common.errors import UsageError
+from sluice.common.errors import UsageError
 from sluice.ingest.row_order import RowsPlan
 
 pytestmark = pytest.mark.slow

@@ -10,8 +10,8 @@ import signal
 
 import pytest
 
-from sluice.etl.common.errors import UsageError
-from sluice.etl.common.program import run
+from sluice.common.errors import UsageError
+from sluice.common.program import run
 from tests.optional_folders import OPTIONAL, is_left_out
 from tests.test_architecture import modules, statements, tree
 

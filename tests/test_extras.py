@@ -19,7 +19,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from sluice.etl.common.extras import DISTRIBUTION, EXTRAS, OF_VERBS
+from sluice.common.extras import DISTRIBUTION, EXTRAS, OF_VERBS
 
 pytestmark = pytest.mark.slow
 
@@ -328,6 +328,6 @@ assert OpeningEnv.metadata == {"render_modes": []}
 
 def test_live_draws(site):
     run(site("live"), """
-imports("rich.live", "rich.table", "sluice.ingest.tools.terminal")
+imports("rich.live", "rich.table", "sluice.tools.terminal")
 absent("petastorm", "deltalake")
 """)

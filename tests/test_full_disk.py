@@ -19,16 +19,16 @@ from sluice.agent.runtime.core_sharing import CoreClaims
 from sluice.agent.runtime.knob_memory import KnobMemory
 from sluice.agent.runtime.knob_options import KnobOptions
 from sluice.agent.runtime.settled_knobs import KnobContext, Registry, RegistryEntry
+from sluice.common.program import run, say
 from sluice.dlrm.telemetry.journal import Journal
 from sluice.dlrm.telemetry.progress import TrainingProgress
-from sluice.etl.common.program import run, say
 from sluice.etl.synth.small_table import small_table
 from sluice.etl.table.pins import PinKeeper
 from sluice.ingest.knobs import KnobError, Knobs
+from sluice.ingest.options import ArgumentError, RunOptions
 from sluice.ingest.read.cache import FileCache
+from sluice.ingest.run_conditions import RunConditions
 from sluice.ingest.stages.quarantine import Errors, Quarantine, QuarantineError
-from sluice.ingest.tools.options import ArgumentError, RunOptions
-from sluice.ingest.tools.run_conditions import RunConditions
 from tests.agent.fake import FakeStage
 from tests.agent.test_knob_memory import FakeLoader
 

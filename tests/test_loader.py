@@ -22,7 +22,7 @@ from sluice import Errors, Loader, Order
 from sluice.agent.report.narrative import tell
 from sluice.agent.report.run_folder import Run, RunError
 from sluice.agent.tunable import Policy, Reason
-from sluice.etl.common.errors import UsageError
+from sluice.common.errors import UsageError
 from sluice.ingest.knobs import Knobs
 from sluice.ingest.loader import BatchLoader, LoaderError
 from sluice.ingest.machine import Machine

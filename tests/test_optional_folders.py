@@ -55,7 +55,8 @@ def bare(tmp_path_factory) -> Path:
     copy = tmp_path_factory.mktemp("bare")
     (copy / "pyproject.toml").symlink_to(ROOT / "pyproject.toml")
     for room in ("sluice", "etl", "ingest", "agent", "dlrm"):
-        shutil.copytree(ROOT / room, copy / room, ignore=shutil.ignore_patterns("__pycache__", "*.safetensors"))
+        shutil.copytree(ROOT / room, copy / room, symlinks=True,
+                        ignore=shutil.ignore_patterns("__pycache__", "*.safetensors"))
     for folder in OPTIONAL.values():
         for path in folder.paths:
             if (copy / path).is_dir():

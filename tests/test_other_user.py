@@ -26,11 +26,11 @@ from sluice.etl.spark.session import DEFAULTS
 from sluice.etl.synth.small_table import small_table
 from sluice.etl.table.pins import PinKeeper
 from sluice.ingest.knobs import KnobError, Knobs
+from sluice.ingest.options import ArgumentError, RunOptions
 from sluice.ingest.process.worker import WorkerProcess
 from sluice.ingest.read.cache import FileCache
+from sluice.ingest.run_conditions import RunConditions
 from sluice.ingest.stages.quarantine import Errors, Quarantine
-from sluice.ingest.tools.options import ArgumentError, RunOptions
-from sluice.ingest.tools.run_conditions import RunConditions
 from tests import ports
 
 NOBODY = 65534

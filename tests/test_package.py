@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -29,7 +30,9 @@ def wheel(tmp_path_factory):
     out = tmp_path_factory.mktemp("wheel")
     copy = out / "checkout"
     copy.mkdir()
-    for name in ("pyproject.toml", "setup.py", "README.md", "sluice", *ROOMS):
+    for name in ("sluice", *ROOMS):  # as a clone has it: the links in sluice/ lead to the folders beside it
+        shutil.copytree(ROOT / name, copy / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "setup.py", "README.md"):
         (copy / name).symlink_to(ROOT / name)
     subprocess.run([sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "--no-index", "-w",
                     out, copy], check=True, capture_output=True, text=True)
@@ -61,16 +64,31 @@ def test_a_checkout_works_beside_a_users_own_folders(tmp_path):
         (tmp_path / room).mkdir()
         (tmp_path / room / "__init__.py").write_text("raise ImportError('this is the user\\'s own folder')\n")
     found = run("from sluice.agent import controller; print(controller.__file__)", tmp_path)
-    assert Path(found) == ROOT / "agent" / "controller.py"
+    assert Path(found).resolve() == ROOT / "agent" / "controller.py"
+
+
+def test_a_checkout_without_links_says_so_in_one_sentence(tmp_path):
+    """As git leaves it with core.symlinks=false: a link is then a small file with the name of its target."""
+    shutil.copytree(ROOT / "sluice", tmp_path / "sluice", symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+    (tmp_path / "pyproject.toml").touch()
+    for room in ROOMS:
+        link = tmp_path / "sluice" / room
+        link.unlink()
+        link.write_text(f"../{room}")
+    done = subprocess.run([sys.executable, "-m", "sluice", "--help"], cwd=tmp_path, text=True, capture_output=True,
+                          env={**os.environ, "PYTHONPATH": str(tmp_path)}, check=False)
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == 1
+    assert "git config core.symlinks true" in done.stderr
 
 
 @pytest.mark.parametrize("module", ["dlrm.plan", "ingest", "agent", "etl"])
 def test_no_module_comes_twice_under_two_names(module):
-    code = ("import json, runpy, sys\nsys.argv = ['x', '--help']\n"
+    code = ("import json, os, runpy, sys\nsys.argv = ['x', '--help']\n"
             f"try:\n    runpy.run_module({module!r}, run_name='__main__', alter_sys=True)\n"
             "except SystemExit:\n    pass\n"
-            "print('\\n' + json.dumps([m.__file__ for m in {id(m): m for m in sys.modules.values()}.values() "
-            "if getattr(m, '__file__', None)]))")
+            "print('\\n' + json.dumps([os.path.realpath(m.__file__) for m in "
+            "{id(m): m for m in sys.modules.values()}.values() if getattr(m, '__file__', None)]))")
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, text=True, capture_output=True, check=True)
     files = [f for f in json.loads(done.stdout.splitlines()[-1]) if Path(f).is_relative_to(ROOT)
              and Path(f).relative_to(ROOT).parts[0] in ("sluice", *ROOMS)]

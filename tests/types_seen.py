@@ -1,6 +1,5 @@
-"""Checked by mypy, run by nobody: without the links in types/, mypy would take every `sluice.*` import for Any,
-silently,
-and these lines would fail."""
+"""Checked by mypy, run by nobody: if mypy could not follow our imports, it would take them for Any, silently, and these
+lines would fail."""
 
 from __future__ import annotations
 

@@ -27,10 +27,10 @@ from sluice.agent.simulator.rollout import end_score, frozen_rows, metric, refer
 from sluice.agent.simulator.scenario import Scenario
 from sluice.agent.simulator.scenario_json import load, shipped
 from sluice.agent.tunable import Policy, Reason
-from sluice.etl.common.errors import UsageError
-from sluice.etl.common.program import run as program
-from sluice.etl.common.program import say
-from sluice.etl.common.settings import parse, setting
+from sluice.common.errors import UsageError
+from sluice.common.program import run as program
+from sluice.common.program import say
+from sluice.common.settings import parse, setting
 from sluice.ingest.knobs import Knobs
 from sluice.ingest.stats import Snapshot
 

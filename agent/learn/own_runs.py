@@ -26,9 +26,9 @@ from sluice.agent.policies.opening.policy import SHAPES, Answers, Glimpse, Input
 from sluice.agent.policies.opening.record import OpeningRecord
 from sluice.agent.policies.opening.weights import in_use, installed, read, write
 from sluice.agent.report.run_folder import Run
-from sluice.etl.common.errors import UsageError
-from sluice.etl.common.program import say
-from sluice.etl.common.settings import parse, setting
+from sluice.common.errors import UsageError
+from sluice.common.program import say
+from sluice.common.settings import parse, setting
 
 _LEAST = 12
 """Records below which nothing can be judged."""

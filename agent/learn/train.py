@@ -21,9 +21,9 @@ from sluice.agent.policies.auto import Auto
 from sluice.agent.policies.opening.policy import OpeningPolicy
 from sluice.agent.policies.opening.weights import write
 from sluice.agent.policies.planner.planner import Planner
-from sluice.etl.common.program import run as program
-from sluice.etl.common.program import say
-from sluice.etl.common.settings import parse, setting
+from sluice.common.program import run as program
+from sluice.common.program import say
+from sluice.common.settings import parse, setting
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from sluice.etl.common import interpreter
-from sluice.etl.common.errors import UsageError
-from sluice.etl.common.settings import setting
+from sluice.common import interpreter
+from sluice.common.errors import UsageError
+from sluice.common.settings import setting
 
 HOST = "127.0.0.1"
 _LEAVE_S = 3.0

@@ -21,7 +21,7 @@ from sluice.agent.report import narrative, page
 from sluice.agent.report.beside import HOST
 from sluice.agent.report.run_folder import Run
 from sluice.agent.report.tables import table
-from sluice.etl.common.errors import UsageError
+from sluice.common.errors import UsageError
 
 _LOOK_S, _SHARE, _LAST_S = 1.0, 0.1, 1.5
 _FOLLOW = """<script>

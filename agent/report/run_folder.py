@@ -22,7 +22,7 @@ from io import FileIO
 from pathlib import Path
 from typing import Any, TextIO
 
-from sluice.etl.common.errors import UsageError
+from sluice.common.errors import UsageError
 
 LOCK = "lock"
 FORMAT = 1

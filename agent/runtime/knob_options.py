@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sluice.etl.common.settings import setting
+from sluice.common.settings import setting
 
 KNOBS = ("STAGE=N workers of it (read, shuffle, batch, collate, and transforms by their names), STAGE.backend=thread, "
          "process or, with --workers, remote, STAGE.fused=yes (a transform done by the workers of the one before), "

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sluice.agent.simulator.physics import Consumer, SimMachine, SimStage, TrueCosts, memory_need
-from sluice.etl.common.errors import UsageError
+from sluice.common.errors import UsageError
 from sluice.ingest.knobs import BACKENDS, KnobError, Knobs, Limits
 from sluice.ingest.stage_spec import limits_of
 

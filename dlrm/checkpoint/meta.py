@@ -9,9 +9,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from sluice.common.errors import UsageError
 from sluice.dlrm.checkpoint.checksums import damaged
 from sluice.dlrm.checkpoint.disk import CheckpointDisk
-from sluice.etl.common.errors import UsageError
 from sluice.etl.table.split_rows import SplitRows
 from sluice.etl.table.table import FeatureTable
 

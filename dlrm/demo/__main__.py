@@ -24,10 +24,10 @@ from typing import Any
 
 from sluice.agent.report.format import count, percent
 from sluice.agent.report.run_folder import Run
+from sluice.common.errors import UsageError
+from sluice.common.program import run, say
+from sluice.common.settings import parse, setting
 from sluice.dlrm.demo.steps import ACTIVATED, ROOT, StepFailed, begin, step, torchrun
-from sluice.etl.common.errors import UsageError
-from sluice.etl.common.program import run, say
-from sluice.etl.common.settings import parse, setting
 
 STORE = "latency://20ms"
 SPEC = "features/criteo_raw.toml"

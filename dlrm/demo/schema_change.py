@@ -25,9 +25,9 @@ from sluice.agent.report.incidents import Incident, occasions
 from sluice.agent.report.narrative import changes
 from sluice.agent.report.page import filled
 from sluice.agent.report.run_folder import Run
+from sluice.common.program import run, say
+from sluice.common.settings import parse, setting
 from sluice.dlrm.demo.steps import ROOT, StepFailed, begin, step, torchrun, under_way
-from sluice.etl.common.program import run, say
-from sluice.etl.common.settings import parse, setting
 from sluice.ingest.knobs import Knobs
 
 AGENT, FROZEN = "the agent goes on", "frozen at the change"

@@ -17,8 +17,8 @@ from typing import Any
 
 import psutil
 
-from sluice.etl.common.errors import UsageError
-from sluice.etl.common.program import say
+from sluice.common.errors import UsageError
+from sluice.common.program import say
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 BIN = Path(sys.executable).parent

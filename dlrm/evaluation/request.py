@@ -8,10 +8,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from sluice.common.settings import setting
 from sluice.dlrm.checkpoint.meta import chosen
 from sluice.dlrm.follow.versions import seen_in
 from sluice.dlrm.options import Config
-from sluice.etl.common.settings import setting
 from sluice.etl.spec.code_options import CodeOptions
 from sluice.etl.table.split_rows import TRAIN
 from sluice.etl.table.table import FeatureTable

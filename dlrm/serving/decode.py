@@ -15,10 +15,10 @@ from typing import Any, NoReturn
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sluice.common.suggest import nearest
 from sluice.etl.apply.features import MODEL_ROLES
 from sluice.etl.apply.json_lines import as_kind
 from sluice.etl.apply.parse import NO_TIME, WRONG, fits
-from sluice.etl.common.suggest import nearest
 from sluice.etl.spec.input_values import ARROW_TYPES, converted
 from sluice.etl.spec.spec import Spec
 

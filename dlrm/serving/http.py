@@ -14,13 +14,13 @@ from typing import Any, Protocol
 
 from prometheus_client import CONTENT_TYPE_LATEST
 
+from sluice.common.suggest import nearest
 from sluice.dlrm.serving.batcher import Batcher, Full
 from sluice.dlrm.serving.decode import Refusal
 from sluice.dlrm.serving.limits import Bucket, ServerLimits
 from sluice.dlrm.serving.metrics import ServerMetrics
 from sluice.dlrm.serving.pace import Pace
 from sluice.dlrm.serving.scorer import Answer, PredictRequest, Scorer
-from sluice.etl.common.suggest import nearest
 
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]

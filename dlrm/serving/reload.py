@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from sluice.common.errors import UsageError
 from sluice.dlrm.checkpoint.meta import chosen
 from sluice.dlrm.serving.http import HttpApp, iso_time
 from sluice.dlrm.serving.scorer import Scorer
 from sluice.dlrm.serving.served_model import Servable
-from sluice.etl.common.errors import UsageError
 
 _ERRORS = (UsageError, OSError)
 """What can be wrong with a run, its table or its state."""

@@ -16,11 +16,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sluice.common.errors import UsageError
+from sluice.common.settings import setting
 from sluice.dlrm.serving.int8_tables import KINDS
 from sluice.dlrm.serving.limits import ServerLimits
 from sluice.dlrm.serving.pace import Pace
-from sluice.etl.common.errors import UsageError
-from sluice.etl.common.settings import setting
 from sluice.etl.spec.code_options import CodeOptions
 from sluice.etl.table.pins import PinKeeper
 from sluice.ingest.knobs import format_bytes, parse_bytes

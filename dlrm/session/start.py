@@ -10,6 +10,7 @@ from typing import Any
 
 from sluice.agent.report import run_folder
 from sluice.agent.report.run_folder import RunError
+from sluice.common.settings import Given, make
 from sluice.dlrm.checkpoint.meta import LATEST, CheckpointError, CheckpointMeta, latest
 from sluice.dlrm.follow import versions
 from sluice.dlrm.follow.versions import StartPoint
@@ -20,7 +21,6 @@ from sluice.dlrm.session.defaults import defaults, described
 from sluice.dlrm.session.early_warnings import early_warnings, left_out
 from sluice.dlrm.start_options import StartOptions, fresh, resumed
 from sluice.dlrm.training.input_checks import check_files
-from sluice.etl.common.settings import Given, make
 from sluice.etl.spec.code_options import CodeOptions
 from sluice.etl.table.table import FeatureTable
 from sluice.ingest.read.petastorm.request import PetastormRequest

@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from sluice.etl.common.errors import UsageError
+from sluice.common.errors import UsageError
 from sluice.ingest.knobs import KnobError, nearest, parse_bytes
 
 

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from sluice.common.errors import UsageError
 from sluice.dlrm import lookup_frequencies
 from sluice.dlrm.sharding.machine import TrainingMachine
-from sluice.etl.common.errors import UsageError
 
 # Kernel → share of a table that lies in the accelerator's memory. The rest lies in the host's.
 # `uvm_caching` keeps a fifth of the rows, those in use, beside the processor that reads them: FBGEMM's usual share.

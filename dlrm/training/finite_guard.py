@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from sluice.common.errors import UsageError
 from sluice.dlrm.ranks import Ranks
 from sluice.dlrm.training.input_checks import EXTREME, BatchChecker
-from sluice.etl.common.errors import UsageError
 
 if TYPE_CHECKING:
     from sluice.dlrm.options import Config

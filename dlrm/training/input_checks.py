@@ -12,8 +12,8 @@ import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 import torch
 
-from sluice.etl.common.errors import UsageError
-from sluice.etl.common.slow_path import plain_path
+from sluice.common.errors import UsageError
+from sluice.common.slow_path import plain_path
 from sluice.etl.table.table import FeatureTable, TableError
 
 if TYPE_CHECKING:

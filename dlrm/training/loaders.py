@@ -15,8 +15,8 @@ from sluice.ingest.loader import BatchLoader, LoaderError
 from sluice.ingest.machine import Machine
 from sluice.ingest.read.petastorm.options import PetastormOptions
 from sluice.ingest.read.petastorm.request import ON_EVERY_SPLIT
+from sluice.ingest.run_conditions import RunConditions
 from sluice.ingest.stages.quarantine import Errors
-from sluice.ingest.tools.run_conditions import RunConditions
 
 # The loaders' share of a machine's memory; the rest is for tables, dense layers and their gradients.
 LOADERS_PART = 0.5

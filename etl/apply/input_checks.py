@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from itertools import accumulate
 from urllib.parse import unquote
 
-from sluice.etl.common.errors import InputError
+from sluice.common.errors import InputError
 from sluice.etl.spec.spec import Input
 
 HEAD, TAIL = 10, 11

@@ -15,11 +15,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from sluice.common.errors import InputError
 from sluice.etl.apply.counts import selected
 from sluice.etl.apply.features import Features
 from sluice.etl.apply.lines import are_headers, bare
 from sluice.etl.apply.parse import ABOUT_ROWS, InputParser, Parsed
-from sluice.etl.common.errors import InputError
 from sluice.etl.spec.row_split import fold_keys, row_keys, split_of
 from sluice.etl.spec.spec import Spec
 

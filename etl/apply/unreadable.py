@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -17,12 +17,24 @@ from sluice.etl.ops.chain import lacks, reading
 from sluice.etl.table.job_record import MORE, JobRecord
 from sluice.etl.table.profile import DriftError
 
-if TYPE_CHECKING:
-    from sluice.etl.apply.counts import Counted
-
 TIMES = 2.0
 """A share is refused if it is more than TIMES what it was, and at least MORE above it."""
 _SHOWN = 100  # how many characters of a value are quoted
+
+
+class LostValues(Protocol):
+    """The shares of values that a version lacks, by column."""
+
+    @property
+    def unread(self) -> Mapping[str, float]: ...
+
+    @property
+    def nulls(self) -> Mapping[str, float]: ...
+
+    @property
+    def examples(self) -> Mapping[str, str]:
+        """A value that could not be read."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +61,7 @@ def lost(before: Mapping[str, float], after: Mapping[str, float], *, unread: boo
     return sorted(found, key=lambda one: (one.before - one.now, one.column))
 
 
-def refuse_lost(before: JobRecord | None, counted: Counted, accepted: Container[str], say: Callable[[str], None]
+def refuse_lost(before: JobRecord | None, now: LostValues, accepted: Container[str], say: Callable[[str], None]
                 ) -> None:
     """Refuses a version in which a column has lost many more of its values than before: they are missing, or there but
     cannot be read, whatever fills may make of them."""
@@ -57,15 +69,15 @@ def refuse_lost(before: JobRecord | None, counted: Counted, accepted: Container[
     unread: Mapping[str, float] = {}
     if before is not None:
         missing, unread = before.raw_nulls, before.unread
-    for one in [*lost(unread, counted.unread, unread=True), *lost(missing, counted.nulls, unread=False)]:
+    for one in [*lost(unread, now.unread, unread=True), *lost(missing, now.nulls, unread=False)]:
         if one.column not in accepted:
-            example = counted.examples.get(one.column) if one.unread else None
+            example = now.examples.get(one.column) if one.unread else None
             raise DriftError(f"{one.text(example)}; nothing was published; mend the input, let the spec read it (a "
                              f"format may be several), or accept it with --accept-nulls {one.column}")
-    for name, share in counted.unread.items():
+    for name, share in now.unread.items():
         if share >= MORE and name not in unread:
             say(f"warning: column {name!r}: {share:.1%} of its values cannot be read, for instance "
-                f"{counted.examples[name]!r}, and no version before says whether that is usual")
+                f"{now.examples[name]!r}, and no version before says whether that is usual")
 
 
 def unread(features: Features, columns: Mapping[str, pa.Array]) -> Iterator[tuple[str, int, str | None]]:

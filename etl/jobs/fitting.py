@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from sluice.common.errors import InputError
 from sluice.etl.apply.counts import Counted
-from sluice.etl.common.errors import InputError
 from sluice.etl.jobs.engine import Engine, Learnt
 from sluice.etl.table.fitted_state import FittedState
 

@@ -12,14 +12,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from sluice.common.errors import InputError
+from sluice.common.machine import this_machine
+from sluice.common.suggest import nearest
 from sluice.etl.apply.counts import Counted
 from sluice.etl.apply.features import cardinalities
 from sluice.etl.apply.learned_rows import saw_others, why_labels_leak, why_not
 from sluice.etl.apply.number_limits import is_late
 from sluice.etl.apply.unreadable import refuse_lost
-from sluice.etl.common.errors import InputError
-from sluice.etl.common.machine import this_machine
-from sluice.etl.common.suggest import nearest
 from sluice.etl.jobs.engine import Engine
 from sluice.etl.jobs.fitting import count, fit
 from sluice.etl.jobs.progress import STARTING, JobProgress

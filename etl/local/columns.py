@@ -10,8 +10,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from sluice.common.errors import InputError
 from sluice.etl.apply.input_checks import refuse_differences, refuse_missing
-from sluice.etl.common.errors import InputError
 from sluice.etl.local.input_paths import InputFile
 from sluice.etl.spec.input_values import converted, spark_name
 from sluice.etl.spec.nested_columns import flattened, parts

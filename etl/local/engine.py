@@ -20,6 +20,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.fs as pafs
 
+from sluice.common.machine import memory_limit, processors
 from sluice.etl.apply.counts import Counted, CountsOfRows, selected
 from sluice.etl.apply.failure import FeatureError
 from sluice.etl.apply.features import Features, FileAssignment
@@ -27,7 +28,6 @@ from sluice.etl.apply.input_checks import headers_of, rows_before
 from sluice.etl.apply.parse import InputParser, Parsed
 from sluice.etl.apply.rejected import Refused, Reject, refuse_others
 from sluice.etl.apply.row_placement import RowPlacement, SketchInputs
-from sluice.etl.common.machine import memory_limit, processors
 from sluice.etl.jobs.engine import Engine, JobFailure, Learnt, Sums, first_rows
 from sluice.etl.jobs.fitting import too_many_values
 from sluice.etl.jobs.job_run import Job

@@ -11,14 +11,14 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from sluice.common.errors import InputError
 from sluice.etl.apply.input_checks import HEAD, TAIL, fault, refuse_faults, refuse_header
-from sluice.etl.common.errors import InputError
-from sluice.etl.common.foreign_tables import files_of_delta
 from sluice.etl.local.columns import RowGroups, check_columns, row_groups_of
 from sluice.etl.local.input_paths import InputFile, files_of, store_of
 from sluice.etl.local.pieces import PIECE_BYTES, Piece, first_line, pieces_of
 from sluice.etl.local.threads import Threads
 from sluice.etl.spec.spec import Input, Spec
+from sluice.etl.table.foreign_tables import files_of_delta
 
 _NUMBER = re.compile(r"[-+]?[\d.]+([eE][-+]?\d+)?")
 

@@ -13,8 +13,8 @@ from itertools import pairwise
 import pyarrow as pa
 import pyarrow.fs as pafs
 
-from sluice.etl.common.errors import InputError
-from sluice.etl.common.foreign_tables import ForeignTableError, LocalTables, TableFinder
+from sluice.common.errors import InputError
+from sluice.etl.table.foreign_tables import ForeignTableError, LocalTables, TableFinder
 
 _MAGIC, _QUERY = re.compile(r"[*?\[{]"), re.compile(r"\?\w+=.*$")
 _DENIED = re.compile(r"ACCESS_DENIED|HTTP status 403|Forbidden", re.IGNORECASE)

@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from sluice.common.errors import InputError
 from sluice.etl.apply.lines import are_headers
-from sluice.etl.common.errors import InputError
 from sluice.etl.jobs.engine import JobFailure
 from sluice.etl.local.input_paths import InputFile
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
 from typing import Any, TypeVar
 
-from sluice.etl.common.errors import InputError
+from sluice.common.errors import InputError
 from sluice.etl.jobs.engine import JobFailure
 
 T = TypeVar("T")

@@ -20,7 +20,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sluice.etl.common.errors import UsageError
+from sluice.common.errors import UsageError
 
 SCALARS = ("text", "number", "id")
 LISTS = {"text": "texts", "number": "numbers", "id": "ids"}

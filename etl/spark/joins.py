@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Container, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from sluice.etl.common.errors import InputError
+from sluice.common.errors import InputError
 from sluice.etl.spark.table_folders import refuse_tables
 from sluice.etl.spec.row_rules import BETWEEN, ESCAPED, Dedup, History, Join
 from sluice.etl.spec.row_split import TIES

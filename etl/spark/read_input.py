@@ -13,6 +13,7 @@ from functools import cached_property, partial
 from multiprocessing.pool import ThreadPool
 from typing import TYPE_CHECKING, Any
 
+from sluice.common.errors import InputError
 from sluice.etl.apply.input_checks import (
     HEAD,
     TAIL,
@@ -27,13 +28,12 @@ from sluice.etl.apply.input_checks import (
     zstd_fault,
 )
 from sluice.etl.apply.parse import INFINITY
-from sluice.etl.common.errors import InputError
-from sluice.etl.common.foreign_tables import files_of_delta
 from sluice.etl.spark.joins import joined_by, relate
 from sluice.etl.spark.table_folders import refuse_tables
 from sluice.etl.spark.workers.parsed_rows import Before, parsed_cells, rows_with_ties
 from sluice.etl.spec.row_split import TIES
 from sluice.etl.spec.spec import Spec
+from sluice.etl.table.foreign_tables import files_of_delta
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession

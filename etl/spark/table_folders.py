@@ -7,7 +7,7 @@ from multiprocessing.pool import ThreadPool
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
-from sluice.etl.common.foreign_tables import ForeignTableError, LocalTables, TableFinder
+from sluice.etl.table.foreign_tables import ForeignTableError, LocalTables, TableFinder
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

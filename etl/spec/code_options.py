@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from sluice.etl.common.errors import UsageError
-from sluice.etl.common.settings import setting
+from sluice.common.errors import UsageError
+from sluice.common.settings import setting
 from sluice.etl.spec.permission import MODULE_NAME, Permission, find_modules_here
 from sluice.etl.spec.spec import Spec
 from sluice.etl.spec.table_transform import short_transforms

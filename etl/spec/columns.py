@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, get_type_hints
 
-from sluice.etl.common.suggest import nearest
+from sluice.common.suggest import nearest
 from sluice.etl.ops import OPERATORS, Fitted, Operator, OperatorError
 from sluice.etl.ops.base import LISTS, is_wide
 from sluice.etl.ops.chain import follow

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from sluice.etl.common.suggest import nearest
+from sluice.common.suggest import nearest
 from sluice.etl.ops.chain import follow
 from sluice.etl.spec.columns import ColumnSpec, fits_its_role, left_as, may_be_left
 from sluice.etl.spec.toml_keys import SpecError, texts

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from sluice.etl.common.errors import UsageError
-from sluice.etl.common.suggest import nearest
+from sluice.common.errors import UsageError
+from sluice.common.suggest import nearest
 
 if TYPE_CHECKING:
     from sluice.etl.spec.spec import Spec

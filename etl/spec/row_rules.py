@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sluice.etl.common.suggest import nearest
+from sluice.common.suggest import nearest
 from sluice.etl.ops.base import MAX_VALUES
 from sluice.etl.ops.hashing import mix
 from sluice.etl.ops.ids import Categorify

@@ -20,7 +20,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from sluice.etl.common.suggest import nearest
+from sluice.common.suggest import nearest
 from sluice.etl.ops import Fitted, OperatorError
 from sluice.etl.ops.chain import step
 from sluice.etl.ops.timestamps import ParseTime

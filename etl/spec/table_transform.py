@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sluice.etl.common.suggest import nearest
+from sluice.common.suggest import nearest
 from sluice.etl.ops import Fitted, Operator
 from sluice.etl.ops.chain import follow
 from sluice.etl.ops.lists import Vectors

@@ -6,8 +6,8 @@ import codecs
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from sluice.etl.common.errors import UsageError
-from sluice.etl.common.suggest import nearest
+from sluice.common.errors import UsageError
+from sluice.common.suggest import nearest
 
 
 class SpecError(UsageError):

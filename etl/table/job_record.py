@@ -80,7 +80,7 @@ class JobRecord:
     """What made its files, `spark` or `local`, which decides nothing in them; None if it was made without a job."""
     took: Mapping[str, Any] = field(default_factory=dict)
     """What it took: `rows` read, `seconds` until it could be published, `start_s` of those of its engine, and the
-    `machine`, as `sluice.etl.common.machine` knows it; empty if it was made without a job."""
+    `machine`, as `sluice.common.machine` knows it; empty if it was made without a job."""
     sketches: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, repr=False)
     """`Identity.recognition` → split → sketch of its rows: see `sluice.etl.table.sketch.Sketch`."""
     def to_json(self) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from urllib.parse import unquote
 
 import pyarrow.parquet as pq
 
-from sluice.etl.common.errors import UsageError
+from sluice.common.errors import UsageError
 from sluice.etl.schema import Field
 from sluice.etl.table.data_files import arrow_schema, folder_of
 from sluice.etl.table.job_record import FileRecord

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute
 import pyarrow.parquet as pq
 
-from sluice.etl.common.errors import UsageError
+from sluice.common.errors import UsageError
 from sluice.etl.ops.base import FIRST, NO_NUMBER, NULL
 from sluice.etl.ops.hashing import hash_texts
 from sluice.etl.schema import Field

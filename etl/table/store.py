@@ -13,8 +13,8 @@ from urllib.parse import parse_qsl, quote
 import pyarrow as pa
 import pyarrow.fs as pafs
 
-from sluice.etl.common.errors import UsageError
-from sluice.etl.common.slow_path import slow_path
+from sluice.common.errors import UsageError
+from sluice.common.slow_path import slow_path
 from sluice.etl.table import local_folder
 
 _CHUNK = 8 * 2**20

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from sluice.etl.common.errors import UsageError
+from sluice.common.errors import UsageError
 from sluice.ingest.knobs import format_bytes
 
 _LOOK_S, _PATIENCE_S, _PRESSURE_S = 0.05, 0.25, 1.0

@@ -6,7 +6,7 @@ import fnmatch
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
-from sluice.etl.common.errors import UsageError
+from sluice.common.errors import UsageError
 from sluice.etl.ops import Operator, OperatorError
 from sluice.etl.ops.numeric import COMPARISONS, Compare, OneHot
 from sluice.ingest.knobs import nearest

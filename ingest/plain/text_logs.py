@@ -17,7 +17,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sluice.etl.common.errors import UsageError
+from sluice.common.errors import UsageError
 from sluice.etl.ops.timestamps import ParseTime
 from sluice.etl.spec.nested_columns import flattened, whole
 from sluice.ingest.plain.guess import time_formats

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from sluice.etl.common import interpreter
+from sluice.common import interpreter
 from sluice.ingest.process import protocol
 from sluice.ingest.process.shared_memory import Region
 

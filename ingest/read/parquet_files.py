@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from sluice.etl.common.foreign_tables import LocalTables
-from sluice.etl.common.slow_path import plain_path, slow_path
+from sluice.common.slow_path import plain_path, slow_path
 from sluice.etl.schema import DataFile, Field, Fingerprint
 from sluice.etl.spec.nested_columns import parts
 from sluice.etl.spec.permission import NOTHING, Permission
 from sluice.etl.spec.spec import Spec
 from sluice.etl.spec.table_transform import TableTransform, stored, transformed
+from sluice.etl.table.foreign_tables import LocalTables
 from sluice.ingest.columns import Columns
 from sluice.ingest.plain.file_types import SEVERAL, common_number, common_types, refuse_mixed
 from sluice.ingest.plain.from_spec import recipes_of_spec, selection_of

@@ -22,7 +22,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from sluice.etl.common.extras import install_command
+from sluice.common.extras import install_command
 from sluice.etl.schema import DataFile
 from sluice.etl.spec.nested_columns import flattened, parts
 from sluice.ingest.columns import ColumnError

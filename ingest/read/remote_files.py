@@ -18,7 +18,7 @@ from urllib.parse import parse_qsl, unquote
 
 import pyarrow as pa
 
-from sluice.etl.common.slow_path import slow_path
+from sluice.common.slow_path import slow_path
 from sluice.ingest.read.cache import FileCache
 from sluice.ingest.read.retry import Clock, Retrier, RetryPolicy
 from sluice.ingest.read.slow_store import Disturbance, FaultyFileSystem

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from hashlib import blake2b
 from typing import Any, Protocol
 
-from sluice.etl.common import interpreter
+from sluice.common import interpreter
 from sluice.ingest.knobs import REQUESTS_A_CORE
 from sluice.ingest.machine import WORKER_PROCESS_BYTES
 from sluice.ingest.remote.client import Connection

@@ -20,8 +20,8 @@ import threading
 from itertools import count
 from typing import Any
 
-from sluice.etl.common import interpreter
-from sluice.etl.common.extras import install_command
+from sluice.common import interpreter
+from sluice.common.extras import install_command
 from sluice.ingest.remote.fleet import started
 from sluice.ingest.remote.unit import RemoteError
 

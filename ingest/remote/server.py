@@ -15,7 +15,7 @@ from typing import Any
 
 from pyarrow import flight
 
-from sluice.etl.common.errors import UsageError
+from sluice.common.errors import UsageError
 from sluice.etl.spec.permission import NOTHING, Permission
 from sluice.ingest.remote.calls import Functions
 from sluice.ingest.remote.maker import UnitMaker

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 import pyarrow as pa
 from zlib_ng.zlib_ng import crc32
 
-from sluice.etl.common.extras import DISTRIBUTION
+from sluice.common.extras import DISTRIBUTION
 from sluice.etl.schema import digest
 from sluice.ingest.columns import ColumnError
 from sluice.ingest.errors import LoadingError

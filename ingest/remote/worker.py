@@ -16,9 +16,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-from sluice.etl.common.errors import UsageError
-from sluice.etl.common.program import run, say
-from sluice.etl.common.settings import check, parse, setting
+from sluice.common.errors import UsageError
+from sluice.common.program import run, say
+from sluice.common.settings import check, parse, setting
 from sluice.etl.spec.code_options import CodeOptions
 from sluice.etl.spec.permission import NOTHING, Permission
 from sluice.ingest.knobs import parse_bytes

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from sluice.etl.common.errors import UsageError
+from sluice.common.errors import UsageError
 from sluice.ingest.columns import ColumnError, Columns
 from sluice.ingest.knobs import nearest
 from sluice.ingest.row_order import RankShare, Read, RowsPlan, Window

@@ -20,7 +20,7 @@ from sluice.agent.simulator.physics import SimMachine, SimStage
 from sluice.agent.simulator.rollout import Rollout, reference, run
 from sluice.agent.simulator.scenario import Scenario, ScenarioError
 from sluice.agent.simulator.scenario_json import shipped
-from sluice.etl.common.errors import UsageError
+from sluice.common.errors import UsageError
 from sluice.ingest.knobs import KnobError
 
 pytestmark = pytest.mark.slow

@@ -11,7 +11,7 @@ from sluice.agent.policies import make as policy
 from sluice.agent.runtime import knobs_file
 from sluice.agent.runtime.knob_memory import BestChoice, KnobMemory
 from sluice.agent.runtime.knob_options import KnobOptions
-from sluice.etl.common.settings import make, read
+from sluice.common.settings import make, read
 from sluice.ingest.knobs import KnobError, Knobs
 from tests.agent.fake import FakePipeline, FakeStage
 

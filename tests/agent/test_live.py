@@ -21,7 +21,7 @@ from sluice.agent.report import live, page
 from sluice.agent.report.beside import LiveError, listening, shown
 from sluice.agent.report.live import LivePages, LiveRun
 from sluice.agent.report.run_folder import Run, RunFolder
-from sluice.etl.common.settings import parse
+from sluice.common.settings import parse
 
 
 def _line(rate):

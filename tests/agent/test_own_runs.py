@@ -18,7 +18,7 @@ from sluice.agent.policies.opening.record import OpeningRecord
 from sluice.agent.policies.opening.weights import read, write
 from sluice.agent.report.run_folder import RunFolder
 from sluice.agent.simulator.random_pipelines import pipeline
-from sluice.etl.common.errors import UsageError
+from sluice.common.errors import UsageError
 
 pytestmark = pytest.mark.slow
 

@@ -12,7 +12,7 @@ from sluice.agent.simulator.rollout import run
 from sluice.agent.simulator.scenario import Scenario
 from sluice.benchmarks import ablation
 from sluice.benchmarks.ablation import RULES, Edit, Rule, cases, off, table
-from sluice.etl.common.errors import UsageError
+from sluice.common.errors import UsageError
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)

@@ -51,8 +51,8 @@ class Forks:
 
 def forked(asked: dict[str, Any]) -> NoReturn:
     """What `python -m dlrm.train` does once it has started."""
+    from sluice.common.program import run
     from sluice.dlrm import train
-    from sluice.etl.common.program import run
 
     os.environ.clear()
     os.environ.update(asked["environment"])

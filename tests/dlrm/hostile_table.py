@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from sluice.etl.common.program import run
+from sluice.common.program import run
 from tests.dlrm import clicks_table
 from tests.dlrm.rig import command, environment
 

@@ -10,8 +10,8 @@ import pyarrow as pa
 import pytest
 import yaml
 
+from sluice.common.settings import parse
 from sluice.dlrm.train import main
-from sluice.etl.common.settings import parse
 from sluice.ingest.remote.worker import WorkerOptions
 from tests.dlrm import clicks_table
 

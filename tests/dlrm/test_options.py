@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
+from sluice.common.errors import UsageError
 from sluice.dlrm import start_options as options
 from sluice.dlrm.options import Config, ConfigError, ModelConfig, tables_of
-from sluice.etl.common.errors import UsageError
 from sluice.etl.schema import Field
 
 

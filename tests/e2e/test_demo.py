@@ -16,8 +16,8 @@ import pytest
 
 from sluice.agent.report import narrative
 from sluice.agent.report.run_folder import Run
+from sluice.common.errors import UsageError
 from sluice.dlrm.demo.__main__ import FAULTS, has_java, main
-from sluice.etl.common.errors import UsageError
 from tests import processes
 
 pytestmark = pytest.mark.slow

@@ -12,12 +12,12 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
+from sluice.common.errors import InputError
+from sluice.common.program import run as run_program
 from sluice.etl import ops
 from sluice.etl.__main__ import main
 from sluice.etl.apply import counts
 from sluice.etl.audit import LABEL, audit_spec, audit_table
-from sluice.etl.common.errors import InputError
-from sluice.etl.common.program import run as run_program
 from sluice.etl.jobs.progress import JobProgress
 from sluice.etl.local.engine import LocalEngine
 from sluice.etl.ops.statistics import Target

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import write_deltalake
 
-from sluice.etl.common.errors import InputError
+from sluice.common.errors import InputError
 from sluice.etl.jobs.engine import JobFailure
 from sluice.etl.jobs.job_run import Job
 from sluice.etl.spark.errors import clearly

@@ -10,7 +10,7 @@ from benchmarks.etl_arms import ARMS, content
 from benchmarks.etl_peers import alike
 from benchmarks.etl_turns import KINDS, ROOT, asked_of, turns
 from benchmarks.results import Results, table
-from sluice.etl.common.errors import UsageError
+from sluice.common.errors import UsageError
 from sluice.etl.synth.raw_logs import synthesize
 from tests.etl.jobs import run
 

@@ -15,8 +15,8 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import write_deltalake
 
+from sluice.common.errors import InputError
 from sluice.etl.apply.features import FileAssignment
-from sluice.etl.common.errors import InputError
 from sluice.etl.jobs.job_run import Job
 from sluice.etl.ops.hashing import hash_rows, hash_texts, mix
 from sluice.etl.spark.rejects import check_rejects

@@ -8,8 +8,8 @@ import gzip
 import pyarrow as pa
 import pytest
 
+from sluice.common.errors import InputError
 from sluice.etl.apply.input_checks import fault, zstd_fault
-from sluice.etl.common.errors import InputError
 from sluice.etl.jobs.engine import JobFailure
 from sluice.etl.spark.errors import cause, clearly
 from tests.etl.jobs import run

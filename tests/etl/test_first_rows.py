@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from sluice.etl.common.errors import InputError
+from sluice.common.errors import InputError
 from sluice.etl.first_rows import ROWS, refuse_by_first_rows
 from sluice.etl.jobs.engine import JobFailure
 from sluice.etl.jobs.job_run import Job

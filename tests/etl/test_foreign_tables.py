@@ -13,16 +13,16 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from sluice.etl.common.errors import InputError
-from sluice.etl.common.foreign_tables import ForeignTableError
+from sluice.common.errors import InputError
 from sluice.etl.local.input_paths import files_of
 from sluice.etl.spark.table_folders import refuse_tables
 from sluice.etl.synth.small_table import small_table
+from sluice.etl.table.foreign_tables import ForeignTableError
 from sluice.ingest.__main__ import main as ingest_program
 from sluice.ingest.loader import BatchLoader
 from sluice.ingest.read.parquet_files import ParquetFiles, facts_of, parquet_paths, table_of
-from sluice.ingest.tools import guess
 from sluice.petastorm import make_batch_reader
+from sluice.tools import guess
 from tests.ingest.s3 import S3Server, with_bucket
 
 ROWS = pa.table({"click": [0, 1, 0, 1], "price": [1.0, 2.0, 3.0, 4.0], "day": ["a", "a", "b b", "b b"]})

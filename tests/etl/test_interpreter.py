@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from sluice.etl.common import interpreter
+from sluice.common import interpreter
 
 
 def test_it_finds_the_modules_of_this_one_and_calls_the_function(tmp_path, monkeypatch):

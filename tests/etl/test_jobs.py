@@ -15,8 +15,8 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
+from sluice.common.errors import InputError
 from sluice.etl.apply.features import in_training
-from sluice.etl.common.errors import InputError
 from sluice.etl.jobs.fitting import fit
 from sluice.etl.jobs.job_run import Job
 from sluice.etl.jobs.progress import JobProgress

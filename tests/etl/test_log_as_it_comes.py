@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from sluice.etl.common.errors import InputError
+from sluice.common.errors import InputError
 from sluice.etl.ops.ids import Hash
 from sluice.etl.spec.toml_keys import SpecError
 from sluice.etl.table.table import FeatureTable

@@ -9,9 +9,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from sluice.common.errors import InputError
+from sluice.common.suggest import nearest
 from sluice.etl.apply.json_lines import Objects
-from sluice.etl.common.errors import InputError
-from sluice.etl.common.suggest import nearest
 from sluice.etl.spec.spec import Spec
 from sluice.etl.spec.toml_keys import SpecError
 from sluice.etl.table.table import FeatureTable

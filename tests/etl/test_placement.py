@@ -8,13 +8,11 @@ from pathlib import Path
 import pytest
 
 from sluice.agent.report.run_folder import RunError
+from sluice.common.errors import UsageError
+from sluice.common.settings import OptionError, parse
 from sluice.etl.apply.column_costs import ways
-from sluice.etl.common.errors import UsageError
-from sluice.etl.common.settings import OptionError, parse
 from sluice.etl.job_request import JobRequest
 from sluice.etl.jobs.progress import JobProgress
-from sluice.etl.packing import packing
-from sluice.etl.placing import CannotPlace, placed
 from sluice.etl.spec.placement import left_from, placement_of, with_placement
 from sluice.etl.spec.spec import Spec
 from sluice.etl.spec.toml_keys import SpecError
@@ -23,6 +21,8 @@ from sluice.etl.table.commit import CommitError
 from sluice.etl.table.table import FeatureTable
 from sluice.ingest.loader import BatchLoader
 from sluice.ingest.read.packed_copy import PackedCopy
+from sluice.tools.packing import packing
+from sluice.tools.placing import CannotPlace, placed
 from tests.etl.jobs import Said
 
 SPEC = """

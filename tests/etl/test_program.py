@@ -14,11 +14,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from sluice.etl.common.errors import UsageError
-from sluice.etl.common.program import run
+from sluice.common.errors import UsageError
+from sluice.common.program import run
 
 ROOT = Path(__file__).resolve().parents[2]
-PRELUDE = "from sluice.etl.common.errors import UsageError\nfrom sluice.etl.common.program import run, say\n"
+PRELUDE = "from sluice.common.errors import UsageError\nfrom sluice.common.program import run, say\n"
 
 
 def ended(body: str, repo) -> subprocess.CompletedProcess:
@@ -98,7 +98,7 @@ def test_a_value_of_another_kind_is_said_in_words(program, words, said, capsys):
     ("{}/no-{{such,other}}", {}, False), ("s3://bucket/no-such", {}, False),
     ("{}/no-such", {"HADOOP_CONF_DIR": "/etc/hadoop"}, False)])
 def test_local_input_that_is_missing_is_refused_before_spark_starts(tmp_path, monkeypatch, path, environment, refused):
-    from sluice.etl.common.errors import InputError
+    from sluice.common.errors import InputError
     from sluice.etl.job import main
 
     class Started(Exception):
@@ -280,7 +280,7 @@ def test_a_moment_that_is_given_to_an_interrupt_is_less_than_two_seconds(repo):
     """By what the program waits for, and not by a clock, which runs on while a busy machine does other things."""
     body = """
 import os, signal, threading
-from sluice.etl.common import program
+from sluice.common import program
 class Noted(threading.Event):
     def wait(self, timeout=None):
         print(timeout, flush=True)

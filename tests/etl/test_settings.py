@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from sluice.etl.common.errors import UsageError
-from sluice.etl.common.settings import OptionError, check, make, parse, read, replaced, setting
+from sluice.common.errors import UsageError
+from sluice.common.settings import OptionError, check, make, parse, read, replaced, setting
 from tests.optional_folders import is_left_out
 
 
@@ -126,7 +126,7 @@ def test_help_has_a_heading_for_each_concern_and_says_defaults_only_where_they_s
 
 
 @pytest.mark.parametrize("program", [name for name in (
-    "etl.job", "ingest.tools.bench", "ingest.tools.doctor", "ingest.tools.headroom_cli", "dlrm.train", "dlrm.evaluate",
+    "etl.job", "tools.bench", "tools.doctor", "tools.headroom_cli", "dlrm.train", "dlrm.evaluate",
     "dlrm.serve", "dlrm.export", "dlrm.plan", "dlrm.demo.__main__", "dlrm.demo.schema_change")
     if not is_left_out(f"{name.replace('.', '/')}.py")])
 def test_no_program_shows_a_default_that_says_nothing(program, capsys):

@@ -13,9 +13,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from sluice.common.errors import InputError
 from sluice.etl.apply.features import Features
 from sluice.etl.apply.learned_rows import saw_others, why_not
-from sluice.etl.common.errors import InputError
 from sluice.etl.jobs.job_run import Job
 from sluice.etl.show import describe_table
 from sluice.etl.spark.explain import explain

@@ -8,10 +8,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from sluice.common.errors import InputError
 from sluice.dlrm.follow.table_diff import between
 from sluice.etl.apply.features import Features
 from sluice.etl.apply.unreadable import lost, unread
-from sluice.etl.common.errors import InputError
 from sluice.etl.jobs.job_run import Job
 from sluice.etl.ops.base import OperatorError
 from sluice.etl.ops.timestamps import Hour, ParseTime

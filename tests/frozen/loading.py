@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from sluice import BagColumn, Batch, Errors, Knobs, Loader, Order, Reading
-from sluice.etl.common.errors import UsageError
+from sluice.common.errors import UsageError
 from sluice.ingest.read.packed_copy import PackedCopy
 from tests.frozen import clicks
 from tests.frozen.digest import digest

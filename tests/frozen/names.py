@@ -12,9 +12,9 @@ PUBLIC = (*(f"sluice:{name}" for name in sorted(sluice.__all__)),
           "sluice.petastorm:PetastormOptions", "sluice.petastorm:TransformSpec", "sluice.petastorm:BatchReader",
           "sluice.petastorm:edit_field", "sluice.petastorm:make_batch_reader", "sluice.petastorm:make_spark_converter",
           "sluice.ingest.read.packed_copy:PackedCopy", "sluice.ingest.stages.transform:Transform",
-          "sluice.ingest.tools.headroom:Headroom", "sluice.agent.tunable:Policy", "sluice.agent.tunable:Reason",
-          "sluice.agent.tuning:TuningStatus", "sluice.etl.common.errors:UsageError",
-          "sluice.etl.common.errors:InputError", "sluice.ingest.errors:LoadingError")
+          "sluice.tools.headroom:Headroom", "sluice.agent.tunable:Policy", "sluice.agent.tunable:Reason",
+          "sluice.agent.tuning:TuningStatus", "sluice.common.errors:UsageError",
+          "sluice.common.errors:InputError", "sluice.ingest.errors:LoadingError")
 """The addresses of the names, where programs import them from."""
 DOCUMENTED = {"sluice:Loader": ("apply", "cardinalities", "close", "dense_names", "knobs", "load_state_dict", "memory",
                                 "memory_need", "quarantined", "sparse_names", "state_dict", "tuning")}

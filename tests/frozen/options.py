@@ -14,7 +14,7 @@ from typing import Any
 from unittest import mock
 
 from sluice.__main__ import VERBS
-from sluice.etl.common.extras import advice
+from sluice.common.extras import advice
 
 OTHERS = {"python -m dlrm.demo": "sluice.dlrm.demo.__main__",
           "python -m dlrm.demo.schema_change": "sluice.dlrm.demo.schema_change"}

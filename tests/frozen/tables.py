@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from sluice import Errors, Loader, Order
-from sluice.etl.common.errors import UsageError
+from sluice.common.errors import UsageError
 from tests.frozen import clicks
 from tests.frozen.commands import CommandFailed, call
 from tests.frozen.digest import digest, key_paths, read_lines

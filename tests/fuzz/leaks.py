@@ -16,8 +16,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from sluice.common.errors import InputError, UsageError
 from sluice.etl.audit import audit_table
-from sluice.etl.common.errors import InputError, UsageError
 from sluice.etl.jobs.engine import JobFailure
 from sluice.etl.jobs.progress import JobProgress
 from sluice.etl.spec.spec import Spec

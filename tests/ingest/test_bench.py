@@ -21,11 +21,11 @@ from sluice.agent.report import page
 from sluice.agent.report.format import count, percent
 from sluice.agent.report.narrative import HARDLY, tell
 from sluice.agent.report.run_folder import Run, RunFolder
-from sluice.etl.common.errors import UsageError
+from sluice.common.errors import UsageError
 from sluice.ingest.__main__ import main
 from sluice.ingest.knobs import KnobError
 from sluice.ingest.loader import BatchLoader
-from sluice.ingest.tools.bench_outcome import BenchOutcome, consume
+from sluice.tools.bench_outcome import BenchOutcome, consume
 from tests.agent.told import agree
 
 pytestmark = pytest.mark.slow
@@ -209,7 +209,7 @@ def test_wrong_usage_is_an_error_for_people(table, tmp_path, arguments, message)
 
 TYPOS = """
 import sys
-from sluice.etl.common.errors import UsageError
+from sluice.common.errors import UsageError
 from sluice.ingest.__main__ import main
 
 for words in (["--rolse", "x"], ["--roles", "lable=label"], ["--roles", "label=labl"], ["--udf", "tests.nothing:f"],

@@ -18,10 +18,10 @@ from sluice.ingest.columns import ColumnError
 from sluice.ingest.machine import Machine
 from sluice.ingest.process.worker import WorkerProcess
 from sluice.ingest.read.cache import FileCache
-from sluice.ingest.tools import doctor_checks, headroom_cli
-from sluice.ingest.tools.doctor import main
-from sluice.ingest.tools.doctor_checks import chunks_with_crc, has_crc
-from sluice.ingest.tools.guess import guessed_spec
+from sluice.tools import doctor_checks, headroom_cli
+from sluice.tools.doctor import main
+from sluice.tools.doctor_checks import chunks_with_crc, has_crc
+from sluice.tools.guess import guessed_spec
 
 pytestmark = pytest.mark.slow
 

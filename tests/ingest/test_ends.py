@@ -152,7 +152,7 @@ def test_sigterm_to_a_whole_group_saves_the_position_and_a_resumed_run_goes_on_w
 
 def test_two_interrupts_end_a_program_whose_workers_hang(start, scene):
     """The first while every worker holds a batch, the second while the first is being answered."""
-    program = start("hold", "from sluice.etl.common.program import run; run(lambda _: consumer.join() or {}, argv=[])")
+    program = start("hold", "from sluice.common.program import run; run(lambda _: consumer.join() or {}, argv=[])")
     watched = [os.pidfd_open(pid) for pid in scene.holders(2)]
     os.kill(program.pid, signal.SIGINT)
     os.kill(program.pid, signal.SIGINT)

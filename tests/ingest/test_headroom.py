@@ -12,7 +12,7 @@ import torch
 import sluice
 from sluice.ingest.__main__ import main
 from sluice.ingest.loader import BatchLoader
-from sluice.ingest.tools.headroom import Headroom, HeadroomError, WhatIf, measure, report, rows_of
+from sluice.tools.headroom import Headroom, HeadroomError, WhatIf, measure, report, rows_of
 
 
 class Clock:

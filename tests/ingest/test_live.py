@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sluice.ingest.tools.terminal import summary
+from sluice.tools.terminal import summary
 from tests.ingest.test_stats import snapshot
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 
-from sluice.ingest.tools.terminal import Picture, View
+from sluice.tools.terminal import Picture, View
 from tests.ingest.test_stats import snapshot
 
 

@@ -24,8 +24,8 @@ from sluice.ingest.loader import BatchLoader
 from sluice.ingest.read.parquet_files import ParquetError, ParquetFiles, table_of
 from sluice.ingest.stages.quarantine import Errors
 from sluice.ingest.stages.transform import Transform, TransformError
-from sluice.ingest.tools import guess
-from sluice.ingest.tools.guess import guessed_spec
+from sluice.tools import guess
+from sluice.tools.guess import guessed_spec
 from tests.etl.jobs import on
 from tests.etl.jobs import rows_of as rows_of_table
 

@@ -8,9 +8,9 @@ from collections import deque
 
 import pytest
 
+from sluice.common.errors import UsageError
+from sluice.common.slow_path import plain_path, slow_path
 from sluice.dlrm.training.input_checks import check_files
-from sluice.etl.common.errors import UsageError
-from sluice.etl.common.slow_path import plain_path, slow_path
 from sluice.etl.table.store import TableStore
 from sluice.etl.table.table import FeatureTable
 from sluice.ingest.knobs import Knobs

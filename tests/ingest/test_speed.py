@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from sluice.ingest.tools.doctor import Speed, measure_speed, speed_of
+from sluice.tools.doctor import Speed, measure_speed, speed_of
 
 FAST = Speed(core_bytes_per_s=1e9, memory_bytes_per_s=2e10)
 

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from sluice.etl.common.errors import UsageError
+from sluice.common.errors import UsageError
 from sluice.etl.ops.base import OperatorError
 from sluice.etl.spec.table_transform import short_transforms
 from sluice.etl.spec.toml_keys import SpecError
@@ -23,7 +23,7 @@ from sluice.ingest.loader import BatchLoader
 from sluice.ingest.read.parquet_files import table_of
 from sluice.ingest.stages.quarantine import Errors
 from sluice.ingest.stages.transform import TransformError
-from sluice.ingest.tools import bench
+from sluice.tools import bench
 from tests.dlrm import clicks_table
 from tests.ingest import transform_functions
 

@@ -9,13 +9,13 @@ import json
 
 import pytest
 
-from sluice.etl.common.errors import UsageError
+from sluice.common.errors import UsageError
 from sluice.etl.jobs.job_run import Job
 from sluice.etl.spec.spec import Spec
 from sluice.etl.table.store import TableStore
 from sluice.etl.table.table import FeatureTable
 from sluice.ingest.plain import text_logs
-from sluice.ingest.tools.guess import guessed_spec
+from sluice.tools.guess import guessed_spec
 from tests.etl.jobs import on, rows_of
 
 pytestmark = pytest.mark.slow

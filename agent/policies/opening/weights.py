@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from sluice.etl.common.errors import UsageError
+from sluice.common.errors import UsageError
 from sluice.ingest.machine import cache_folder
 
 SHIPPED = Path(__file__).with_name("opening.safetensors")

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from sluice.etl.common.errors import UsageError
+from sluice.common.errors import UsageError
 from sluice.etl.schema import Field
 from sluice.etl.spec.nested_columns import parts
 from sluice.ingest.knobs import nearest

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from sluice.etl.common.settings import setting
+from sluice.common.settings import setting
 from sluice.etl.spec.permission import Permission, function_name
 from sluice.ingest.read.petastorm import compat
 from sluice.ingest.read.petastorm.options import PetastormError, PetastormOptions, reshaped

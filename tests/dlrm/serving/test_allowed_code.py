@@ -7,11 +7,11 @@ import shutil
 
 import pytest
 
+from sluice.common.settings import parse
 from sluice.dlrm import export, serve
 from sluice.dlrm.checkpoint.meta import latest
 from sluice.dlrm.serving.served_model import Servable
 from sluice.dlrm.serving.server import ServerOptions
-from sluice.etl.common.settings import parse
 from sluice.etl.ops import OperatorError
 from sluice.etl.spec.permission import Permission
 from sluice.etl.table.table import FeatureTable

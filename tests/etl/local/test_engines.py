@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
-from sluice.etl.common.errors import InputError
+from sluice.common.errors import InputError
 from sluice.etl.jobs.job_run import Job
 from sluice.etl.local.input import only_spark
 from sluice.etl.spec.spec import Spec

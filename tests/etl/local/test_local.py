@@ -20,7 +20,7 @@ import pytest
 import tests.etl.test_bad_input as bad_input
 import tests.etl.test_build as build
 import tests.etl.test_log_as_it_comes as log
-from sluice.etl.common.errors import InputError
+from sluice.common.errors import InputError
 from sluice.etl.engines import EngineError, choose
 from sluice.etl.jobs.engine import JobFailure
 from sluice.etl.jobs.job_run import Job

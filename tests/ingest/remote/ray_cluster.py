@@ -26,7 +26,7 @@ from typing import Any
 import psutil
 import pytest
 
-from sluice.etl.common.program import run, say
+from sluice.common.program import run, say
 from sluice.etl.synth.small_table import small_table
 from sluice.ingest.knobs import Knobs
 from sluice.ingest.loader import BatchLoader

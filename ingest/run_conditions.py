@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from sluice.etl.common.slow_path import slow_path
+from sluice.common.slow_path import slow_path
 from sluice.ingest.faults.injection import ON_STORES, Injection
+from sluice.ingest.options import ArgumentError, RunOptions
 from sluice.ingest.read.cache import FileCache
 from sluice.ingest.read.files import FileOpener
 from sluice.ingest.read.packed_copy import PackedCopy
 from sluice.ingest.read.remote_files import RemoteFiles
-from sluice.ingest.tools.options import ArgumentError, RunOptions
 
 if TYPE_CHECKING:
     from sluice.ingest.loader import BatchLoader

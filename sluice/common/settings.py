@@ -21,8 +21,8 @@ from dataclasses import MISSING, dataclass
 from types import UnionType
 from typing import Any, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from sluice.etl.common.errors import UsageError
-from sluice.etl.common.suggest import meant
+from sluice.common.errors import UsageError
+from sluice.common.suggest import meant
 
 T = TypeVar("T")
 Given = dict[str, Any]

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from sluice.etl.common.program import say
-from sluice.etl.common.settings import parse
-from sluice.ingest.tools.bench_session import BenchOptions, BenchSession
+from sluice.common.program import say
+from sluice.common.settings import parse
+from sluice.tools.bench_session import BenchOptions, BenchSession
 
 _DESCRIPTION = """Loads a table as a trainer would and says how fast, beside how fast its reader decodes (the limit).
 The last line of the output is one JSON object."""

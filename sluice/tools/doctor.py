@@ -17,11 +17,11 @@ from typing import Any
 
 import numpy as np
 
-from sluice.etl.common.settings import parse, setting
+from sluice.common.settings import parse, setting
 from sluice.etl.spec.code_options import CodeOptions
 from sluice.ingest.machine import Machine, cache_folder
-from sluice.ingest.tools import doctor_checks
-from sluice.ingest.tools.doctor_checks import Finding
+from sluice.tools import doctor_checks
+from sluice.tools.doctor_checks import Finding
 
 _EXAMPLES = """\
 examples:

@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sluice.agent.runtime.knob_options import KNOBS
-from sluice.etl.common.errors import UsageError
-from sluice.etl.common.program import say
-from sluice.etl.common.settings import parse, setting
+from sluice.common.errors import UsageError
+from sluice.common.program import say
+from sluice.common.settings import parse, setting
 from sluice.etl.spec.code_options import CodeOptions
 from sluice.ingest.loader import BatchLoader
-from sluice.ingest.tools.headroom import measure
-from sluice.ingest.tools.options import function_of, table_named
+from sluice.ingest.options import function_of, table_named
+from sluice.tools.headroom import measure
 
 _EXAMPLES = """\
 examples:

@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from sluice.etl.common.errors import UsageError
+from sluice.common.errors import UsageError
 from sluice.etl.spec.nested_columns import flattened, parts
 from sluice.etl.table.table import FeatureTable
 from sluice.ingest.columns import Columns

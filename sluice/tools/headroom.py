@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from sluice.etl.common.errors import UsageError
+from sluice.common.errors import UsageError
 from sluice.ingest.loader import BatchLoader
 from sluice.ingest.row_costs import RowCosts
 from sluice.ingest.stats import Snapshot

@@ -11,7 +11,7 @@ from functools import cache
 from typing import NamedTuple
 from urllib.parse import unquote
 
-from sluice.etl.common.errors import InputError
+from sluice.common.errors import InputError
 
 _KINDS = {"_sluice": "feature", "_delta_log": "Delta", ".hoodie": "Hudi"}
 

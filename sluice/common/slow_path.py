@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from sluice.etl.common.errors import UsageError
+from sluice.common.errors import UsageError
 
 _SCHEME = "latency://"
 _FORM = re.compile(r"(\d+(?:\.\d+)?)(ms|s)(/.*)", re.DOTALL)

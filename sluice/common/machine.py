@@ -6,7 +6,7 @@ from __future__ import annotations
 import hashlib
 import platform
 
-from sluice.etl.common.control_groups import ControlGroups
+from sluice.common.control_groups import ControlGroups
 
 
 def this_machine() -> str:

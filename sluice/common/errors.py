@@ -6,7 +6,7 @@ from __future__ import annotations
 class UsageError(ValueError):
     """A user's mistake: its message names what is wrong and what to do.
 
-    A program that meets one says its message in one line and ends with 2 (`sluice.etl.common.program`)."""
+    A program that meets one says its message in one line and ends with 2 (`sluice.common.program`)."""
 
 
 class InputError(UsageError):

@@ -23,20 +23,20 @@ from sluice.agent.runtime.foreknowledge import foreknowledge
 from sluice.agent.runtime.knob_memory import KnobMemory
 from sluice.agent.runtime.knob_options import KnobOptions
 from sluice.agent.runtime.knobs_file import is_file_name
-from sluice.etl.common.settings import setting
+from sluice.common.settings import setting
 from sluice.etl.spec.code_options import CodeOptions, TransformOptions
 from sluice.etl.spec.table_transform import short_transforms
 from sluice.ingest.columns import Columns
 from sluice.ingest.knobs import SIZES, KnobError, Knobs, nearest, parse_bytes
+from sluice.ingest.options import OrderOptions, RunOptions, function_of, table_named
 from sluice.ingest.process.stacks import on_signal
 from sluice.ingest.read.parquet_files import ParquetFiles
 from sluice.ingest.read.reader import AUTO, READERS, RowGroupReader, reader_of, source_of
 from sluice.ingest.row_order import Read
+from sluice.ingest.run_conditions import RunConditions
 from sluice.ingest.stage_spec import BATCH, COLLATE, READ, SHUFFLE
-from sluice.ingest.tools.bench_outcome import BenchOutcome, DecodeLimit, Peak, consume
-from sluice.ingest.tools.options import OrderOptions, RunOptions, function_of, table_named
-from sluice.ingest.tools.run_conditions import RunConditions
-from sluice.ingest.tools.terminal import View
+from sluice.tools.bench_outcome import BenchOutcome, DecodeLimit, Peak, consume
+from sluice.tools.terminal import View
 
 if TYPE_CHECKING:
     from sluice.ingest.stages.transform import Function

@@ -16,8 +16,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from sluice.etl.common.errors import UsageError
-from sluice.etl.common.settings import parse, setting
+from sluice.common.errors import UsageError
+from sluice.common.settings import parse, setting
 from sluice.etl.ops.numeric import Compare, OneHot
 from sluice.etl.ops.timestamps import ParseTime
 from sluice.etl.spec.input_values import converted

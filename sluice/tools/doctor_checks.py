@@ -25,11 +25,12 @@ import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from sluice.etl.common.errors import UsageError
+from sluice.common.errors import UsageError
 from sluice.etl.spec.code_options import CodeOptions
 from sluice.ingest.columns import ColumnError, Columns
 from sluice.ingest.knobs import format_bytes
 from sluice.ingest.machine import Machine
+from sluice.ingest.options import table_named
 from sluice.ingest.plain.roles import ROLES
 from sluice.ingest.process import child
 from sluice.ingest.process.shared_memory import Region, SharedMemoryError
@@ -39,7 +40,6 @@ from sluice.ingest.read.footer_chunks import chunks_of_group, footer_bytes
 from sluice.ingest.read.footers import REMEMBERED
 from sluice.ingest.read.parquet_files import GuessError, ParquetFiles, is_table, parquet_paths
 from sluice.ingest.read.remote_files import RemoteFiles
-from sluice.ingest.tools.options import table_named
 
 _HEADER_BYTES = 64
 _CRC_FIELD = 4

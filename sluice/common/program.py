@@ -14,8 +14,8 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NoReturn
 
-from sluice.etl.common.errors import UsageError
-from sluice.etl.common.extras import advice
+from sluice.common.errors import UsageError
+from sluice.common.extras import advice
 
 DONE, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
 _GRACE_S = 1.5  # an interrupt is answered within two seconds, whatever still hangs

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sluice.etl.common.errors import UsageError
-from sluice.etl.common.settings import check, setting
+from sluice.common.errors import UsageError
+from sluice.common.settings import check, setting
 from sluice.etl.spec.code_options import CodeOptions
 from sluice.etl.spec.permission import find_modules_here
 from sluice.ingest.faults.faults import KINDS, Fault, parse

@@ -12,9 +12,9 @@ from typing import Any
 from sluice.agent.report.format import count
 from sluice.agent.report.operator_choice import Choice, Outlook, choose, table_of
 from sluice.agent.report.run_folder import Run
+from sluice.common.errors import UsageError
+from sluice.common.text_table import aligned
 from sluice.etl.apply.column_costs import Form, forms, ways
-from sluice.etl.common.errors import UsageError
-from sluice.etl.common.text_table import aligned
 from sluice.etl.jobs.engine import Engine
 from sluice.etl.jobs.job_run import Job
 from sluice.etl.jobs.progress import JobProgress

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from sluice.ingest.read.reader import RowGroupReader, RowGroupSource
-from sluice.ingest.tools.decode_limit import decode_rows_per_s
+from sluice.tools.decode_limit import decode_rows_per_s
 
 if TYPE_CHECKING:
     from sluice.ingest.loader import BatchLoader

@@ -1,1 +1,0 @@
-"""What the programs of all rooms share: options, messages, how a program ends."""

@@ -1,1 +1,0 @@
-../../sluice/__init__.py

@@ -1,1 +1,0 @@
-../../sluice/__main__.py

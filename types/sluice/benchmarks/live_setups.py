@@ -1,1 +1,0 @@
-../../../benchmarks/live_setups.py
