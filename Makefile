@@ -60,6 +60,7 @@ policy: setup  ## teach the opening in simulated pipelines; goes on where it was
 	@$(PY) -m sluice teach --policy opening --seed $(or $(SEED),0) --folder $(or $(FOLDER),build/opening)
 
 check: setup  ## style and types
+	@.venv/bin/ruff format --check --quiet . || { echo "make check: run .venv/bin/ruff format" >&2; exit 1; }
 	@.venv/bin/ruff check .
 	@.venv/bin/mypy
 

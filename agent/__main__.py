@@ -50,8 +50,9 @@ class RunChoice:
 class LiveOptions:
     """Which runs are shown, and where."""
 
-    runs: tuple[str, ...] = setting(help="run folders, of one job or several", metavar="RUN", positional=True,
-                                    several=True)
+    runs: tuple[str, ...] = setting(
+        help="run folders, of one job or several", metavar="RUN", positional=True, several=True
+    )
     port: int = setting(8080, "port on 127.0.0.1; 0: any that is free", least=0)
 
 
@@ -84,7 +85,9 @@ def live(argv: list[str]) -> None:
 
 
 def _run(name: str, about: str | None, argv: list[str]) -> str:
-    return parse(RunChoice, argv=argv, prog=f"sluice {name}", description=about, epilog=_EXAMPLES).run
+    return parse(
+        RunChoice, argv=argv, prog=f"sluice {name}", description=about, epilog=_EXAMPLES
+    ).run
 
 
 def _report(path: str) -> dict[str, Any]:
@@ -100,8 +103,14 @@ def _explain(path: str) -> dict[str, Any]:
 
 
 COMMANDS: dict[str, Callable[[list[str]], Mapping[str, Any] | None]] = {
-    "report": report, "explain": explain, "live": live, "evaluate": simulated.main, "simulate": simulated.simulate,
-    "train": train.main, "learn": own_runs.main}
+    "report": report,
+    "explain": explain,
+    "live": live,
+    "evaluate": simulated.main,
+    "simulate": simulated.simulate,
+    "train": train.main,
+    "learn": own_runs.main,
+}
 
 
 def program() -> NoReturn:

@@ -33,10 +33,18 @@ class Controller:
     Once `changes_a_minute` were made within the last minute, the policy is not asked until one of them is older. It is
     not asked either while the pipeline starts up, and begins anew after that."""
 
-    def __init__(self, tunable: Tunable, policy: Policy, *, record: Callable[[dict[str, Any]], None],
-                 observe: Callable[[dict[str, Any]], None] | None = None, clock: Callable[[], float] = time.monotonic,
-                 interval_s: float = RUNTIME.interval_s, changes_a_minute: int = RUNTIME.changes_a_minute,
-                 learned: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        tunable: Tunable,
+        policy: Policy,
+        *,
+        record: Callable[[dict[str, Any]], None],
+        observe: Callable[[dict[str, Any]], None] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        interval_s: float = RUNTIME.interval_s,
+        changes_a_minute: int = RUNTIME.changes_a_minute,
+        learned: Mapping[str, Any] | None = None,
+    ) -> None:
         """`learned` is what `learned()` returned in an earlier process on such a machine."""
         if interval_s <= 0:
             raise ValueError(f"interval_s: {interval_s!r} is not above 0")
@@ -70,8 +78,12 @@ class Controller:
         """The looks since the last change, with enough done between them."""
         self._unlogged: tuple[int, PipelineRates | None, float | None] | None = None
         """The decision whose effect is not logged yet: its number, the rates before it, and the rate it predicted."""
-        self._change_times: deque[float] = deque(maxlen=changes_a_minute)  # when the last changes were made
-        self._proposed: deque[Reason] = deque(maxlen=64)  # each is recorded once, and later repeated unchanged
+        self._change_times: deque[float] = deque(
+            maxlen=changes_a_minute
+        )  # when the last changes were made
+        self._proposed: deque[Reason] = deque(
+            maxlen=64
+        )  # each is recorded once, and later repeated unchanged
         self._reason: Reason | None = None
         self._last_of_rows: Reason | None = None
         """That of the last look before which rows came; at the end of a run it is the verdict."""
@@ -96,7 +108,9 @@ class Controller:
     def _measure(self) -> Snapshot | None:
         """Measures, and returns what was seen if enough was done since what was returned before it."""
         snapshot, before = self._tunable.snapshot(), self._last
-        if before is not None and (snapshot.sequence == before.sequence or snapshot.at == before.at):
+        if before is not None and (
+            snapshot.sequence == before.sequence or snapshot.at == before.at
+        ):
             return None  # nothing new: ranks publish more slowly than this loop looks, or the trainer rests
         self.ticks, self._last = self.ticks + 1, snapshot
         measured = rates(before, snapshot) if before is not None else None
@@ -108,8 +122,12 @@ class Controller:
         for occasion in () if self._starting else self._change_detector.look(snapshot, measured):
             self._record_to(occasion)
         if measured is not None and self._observe_to is not None:
-            self._observe_to({**self._metric(measured, snapshot), **({"began": True} if began else {})})
-        if before is not None and (snapshot.cpu_quota != before.cpu_quota or was_starting or self._starting):
+            self._observe_to(
+                {**self._metric(measured, snapshot), **({"began": True} if began else {})}
+            )
+        if before is not None and (
+            snapshot.cpu_quota != before.cpu_quota or was_starting or self._starting
+        ):
             self._recent.clear()  # rates at other cores, or of the start, cannot be compared
         if self._recent and not enough(self._recent[-1], snapshot):
             return None
@@ -122,7 +140,10 @@ class Controller:
         before = self._tunable.knobs
         if self._anew or self._tunable.limits != self._limits:  # the start, or another machine
             self._begin(self._tunable.limits, before)
-        if len(self._change_times) == self._change_times.maxlen and self._clock() - self._change_times[0] < _MINUTE_S:
+        if (
+            len(self._change_times) == self._change_times.maxlen
+            and self._clock() - self._change_times[0] < _MINUTE_S
+        ):
             return
         after, self._state, reason = self._policy.decide(snapshot, self._state)
         self.wait_s = min(self.interval_s, self._policy.next_look_s(self._state) or self.interval_s)
@@ -133,17 +154,29 @@ class Controller:
         measured = rates(self._recent[0], snapshot)
         if reason.proposal is not None and recorded is None:
             self._proposed.append(reason)
-            self._record_to({"kind": "proposal", **_choice(before, reason.proposal, reason, measured)})
+            self._record_to(
+                {"kind": "proposal", **_choice(before, reason.proposal, reason, measured)}
+            )
         if after == before or not self._apply(after) or _alike(before, after):
             return
         if self._unlogged is not None:
             self._log_effect()
         self.decisions += 1
         self._change_times.append(self._clock())
-        self._unlogged = (self.decisions, rates(self._comparable(snapshot), snapshot), reason.predicted_rows_per_s)
+        self._unlogged = (
+            self.decisions,
+            rates(self._comparable(snapshot), snapshot),
+            reason.predicted_rows_per_s,
+        )
         self._recent.clear()
         self._recent.append(snapshot)
-        self._record_to({"kind": "decision", "sequence": self.decisions, **_choice(before, after, reason, measured)})
+        self._record_to(
+            {
+                "kind": "decision",
+                "sequence": self.decisions,
+                **_choice(before, after, reason, measured),
+            }
+        )
 
     def _comparable(self, snapshot: Snapshot) -> Snapshot:
         """The look from which on the rate says what the present knobs do. Before the first rows there is none, and for
@@ -164,8 +197,14 @@ class Controller:
                 recalled = self._policy.recall(state, learned)
             except (KeyError, TypeError, ValueError, AttributeError) as error:
                 learned = self._learned_before = None
-                self._record_to({"kind": "fault", "where": "agent", "text": "what was learned in an earlier run is "
-                                 f"ignored: {type(error).__name__}: {error}"})
+                self._record_to(
+                    {
+                        "kind": "fault",
+                        "where": "agent",
+                        "text": "what was learned in an earlier run is "
+                        f"ignored: {type(error).__name__}: {error}",
+                    }
+                )
         self._state = state if recalled is None else recalled
         self._limits, self._anew = limits, False
         self._learned = learned if recalled is None else None
@@ -193,33 +232,70 @@ class Controller:
         if after is None:
             return
         # Some came right after the start: then there is no earlier rate to compare with.
-        self._record_to({"kind": "effect", "sequence": sequence, "rows_per_s_before": before and before.rows_per_s,
-                         "rows_per_s_after": after.rows_per_s, "stall_before": before and before.stall,
-                         "stall_after": after.stall,
-                         "prediction_error": after.rows_per_s / predicted - 1 if predicted else None})
+        self._record_to(
+            {
+                "kind": "effect",
+                "sequence": sequence,
+                "rows_per_s_before": before and before.rows_per_s,
+                "rows_per_s_after": after.rows_per_s,
+                "stall_before": before and before.stall,
+                "stall_after": after.stall,
+                "prediction_error": after.rows_per_s / predicted - 1 if predicted else None,
+            }
+        )
 
     def _log_verdict(self) -> None:
         """Logs what the policy knows at the end, if it can explain it, and how it opened."""
         opened = self._policy.opened(self._state) if self._limits else None
         if opened is not None:
             record = opened["record"]
-            self.opening = {"text": opened["text"], "tried": record["tried"],
-                            "rows_per_s": record["opening"]["rows_per_s"]}
+            self.opening = {
+                "text": opened["text"],
+                "tried": record["tried"],
+                "rows_per_s": record["opening"]["rows_per_s"],
+            }
             self._record_to({"kind": "opening", **opened})
         if (last := self._last_of_rows) is not None:
             explained = self._policy.explain(self._state) if self._limits else None
-            self._record_to({"kind": "verdict", "text": last.text, "bottleneck": last.bottleneck, "cost_s": self.cost_s,
-                             "details": last.details if explained is None else explained})
+            self._record_to(
+                {
+                    "kind": "verdict",
+                    "text": last.text,
+                    "bottleneck": last.bottleneck,
+                    "cost_s": self.cost_s,
+                    "details": last.details if explained is None else explained,
+                }
+            )
 
     def _metric(self, measured: PipelineRates, snapshot: Snapshot) -> dict[str, Any]:
-        stages = {name: {"busy": s.busy, "cpu": s.cpu, "rows_per_s": s.rows_per_s, "workers": s.workers,
-                         "queue_bytes": s.queue_bytes, "core_wait": s.core_wait} for name, s in measured.stages.items()}
-        return {"kind": "loader", "rows": snapshot.rows, "rows_per_s": measured.rows_per_s, "stall": measured.stall,
-                "away": measured.away, "demand_rows_per_s": measured.demand_rows_per_s,
-                "memory_used": measured.memory_used, "memory_limit": measured.memory_limit, "cpu": measured.cpu,
-                "held_back": snapshot.held_back, "held_back_pressure": snapshot.held_back_pressure,
-                **({"elsewhere": snapshot.elsewhere} if snapshot.elsewhere else {}),
-                "cpu_quota": measured.cpu_quota, "knobs": self._tunable.knobs.to_dict(), "stages": stages}
+        stages = {
+            name: {
+                "busy": s.busy,
+                "cpu": s.cpu,
+                "rows_per_s": s.rows_per_s,
+                "workers": s.workers,
+                "queue_bytes": s.queue_bytes,
+                "core_wait": s.core_wait,
+            }
+            for name, s in measured.stages.items()
+        }
+        return {
+            "kind": "loader",
+            "rows": snapshot.rows,
+            "rows_per_s": measured.rows_per_s,
+            "stall": measured.stall,
+            "away": measured.away,
+            "demand_rows_per_s": measured.demand_rows_per_s,
+            "memory_used": measured.memory_used,
+            "memory_limit": measured.memory_limit,
+            "cpu": measured.cpu,
+            "held_back": snapshot.held_back,
+            "held_back_pressure": snapshot.held_back_pressure,
+            **({"elsewhere": snapshot.elsewhere} if snapshot.elsewhere else {}),
+            "cpu_quota": measured.cpu_quota,
+            "knobs": self._tunable.knobs.to_dict(),
+            "stages": stages,
+        }
 
     @property
     def reason(self) -> Reason | None:
@@ -230,7 +306,9 @@ class Controller:
         """Leaves the knobs to somebody else from now on; what happens is looked at and recorded as before."""
         if self.frozen is None:
             self.frozen, self.wait_s = reason, self.interval_s
-            self._record_to({"kind": "hand-over", "text": f"the agent leaves the knobs alone, {reason}"})
+            self._record_to(
+                {"kind": "hand-over", "text": f"the agent leaves the knobs alone, {reason}"}
+            )
 
     def _freeze(self, error: Exception) -> None:
         if self.frozen is not None:
@@ -288,10 +366,15 @@ def _first_of_its_own(looks: Sequence[Snapshot]) -> Snapshot:
 
 def _alike(before: Knobs, after: Knobs) -> bool:
     """Whether both set the pipeline alike: the workers of a fused stage are those before it."""
+
     def plain(knobs: Knobs) -> tuple[Any, ...]:
-        return ({stage: count for stage, count in knobs.workers.items() if stage not in knobs.fused},
-                {stage: backend for stage, backend in knobs.backend.items() if backend != "thread"}, knobs.fused,
-                knobs.read_ahead_bytes, knobs.prefetch_bytes)
+        return (
+            {stage: count for stage, count in knobs.workers.items() if stage not in knobs.fused},
+            {stage: backend for stage, backend in knobs.backend.items() if backend != "thread"},
+            knobs.fused,
+            knobs.read_ahead_bytes,
+            knobs.prefetch_bytes,
+        )
 
     return plain(before) == plain(after)
 
@@ -299,15 +382,30 @@ def _alike(before: Knobs, after: Knobs) -> bool:
 def _rates_event(measured: PipelineRates | None) -> dict[str, Any]:
     if measured is None:
         return {}
-    return {"rows_per_s": measured.rows_per_s, "stall": measured.stall, "cpu": measured.cpu,
-            "memory_used": measured.memory_used, "memory_limit": measured.memory_limit,
-            "busy": {name: stage.busy for name, stage in measured.stages.items()}}
+    return {
+        "rows_per_s": measured.rows_per_s,
+        "stall": measured.stall,
+        "cpu": measured.cpu,
+        "memory_used": measured.memory_used,
+        "memory_limit": measured.memory_limit,
+        "busy": {name: stage.busy for name, stage in measured.stages.items()},
+    }
 
 
-def _choice(before: Knobs, after: Knobs, reason: Reason, measured: PipelineRates | None) -> dict[str, Any]:
-    return {"before": before.to_dict(), "after": after.to_dict(), "seen": _rates_event(measured),
-            "reason": {"text": reason.text, "bottleneck": reason.bottleneck,
-                       "predicted_rows_per_s": reason.predicted_rows_per_s, "details": reason.details}}
+def _choice(
+    before: Knobs, after: Knobs, reason: Reason, measured: PipelineRates | None
+) -> dict[str, Any]:
+    return {
+        "before": before.to_dict(),
+        "after": after.to_dict(),
+        "seen": _rates_event(measured),
+        "reason": {
+            "text": reason.text,
+            "bottleneck": reason.bottleneck,
+            "predicted_rows_per_s": reason.predicted_rows_per_s,
+            "details": reason.details,
+        },
+    }
 
 
 def enough(earlier: Snapshot, later: Snapshot) -> bool:
@@ -319,15 +417,28 @@ def enough(earlier: Snapshot, later: Snapshot) -> bool:
     if seconds <= 0 or later.cpu_quota != earlier.cpu_quota or memory_is_short:
         return True
     before = {stage.name: stage for stage in earlier.stages}
-    work = [(then.busy_s, then.items, now.busy_s, now.items) for now in later.stages
-            if (then := before.get(now.name)) is not None]
-    work.append((earlier.consumer_compute_s, earlier.batches, later.consumer_compute_s, later.batches))
+    work = [
+        (then.busy_s, then.items, now.busy_s, now.items)
+        for now in later.stages
+        if (then := before.get(now.name)) is not None
+    ]
+    work.append(
+        (earlier.consumer_compute_s, earlier.batches, later.consumer_compute_s, later.batches)
+    )
     return all(_enough(seconds, *counters) for counters in work)
 
 
-def _enough(seconds: float, busy_s: float, items: int, busy_s_after: float, items_after: int) -> bool:
+def _enough(
+    seconds: float, busy_s: float, items: int, busy_s_after: float, items_after: int
+) -> bool:
     """Whether one stage did: the seconds of useful work and the items so far, then and now."""
     busy = (busy_s_after - busy_s) / seconds
     usual_s = busy_s / items if items else math.inf
-    return (busy <= RUNTIME.idle or items_after - items >= RUNTIME.least_items * busy or seconds > min(
-        RUNTIME.longest_s, RUNTIME.overdue_s + RUNTIME.overdue * RUNTIME.least_items * usual_s))
+    return (
+        busy <= RUNTIME.idle
+        or items_after - items >= RUNTIME.least_items * busy
+        or seconds
+        > min(
+            RUNTIME.longest_s, RUNTIME.overdue_s + RUNTIME.overdue * RUNTIME.least_items * usual_s
+        )
+    )

@@ -192,9 +192,15 @@ class PlannerSettings:
 
     def __post_init__(self) -> None:
         check_numbers(self, times=_TIMES, shares=_SHARES)
-        for name, above in (("settle", "patience"), ("slack", "clip"), ("memory_target", "memory_alarm")):
+        for name, above in (
+            ("settle", "patience"),
+            ("slack", "clip"),
+            ("memory_target", "memory_alarm"),
+        ):
             if getattr(self, name) > getattr(self, above):
-                raise ValueError(f"{name}: {getattr(self, name)!r} is above {above}, {getattr(self, above)!r}")
+                raise ValueError(
+                    f"{name}: {getattr(self, name)!r} is above {above}, {getattr(self, above)!r}"
+                )
 
     @property
     def ours(self) -> int:
@@ -208,17 +214,63 @@ def check_numbers(settings: Any, *, times: Collection[str], shares: Collection[s
     for one in fields(settings):
         value = getattr(settings, one.name)
         whole = isinstance(one.default, int)
-        least, most = (1 if whole or one.name in times else 0), (1.0 if one.name in shares else math.inf)
+        least, most = (
+            (1 if whole or one.name in times else 0),
+            (1.0 if one.name in shares else math.inf),
+        )
         fits = isinstance(value, int if whole else (int, float)) and not isinstance(value, bool)
         if not (fits and math.isfinite(value) and 0 < value <= most and value >= least):
-            raise ValueError(f"{one.name}: {value!r} is not a {'whole ' * whole}number {_RANGES[least, most]}")
+            raise ValueError(
+                f"{one.name}: {value!r} is not a {'whole ' * whole}number {_RANGES[least, most]}"
+            )
 
 
-_TIMES = {"worth", "crowd", "contended", "headroom", "in_hand", "worth_lean", "drift", "steep", "relieved", "locked",
-          "spare_gain", "worth_saying", "apart", "leap"}
-_SHARES = {"matters", "lately", "slim", "memory_alarm", "smooth", "least_gain", "least_kept", "crash", "harm",
-           "saturated", "memory_target", "process_share", "lean", "buffer_share", "learning", "forget", "flat",
-           "least_wait", "busiest", "freer", "spare_workers", "spare_kept", "clear_share", "clear_kept", "trusted",
-           "fulfilled", "lower", "mostly", "core_price"}
+_TIMES = {
+    "worth",
+    "crowd",
+    "contended",
+    "headroom",
+    "in_hand",
+    "worth_lean",
+    "drift",
+    "steep",
+    "relieved",
+    "locked",
+    "spare_gain",
+    "worth_saying",
+    "apart",
+    "leap",
+}
+_SHARES = {
+    "matters",
+    "lately",
+    "slim",
+    "memory_alarm",
+    "smooth",
+    "least_gain",
+    "least_kept",
+    "crash",
+    "harm",
+    "saturated",
+    "memory_target",
+    "process_share",
+    "lean",
+    "buffer_share",
+    "learning",
+    "forget",
+    "flat",
+    "least_wait",
+    "busiest",
+    "freer",
+    "spare_workers",
+    "spare_kept",
+    "clear_share",
+    "clear_kept",
+    "trusted",
+    "fulfilled",
+    "lower",
+    "mostly",
+    "core_price",
+}
 _RANGES = {(0, math.inf): "above 0", (1, math.inf): "of at least 1", (0, 1.0): "from 0 to 1"}
 DEFAULT = PlannerSettings()

@@ -63,8 +63,11 @@ class RuntimeSettings:
     """… rounded up to a multiple of this, as each change of a claim makes other jobs plan anew."""
 
     def __post_init__(self) -> None:
-        check_numbers(self, times={"overdue", "claimed"},
-                      shares={"early", "as_good", "other_limit", "starved"})
+        check_numbers(
+            self,
+            times={"overdue", "claimed"},
+            shares={"early", "as_good", "other_limit", "starved"},
+        )
 
 
 RUNTIME = RuntimeSettings()

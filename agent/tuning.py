@@ -60,8 +60,11 @@ class TuningStatus:
             return f"fixed at {self.knobs}"
         if not self.reason:
             return f"{self.mode}: tuning begins with the first batch, at {self.knobs}"
-        made = "without a change" if not self.decisions else \
-            f"{seconds(self.changed_s)} after the start, by {self.decisions} change{'s' * (self.decisions > 1)}"
+        made = (
+            "without a change"
+            if not self.decisions
+            else f"{seconds(self.changed_s)} after the start, by {self.decisions} change{'s' * (self.decisions > 1)}"
+        )
         return f"{self.mode}: {'settled' if self.settled else 'now'} at {self.knobs}, {made}: {self.reason}"
 
     __repr__ = __str__
@@ -71,25 +74,37 @@ def policy_of(tuning: str | Policy, known: Foreknowledge | None = None) -> Polic
     """The policy that a user names, or gives, for a pipeline of which so much is known before its first row."""
     if isinstance(tuning, str):
         if tuning not in MODES:
-            raise KnobError(f"tuning: {tuning!r} is none of {', '.join(MODES)}{nearest(tuning, MODES)}; or give a "
-                            "policy of your own")
+            raise KnobError(
+                f"tuning: {tuning!r} is none of {', '.join(MODES)}{nearest(tuning, MODES)}; or give a "
+                "policy of your own"
+            )
         return policies.make(tuning, known)
     if not isinstance(tuning, Policy):
-        raise KnobError(f"tuning: {tuning!r} is no policy: derive one from sluice.agent.tunable.Policy, with a name, "
-                        f"initial(limits, knobs) and decide(snapshot, state); or give one of {', '.join(MODES)}")
+        raise KnobError(
+            f"tuning: {tuning!r} is no policy: derive one from sluice.agent.tunable.Policy, with a name, "
+            f"initial(limits, knobs) and decide(snapshot, state); or give one of {', '.join(MODES)}"
+        )
     return tuning
 
 
 class TunedRun:
     """Looks once a second, lets the policy turn the knobs, and writes down what happened if a `folder` is given."""
 
-    def __init__(self, tunable: Tunable, policy: Policy, *, folder: RunFolder | None = None,
-                 last: Callable[[], Iterable[Mapping[str, Any]]] = tuple,
-                 interval_s: float = RUNTIME.interval_s) -> None:
+    def __init__(
+        self,
+        tunable: Tunable,
+        policy: Policy,
+        *,
+        folder: RunFolder | None = None,
+        last: Callable[[], Iterable[Mapping[str, Any]]] = tuple,
+        interval_s: float = RUNTIME.interval_s,
+    ) -> None:
         """`last` returns the events that end the folder's record; to the one of kind `end` are added the decisions, the
         knobs and the policy's name. The folder is closed with this."""
         self._tunable, self._policy, self._folder, self._last = tunable, policy, folder, last
-        self._controller = Controller(tunable, policy, record=self.record, observe=self._observe, interval_s=interval_s)
+        self._controller = Controller(
+            tunable, policy, record=self.record, observe=self._observe, interval_s=interval_s
+        )
         self._mutex = threading.RLock()  # held while the controller looks and decides
         # Whoever asks for the end releases it: an Event has a lock inside, at which a garbage collector could stop.
         self._wake = threading.Lock()
@@ -108,7 +123,9 @@ class TunedRun:
         it."""
         if self._thread is not None or os.getpid() != self._pid:
             return
-        with self._mutex:  # so that `close` in another thread sees a thread that runs, or none for ever
+        with (
+            self._mutex
+        ):  # so that `close` in another thread sees a thread that runs, or none for ever
             if not self._ending:
                 self._began = time.monotonic()
                 if self._folder is not None:
@@ -137,17 +154,26 @@ class TunedRun:
             return self._final
         controller, reason = self._controller, self._controller.reason
         return TuningStatus(
-            mode=self._policy.name, knobs=self._tunable.knobs, decisions=controller.decisions,
-            reason="" if reason is None else reason.text, bottleneck=None if reason is None else reason.bottleneck,
-            settled=reason is not None and controller.ticks - self._changed_at > RUNTIME.settled_after,
-            changed_s=self._changed_s, stopped=controller.frozen)
+            mode=self._policy.name,
+            knobs=self._tunable.knobs,
+            decisions=controller.decisions,
+            reason="" if reason is None else reason.text,
+            bottleneck=None if reason is None else reason.bottleneck,
+            settled=reason is not None
+            and controller.ticks - self._changed_at > RUNTIME.settled_after,
+            changed_s=self._changed_s,
+            stopped=controller.frozen,
+        )
 
     # ---- the record
 
     def record(self, event: Mapping[str, Any]) -> None:
         """Writes an event. If the folder can no longer be written, one line says so, and the run goes on."""
         if event.get("kind") == "decision" and self._began is not None:
-            self._changed_s, self._changed_at = time.monotonic() - self._began, self._controller.ticks
+            self._changed_s, self._changed_at = (
+                time.monotonic() - self._began,
+                self._controller.ticks,
+            )
         self._write("event", event)
 
     def _observe(self, metric: Mapping[str, Any]) -> None:
@@ -161,8 +187,10 @@ class TunedRun:
             getattr(folder, what)(line)
         except OSError as error:
             self._folder = None
-            print(f"{folder.path}: nothing more is written there ({error.strerror or error}); the run goes on",
-                  file=sys.stderr)
+            print(
+                f"{folder.path}: nothing more is written there ({error.strerror or error}); the run goes on",
+                file=sys.stderr,
+            )
             with contextlib.suppress(OSError):
                 folder.close()
 
@@ -207,8 +235,12 @@ class TunedRun:
         for event in self._last():
             more: dict[str, Any] = {}
             if event.get("kind") == "end":
-                more = {"decisions": self._controller.decisions, "knobs": self._tunable.knobs.to_dict(),
-                        "tuning": self._policy.name, **({"error": self._error} if self._error else {})}
+                more = {
+                    "decisions": self._controller.decisions,
+                    "knobs": self._tunable.knobs.to_dict(),
+                    "tuning": self._policy.name,
+                    **({"error": self._error} if self._error else {}),
+                }
             self.record({**event, **more})
         folder.close()
         page.written(folder.path, functools.partial(print, file=sys.stderr))

@@ -81,10 +81,19 @@ def off(rules: Sequence[Rule]) -> Iterator[PlannerSettings]:
         for (owner, name), edits in functions.items():
             function, edited = inspect.getattr_static(owner, name), _edited(owner, name, edits)
             # A function is known by its name to each module that imports it.
-            for one in [owner] if inspect.isclass(owner) else [
-                    module for module in list(sys.modules.values()) if vars(module).get(name) is function]:
+            for one in (
+                [owner]
+                if inspect.isclass(owner)
+                else [
+                    module
+                    for module in list(sys.modules.values())
+                    if vars(module).get(name) is function
+                ]
+            ):
                 stack.enter_context(mock.patch.object(one, name, edited))
-        yield replace(DEFAULT, **{name: value for rule in rules for name, value in rule.settings.items()})
+        yield replace(
+            DEFAULT, **{name: value for rule in rules for name, value in rule.settings.items()}
+        )
 
 
 def _edited(owner: Any, name: str, edits: Sequence[Edit]) -> Any:
@@ -93,8 +102,10 @@ def _edited(owner: Any, name: str, edits: Sequence[Edit]) -> Any:
     source = textwrap.dedent(inspect.getsource(function))
     for edit in edits:
         if source.count(edit.line) != 1:
-            raise UsageError(f"{name}: {edit.line!r} is there {source.count(edit.line)} times: a rule has changed; "
-                             "change the list in benchmarks/ablation.py")
+            raise UsageError(
+                f"{name}: {edit.line!r} is there {source.count(edit.line)} times: a rule has changed; "
+                "change the list in benchmarks/ablation.py"
+            )
         source = source.replace(edit.line, edit.without)
     made: dict[str, Any] = {}
     exec(f"from __future__ import annotations\n{source}", function.__globals__, made)
@@ -111,61 +122,162 @@ def _decide(name: str, line: str, without: str) -> Rule:
 
 RULES = [
     # What is tried.
-    Rule("quick first looks", [Edit(planner.Planner, "next_look_s", "soon = unseen if trial is None",
-                                    "soon = False if trial is None")]),
-    _decide("a first glance only adds", "if first and state.tick < settle - 1 and not urgent and (", "if False and ("),
+    Rule(
+        "quick first looks",
+        [
+            Edit(
+                planner.Planner,
+                "next_look_s",
+                "soon = unseen if trial is None",
+                "soon = False if trial is None",
+            )
+        ],
+    ),
+    _decide(
+        "a first glance only adds",
+        "if first and state.tick < settle - 1 and not urgent and (",
+        "if False and (",
+    ),
     Rule("growth in steps", settings={"growth": 128, "further": 128, "careful": 128}),
     Rule("smaller steps beside other programs", settings={"careful": DEFAULT.further}),
     _plan("probe", "untried = probe(state, forecast, recent)", "untried = None"),
     Rule("probe for an edge", settings={"edge": 1e9}),
-    Rule("probe fewer workers than seen", [Edit(StageCost, "hopes", "if lean == seen[0] > 1 and", "if False and")]),
+    Rule(
+        "probe fewer workers than seen",
+        [Edit(StageCost, "hopes", "if lean == seen[0] > 1 and", "if False and")],
+    ),
     _plan("thin", "thinned = thin(state, forecast, recent, ranges)", "thinned = None"),
-    _plan("switch where workers wait for each other", "if input_bound else None", "if False else None"),
+    _plan(
+        "switch where workers wait for each other", "if input_bound else None", "if False else None"
+    ),
     _plan("switch a suspect", "stage_layouts.suspected(forecast, recent), ", ""),
     _plan("fuse", "stage_layouts.fused(forecast)", "()"),
     _plan("split", "stage_layouts.split(forecast)", "()"),
     Rule("what shared a lock is measured anew", [Edit(changes, "reshape", ".stale()", "")]),
-    Rule("what shared a lock is relieved",
-         [Edit(changes, "reshape", "(s.relieved() if state.limits.movable(n, s.backend) else s)", "s")]),
-    _plan("release", "return release(state, forecast, recent, ranges, calm)", "return state.knobs, state, calm"),
+    Rule(
+        "what shared a lock is relieved",
+        [
+            Edit(
+                changes,
+                "reshape",
+                "(s.relieved() if state.limits.movable(n, s.backend) else s)",
+                "s",
+            )
+        ],
+    ),
+    _plan(
+        "release",
+        "return release(state, forecast, recent, ranges, calm)",
+        "return state.knobs, state, calm",
+    ),
     _plan("memory is given back", "if tight:", "if False:"),
-    Rule("one process is weighed first", [Edit(changes, "change", "not_weighed(state, knobs)", "{}")]),
+    Rule(
+        "one process is weighed first", [Edit(changes, "change", "not_weighed(state, knobs)", "{}")]
+    ),
     # How a change is judged.
     _decide("a crash is undone at once", "state.trial.crashed(latest)", "False"),
-    Rule("harm is undone early", [Edit(TrialChange, "verdict", "limits.hurt if self._hurts(recent) else ", "")]),
-    Rule("harm is waited out beside others",
-         [Edit(TrialChange, "_hurts", "and Contention.of(recent, self.settings).slow < self.settings.contended", "")]),
-    Rule("a clear gain is kept early", settings={"clear": 1e9, "clear_share": 1.0, "clear_kept": 1.0}),
+    Rule(
+        "harm is undone early",
+        [Edit(TrialChange, "verdict", "limits.hurt if self._hurts(recent) else ", "")],
+    ),
+    Rule(
+        "harm is waited out beside others",
+        [
+            Edit(
+                TrialChange,
+                "_hurts",
+                "and Contention.of(recent, self.settings).slow < self.settings.contended",
+                "",
+            )
+        ],
+    ),
+    Rule(
+        "a clear gain is kept early", settings={"clear": 1e9, "clear_share": 1.0, "clear_kept": 1.0}
+    ),
     _decide("reshape in place of what failed", "if failing and", "if False and"),
-    _decide("looks while processes start are left out", "state.window[-1:] if starting", "state.window[-1:] if False"),
-    Rule("an opening gives way to the planner's choice",
-         [Edit(planner, "_undo", "if trial.own not in (None, trial.before):", "if False:")]),
+    _decide(
+        "looks while processes start are left out",
+        "state.window[-1:] if starting",
+        "state.window[-1:] if False",
+    ),
+    Rule(
+        "an opening gives way to the planner's choice",
+        [Edit(planner, "_undo", "if trial.own not in (None, trial.before):", "if False:")],
+    ),
     # What follows from a failure.
     Rule("a pause after a failure", settings={"pause": 1, "pause_doublings": 1}),
     Rule("the pause doubles", settings={"pause_doublings": 1}),
-    Rule("caps after a failure", [Edit(planner, "_undo", "caps_after_failure(state, trial, recent)", "state.caps")]),
-    Rule("caps: half-way beside others", [Edit(state, "caps_after_failure", "between(before, count) if contended else ",
-                                               "")]),
-    Rule("caps: what was too few", [Edit(state, "caps_after_failure", "elif count < before:", "elif False:")]),
-    Rule("caps: shorter beside others", [Edit(state, "caps_after_failure", "(doubt if contended else settings.forgive)",
-                                              "settings.forgive")]),
-    _plan("caps ease when cores become freer", "cap.eased(forecast.slow, state.tick, settings)", "cap"),
-    Rule("caps ease when a neighbour has left", [Edit(state.WorkerCap, "eased", "freer = left or", "freer =")]),
+    Rule(
+        "caps after a failure",
+        [Edit(planner, "_undo", "caps_after_failure(state, trial, recent)", "state.caps")],
+    ),
+    Rule(
+        "caps: half-way beside others",
+        [Edit(state, "caps_after_failure", "between(before, count) if contended else ", "")],
+    ),
+    Rule(
+        "caps: what was too few",
+        [Edit(state, "caps_after_failure", "elif count < before:", "elif False:")],
+    ),
+    Rule(
+        "caps: shorter beside others",
+        [
+            Edit(
+                state,
+                "caps_after_failure",
+                "(doubt if contended else settings.forgive)",
+                "settings.forgive",
+            )
+        ],
+    ),
+    _plan(
+        "caps ease when cores become freer", "cap.eased(forecast.slow, state.tick, settings)", "cap"
+    ),
+    Rule(
+        "caps ease when a neighbour has left",
+        [Edit(state.WorkerCap, "eased", "freer = left or", "freer =")],
+    ),
     _decide("caps go when growing paid off", "if state.trial.fulfilled(recent)", "if False"),
     # What is learned of costs, and of the cores.
-    Rule("other programs are seen", [Edit(Contention, "of", "if running < settings.least_running or", "if True or")]),
-    _decide("a change begins everything anew", "if other_machine or (changed and other_workload):", "if False:"),
+    Rule(
+        "other programs are seen",
+        [Edit(Contention, "of", "if running < settings.least_running or", "if True or")],
+    ),
+    _decide(
+        "a change begins everything anew",
+        "if other_machine or (changed and other_workload):",
+        "if False:",
+    ),
     _decide("what was tried for a moment is forgotten", ".known_well(stage.workers)", ""),
     Rule("a sudden change of cost", settings={"alarm": 1e9}),
     Rule("slow drift moves the whole curve", settings={"trend": 1e9}),
-    Rule("costs while processes start are left out", [Edit(StageCost, "observe", "if starting or earlier", "if earlier")
-                                                      ]),
-    Rule("waits for a core are taken out of costs", [Edit(StageCost, "observe",
-                                                          "if saturated and not core_wait_s and self.points:",
-                                                          "if False:")]),
+    Rule(
+        "costs while processes start are left out",
+        [Edit(StageCost, "observe", "if starting or earlier", "if earlier")],
+    ),
+    Rule(
+        "waits for a core are taken out of costs",
+        [
+            Edit(
+                StageCost,
+                "observe",
+                "if saturated and not core_wait_s and self.points:",
+                "if False:",
+            )
+        ],
+    ),
     _plan("stages that rest are not waited for", " - resting(state, recent)", ""),
-    Rule("the largest demand of late counts", [Edit(planner, "forecast_of", "max(state.demands, default=math.inf)",
-                                                    "(state.demands or (math.inf,))[-1]")]),
+    Rule(
+        "the largest demand of late counts",
+        [
+            Edit(
+                planner,
+                "forecast_of",
+                "max(state.demands, default=math.inf)",
+                "(state.demands or (math.inf,))[-1]",
+            )
+        ],
+    ),
     # What a setting would bring.
     Rule("headroom", settings={"headroom": 1.0}),
     Rule("leaner buffers for more workers", settings={"worth_lean": 1e9}),
@@ -179,14 +291,21 @@ def cases(count: int) -> list[Case]:
     six that change."""
     found = []
     for i in range(-(-count // 20)):
-        found += [Case(scenario=pipeline(split, n), seed=n) for n in range(4000 + 7 * i, 4007 + 7 * i)
-                  for split in ("held out", "hidden")]
-        found += [Case(scenario=pipeline("held out", n, changing=True), seed=n)
-                  for n in range(5000 + 6 * i, 5006 + 6 * i)]
+        found += [
+            Case(scenario=pipeline(split, n), seed=n)
+            for n in range(4000 + 7 * i, 4007 + 7 * i)
+            for split in ("held out", "hidden")
+        ]
+        found += [
+            Case(scenario=pipeline("held out", n, changing=True), seed=n)
+            for n in range(5000 + 6 * i, 5006 + 6 * i)
+        ]
     return found[:count]
 
 
-def scored(case: Case, rules: Sequence[Rule], opener: OpeningPolicy, best: float) -> tuple[float, bool]:
+def scored(
+    case: Case, rules: Sequence[Rule], opener: OpeningPolicy, best: float
+) -> tuple[float, bool]:
     """The share of the clairvoyant's rows with these rules off, and whether it was killed."""
     with off(rules) as settings:
         outcome = run(case.scenario, Auto(opener, settings=settings), seed=case.seed)
@@ -205,33 +324,56 @@ def table(arms: Collection[str], found: Sequence[dict[str, Any]]) -> list[dict[s
         low, high = np.quantile(gains[drawn].mean(axis=1), [0.025, 0.975])
         fifth = float(np.quantile(full, 0.05) - np.quantile(without, 0.05))
         more_kills = sum(one[arm][1] for one in found) - kills
-        rows.append({"rule": arm, "mean": 100 * float(gains.mean()), "low": 100 * float(low),
-                     "high": 100 * float(high), "p5": 100 * fifth, "kills": more_kills,
-                     "differs": int((np.abs(gains) > 1e-9).sum()),
-                     "candidate": bool(gains.mean() < _LEAST and fifth < _LEAST_P5 and more_kills <= 0)})
+        rows.append(
+            {
+                "rule": arm,
+                "mean": 100 * float(gains.mean()),
+                "low": 100 * float(low),
+                "high": 100 * float(high),
+                "p5": 100 * fifth,
+                "kills": more_kills,
+                "differs": int((np.abs(gains) > 1e-9).sum()),
+                "candidate": bool(gains.mean() < _LEAST and fifth < _LEAST_P5 and more_kills <= 0),
+            }
+        )
     return sorted(rows, key=lambda row: -row["mean"])
 
 
 def text(rows: Sequence[dict[str, Any]], found: Sequence[dict[str, Any]]) -> str:
     full = np.array([one["all"][0] for one in found])
-    head = (f"{len(found)} pipelines, all rules: median {np.median(full):.3f}, mean {full.mean():.3f}, 5th percentile "
-            f"{np.quantile(full, 0.05):.3f}, {sum(one['all'][1] for one in found)} killed")
-    lines = [head, "", "| rule | mean, points | 5th percentile | more kills without | pipelines that differ | |",
-             "|---|---|---|---|---|---|"]
-    lines += ["| {rule} | {mean:+.2f} ({low:+.2f} to {high:+.2f}) | {p5:+.2f} | {kills} | {differs} |".format(**row)
-              + f" {'may leave' if row['candidate'] else ''} |" for row in rows]
+    head = (
+        f"{len(found)} pipelines, all rules: median {np.median(full):.3f}, mean {full.mean():.3f}, 5th percentile "
+        f"{np.quantile(full, 0.05):.3f}, {sum(one['all'][1] for one in found)} killed"
+    )
+    lines = [
+        head,
+        "",
+        "| rule | mean, points | 5th percentile | more kills without | pipelines that differ | |",
+        "|---|---|---|---|---|---|",
+    ]
+    lines += [
+        "| {rule} | {mean:+.2f} ({low:+.2f} to {high:+.2f}) | {p5:+.2f} | {kills} | {differs} |".format(
+            **row
+        )
+        + f" {'may leave' if row['candidate'] else ''} |"
+        for row in rows
+    ]
     return "\n".join(lines)
 
 
-def measure(arms: Mapping[str, Sequence[Rule]], some: Sequence[Case], keep: Callable[[dict[str, Any]], None],
-            done: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def measure(
+    arms: Mapping[str, Sequence[Rule]],
+    some: Sequence[Case],
+    keep: Callable[[dict[str, Any]], None],
+    done: Sequence[dict[str, Any]],
+) -> list[dict[str, Any]]:
     """All arms on all pipelines but those that are `done`; each pipeline's result is handed to `keep`. An arm has the
     rules that are off in it."""
     opener = OpeningPolicy.in_use()
     if opener is None:
         raise UsageError("there are no weights of an opening: `make policy` makes them")
     found = list(done)
-    for case in some[len(done):]:
+    for case in some[len(done) :]:
         best = reference(case.scenario, seed=case.seed).rows
         one = {arm: scored(case, rules, opener, best) for arm, rules in {"all": (), **arms}.items()}
         keep(one)
@@ -240,11 +382,19 @@ def measure(arms: Mapping[str, Sequence[Rule]], some: Sequence[Case], keep: Call
 
 
 def main(argv: list[str]) -> dict[str, Any]:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rule", action="append", metavar="NAME", help="this rule (default: all)")
-    parser.add_argument("--together", action="store_true", help="these rules off at once, in place of one by one")
-    parser.add_argument("--pipelines", type=int, default=200, metavar="N", help="(default: %(default)s)")
-    parser.add_argument("--keep", type=Path, metavar="FILE", help="a line for each pipeline: goes on where it ended")
+    parser.add_argument(
+        "--together", action="store_true", help="these rules off at once, in place of one by one"
+    )
+    parser.add_argument(
+        "--pipelines", type=int, default=200, metavar="N", help="(default: %(default)s)"
+    )
+    parser.add_argument(
+        "--keep", type=Path, metavar="FILE", help="a line for each pipeline: goes on where it ended"
+    )
     options = parser.parse_args(argv)
     names = [rule.name for rule in RULES]
     for name in options.rule or ():
@@ -252,13 +402,22 @@ def main(argv: list[str]) -> dict[str, Any]:
             raise UsageError(f"no rule {name!r}{nearest(name, names)}")
     if options.pipelines < 1:
         raise UsageError("--pipelines is at least 1")
-    arms: dict[str, Sequence[Rule]] = {rule.name: [rule] for rule in RULES if rule.name in (options.rule or names)}
+    arms: dict[str, Sequence[Rule]] = {
+        rule.name: [rule] for rule in RULES if rule.name in (options.rule or names)
+    }
     if options.together:
         arms = {TOGETHER: [rule for rules in arms.values() for rule in rules]}
-    done = [] if options.keep is None or not options.keep.exists() else [
-        json.loads(line) for line in options.keep.read_text().splitlines()][:options.pipelines]
+    done = (
+        []
+        if options.keep is None or not options.keep.exists()
+        else [json.loads(line) for line in options.keep.read_text().splitlines()][
+            : options.pipelines
+        ]
+    )
     if any(missing := arms.keys() - one.keys() for one in done):
-        raise UsageError(f"{options.keep}: it is of other rules: {', '.join(sorted(missing))} are not in it")
+        raise UsageError(
+            f"{options.keep}: it is of other rules: {', '.join(sorted(missing))} are not in it"
+        )
 
     def keep(one: dict[str, Any]) -> None:
         if options.keep is not None:

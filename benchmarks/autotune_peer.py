@@ -45,26 +45,50 @@ def graphs(count: int, seed: int) -> list[Graph]:
     """One to four stages in turn, their costs spread evenly on a logarithmic scale."""
     random_ = random.Random(seed)
     low, high = _COST_S
-    return [Graph(tuple(round(low * (high / low) ** random_.random(), 4) for _ in range(1 + i % 4)),
-                  random_.choice(_CORES)) for i in range(count)]
+    return [
+        Graph(
+            tuple(round(low * (high / low) ** random_.random(), 4) for _ in range(1 + i % 4)),
+            random_.choice(_CORES),
+        )
+        for i in range(count)
+    ]
 
 
 def theirs(todo: list[Graph], algorithm: str, seconds: float, at_once: int) -> list[dict[str, Any]]:
-    asked = {"algorithm": algorithm, "seconds": seconds, "at_once": at_once,
-             "graphs": [{"costs": list(g.costs), "cores": g.cores} for g in todo]}
-    done = subprocess.run([str(_PYTHON), "-m", "benchmarks.peers.tf_autotune"], cwd=ROOT, input=json.dumps(asked),
-                          capture_output=True, text=True, check=False)
+    asked = {
+        "algorithm": algorithm,
+        "seconds": seconds,
+        "at_once": at_once,
+        "graphs": [{"costs": list(g.costs), "cores": g.cores} for g in todo],
+    }
+    done = subprocess.run(
+        [str(_PYTHON), "-m", "benchmarks.peers.tf_autotune"],
+        cwd=ROOT,
+        input=json.dumps(asked),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     if done.returncode:
-        raise UsageError(f"tf.data ended with {done.returncode}: {done.stderr.strip().splitlines()[-1:]}")
+        raise UsageError(
+            f"tf.data ended with {done.returncode}: {done.stderr.strip().splitlines()[-1:]}"
+        )
     found: list[dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
     return found
 
 
 def ours(graph: Graph) -> list[int]:
-    stages = tuple(SimStage(name=f"s{i}", cost_s=cost, rows_per_item=1, bytes_per_row=8, buffer_items=16)
-                   for i, cost in enumerate(graph.costs))
-    scenario = Scenario(name="graph", seconds=_SIMULATED_S, stages=stages, consumer=Consumer(batch_rows=1),
-                        machine=SimMachine(cores=graph.cores, timer_noise=0, switch_cost=0))
+    stages = tuple(
+        SimStage(name=f"s{i}", cost_s=cost, rows_per_item=1, bytes_per_row=8, buffer_items=16)
+        for i, cost in enumerate(graph.costs)
+    )
+    scenario = Scenario(
+        name="graph",
+        seconds=_SIMULATED_S,
+        stages=stages,
+        consumer=Consumer(batch_rows=1),
+        machine=SimMachine(cores=graph.cores, timer_noise=0, switch_cost=0),
+    )
     chosen = simulated(scenario, make("autotune")).knobs.workers
     return [chosen[stage.name] for stage in stages]
 
@@ -74,10 +98,19 @@ def agree(some: list[int], others: list[int]) -> bool:
 
 
 def main(argv: list[str]) -> dict[str, Any]:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--graphs", type=int, default=30, help="(default: %(default)s)")
-    parser.add_argument("--seconds", type=float, default=8.0, help="that tf.data has for each (default: %(default)s)")
-    parser.add_argument("--at-once", type=int, default=8, help="graphs of tf.data at a time (default: %(default)s)")
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=8.0,
+        help="that tf.data has for each (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--at-once", type=int, default=8, help="graphs of tf.data at a time (default: %(default)s)"
+    )
     parser.add_argument("--seed", type=int, default=0, help="of the graphs (default: %(default)s)")
     options = parser.parse_args(argv)
     if min(options.graphs, options.seconds, options.at_once) <= 0:
@@ -89,18 +122,36 @@ def main(argv: list[str]) -> dict[str, Any]:
     rows: list[dict[str, Any]] = []
     for i, graph in enumerate(todo):
         own = ours(graph)
-        rows.append({"cores": graph.cores, "costs in ms": " ".join(f"{1000 * c:.1f}" for c in graph.costs),
-                     "ours": " ".join(map(str, own)),
-                     **{a: " ".join(map(str, found[a][i]["workers"])) for a in ALGORITHMS},
-                     **{f"{a} agrees": agree(own, found[a][i]["workers"]) for a in ALGORITHMS}})
+        rows.append(
+            {
+                "cores": graph.cores,
+                "costs in ms": " ".join(f"{1000 * c:.1f}" for c in graph.costs),
+                "ours": " ".join(map(str, own)),
+                **{a: " ".join(map(str, found[a][i]["workers"])) for a in ALGORITHMS},
+                **{f"{a} agrees": agree(own, found[a][i]["workers"]) for a in ALGORITHMS},
+            }
+        )
     say(table(rows))
-    stages = [abs(a - b) <= 1 for row in rows for a, b in zip(
-        map(int, row["ours"].split()), map(int, row["HILL_CLIMB"].split()), strict=True)]
-    return {"graphs": len(todo), **{
-        f"{a.lower()}_agrees": round(sum(row[f"{a} agrees"] for row in rows) / len(rows), 3) for a in ALGORITHMS},
+    stages = [
+        abs(a - b) <= 1
+        for row in rows
+        for a, b in zip(
+            map(int, row["ours"].split()), map(int, row["HILL_CLIMB"].split()), strict=True
+        )
+    ]
+    return {
+        "graphs": len(todo),
+        **{
+            f"{a.lower()}_agrees": round(sum(row[f"{a} agrees"] for row in rows) / len(rows), 3)
+            for a in ALGORITHMS
+        },
         "hill_climb_stages_agree": round(sum(stages) / len(stages), 3),
-        "by_stages": {n: round(sum(r["HILL_CLIMB agrees"] for r in some) / len(some), 3) for n in range(1, 5)
-                      if (some := [r for r, g in zip(rows, todo, strict=True) if len(g.costs) == n])}}
+        "by_stages": {
+            n: round(sum(r["HILL_CLIMB agrees"] for r in some) / len(some), 3)
+            for n in range(1, 5)
+            if (some := [r for r, g in zip(rows, todo, strict=True) if len(g.costs) == n])
+        },
+    }
 
 
 if __name__ == "__main__":

@@ -39,12 +39,16 @@ from sluice.ingest.knobs import MAX_WORKERS, Knobs, Limits
 from sluice.ingest.stats import Snapshot
 
 _TIE = 0.05  # settings that are nearer than this live have no order
-_SMT = tuple(1 - 0.05 * i for i in range(17))  # what a core's second thread is worth; if unknown, all of it
+_SMT = tuple(
+    1 - 0.05 * i for i in range(17)
+)  # what a core's second thread is worth; if unknown, all of it
 _SIGMA = tuple(0.02 * i for i in range(51))
 _SWITCH = (0.0, 0.02, 0.05, 0.1, 0.2)
 _SLACK = (0.85, 1.3)  # the limits of the factor by which rates may correct the costs
 _SIMPLER = 2.0  # times better than a slope alone a cliff has to fit
-_CROWDED = 0.5  # share of a stage's workers that must be at work to show how they disturb each other
+_CROWDED = (
+    0.5  # share of a stage's workers that must be at work to show how they disturb each other
+)
 _LEAST_S = 1e-6
 _IN_HAND = 1.5  # times an item's bytes that a worker holds: its output, and part of its input
 
@@ -108,15 +112,21 @@ class Calibration:
     def of(cls, sightings: Sequence[Sighting]) -> Calibration:
         if not sightings:
             raise CalibrationError("there is no sighting; measure at least one setting")
-        chosen = {backends_of(s.knobs): [o for o in sightings if backends_of(o.knobs) == backends_of(s.knobs)]
-                  for s in sightings}
+        chosen = {
+            backends_of(s.knobs): [
+                o for o in sightings if backends_of(o.knobs) == backends_of(s.knobs)
+            ]
+            for s in sightings
+        }
         return cls({backends: _truth(group) for backends, group in chosen.items()})
 
     def rows_per_s(self, knobs: Knobs, *, warm_s: float = 5.0, seconds: float = 5.0) -> float:
         """The rate that the simulator predicts with these knobs."""
         truth = self.truths.get(backends_of(knobs))
         if truth is None:
-            raise CalibrationError(f"no sighting has the back ends of {knobs}; measure one that has")
+            raise CalibrationError(
+                f"no sighting has the back ends of {knobs}; measure one that has"
+            )
         limits = Limits(workers=dict.fromkeys(knobs.workers, (1, MAX_WORKERS)))
         simulator = Simulator(lambda _: truth, limits, replace(knobs, backend={}))
         simulator.advance(warm_s)
@@ -131,12 +141,28 @@ def backends_of(knobs: Knobs) -> tuple[str, ...]:
 
 
 def _truth(sightings: Sequence[Sighting]) -> TrueCosts:
-    free = [s for s in sightings if not s.held] or sightings  # held-back settings say something of memory alone
-    costs = {s.name: [_cost(sighting, s.name) for sighting in free] for s in sightings[0].after.stages}
-    smt = min(_SMT, key=lambda value: sum(_cpu_error(stage_costs, value) for stage_costs in costs.values()))
-    stages = tuple(_stage(name, [_alone(c, smt) for c in stage_costs], free) for name, stage_costs in costs.items())
-    machine = SimMachine(cores=sightings[-1].after.cpu_quota, smt=smt, timer_noise=0.0, switch_cost=0.0,
-                         memory_limit=float(sightings[-1].after.memory_limit), base_bytes=_base(sightings))
+    free = [
+        s for s in sightings if not s.held
+    ] or sightings  # held-back settings say something of memory alone
+    costs = {
+        s.name: [_cost(sighting, s.name) for sighting in free] for s in sightings[0].after.stages
+    }
+    smt = min(
+        _SMT,
+        key=lambda value: sum(_cpu_error(stage_costs, value) for stage_costs in costs.values()),
+    )
+    stages = tuple(
+        _stage(name, [_alone(c, smt) for c in stage_costs], free)
+        for name, stage_costs in costs.items()
+    )
+    machine = SimMachine(
+        cores=sightings[-1].after.cpu_quota,
+        smt=smt,
+        timer_noise=0.0,
+        switch_cost=0.0,
+        memory_limit=float(sightings[-1].after.memory_limit),
+        base_bytes=_base(sightings),
+    )
     return _fitted(TrueCosts(machine, _governed(stages, sightings), _consumer(sightings)), free)
 
 
@@ -144,7 +170,9 @@ def _cost(sighting: Sighting, name: str) -> _Cost:
     before, after, seen = sighting.before.stage(name), sighting.after.stage(name), sighting.seen
     items = max(1, after.items - before.items)
     cpu = max(0.0, after.cpu_s - before.cpu_s)
-    busy = max(after.busy_s - before.busy_s - (after.core_wait_s - before.core_wait_s), cpu, _LEAST_S)
+    busy = max(
+        after.busy_s - before.busy_s - (after.core_wait_s - before.core_wait_s), cpu, _LEAST_S
+    )
     workers = min(float(sighting.knobs.workers[name]), max(1.0, busy / seen.seconds))
     if workers < _CROWDED * sighting.knobs.workers[name]:
         workers = 1.0
@@ -177,9 +205,17 @@ def _stage(name: str, costs: Sequence[_Cost], sightings: Sequence[Sighting]) -> 
     items = sum(b.items - a.items for a, b in counters) or 1
     rows = sum(b.rows - a.rows for a, b in counters) or 1
     size = sum(b.bytes - a.bytes for a, b in counters)
-    return SimStage(name=name, cost_s=cost_s, cpu=min(1.0, _mean([max(c.cpu_s, _LEAST_S) for c in costs]) / cost_s),
-                    sigma=curve.sigma, cliff_workers=curve.cliff, cliff_factor=curve.factor,
-                    rows_per_item=max(1.0, rows / items), bytes_per_row=size / rows, item_bytes=_IN_HAND * size / items)
+    return SimStage(
+        name=name,
+        cost_s=cost_s,
+        cpu=min(1.0, _mean([max(c.cpu_s, _LEAST_S) for c in costs]) / cost_s),
+        sigma=curve.sigma,
+        cliff_workers=curve.cliff,
+        cliff_factor=curve.factor,
+        rows_per_item=max(1.0, rows / items),
+        bytes_per_row=size / rows,
+        item_bytes=_IN_HAND * size / items,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +232,9 @@ def _curve(costs: Sequence[_Cost]) -> _Curve:
     better."""
     slope = _sloping(costs, 0)
     at_work = sorted(round(c.workers) for c in costs)
-    cliffs = [_sloping(costs, n) for n in sorted(set(at_work)) if n < at_work[-min(2, len(at_work))]]
+    cliffs = [
+        _sloping(costs, n) for n in sorted(set(at_work)) if n < at_work[-min(2, len(at_work))]
+    ]
     steep = min(cliffs, key=lambda c: c.error, default=slope)
     return steep if _SIMPLER * steep.error + 1e-3 < slope.error else slope
 
@@ -205,13 +243,16 @@ def _sloping(costs: Sequence[_Cost], cliff: int) -> _Curve:
     """The best slope, if settings with more than `cliff` workers at work (0: none) pay a factor."""
     best = None
     for sigma in _SIGMA:
-        flat = [(round(c.workers) > cliff > 0, c.busy_s / (1 + sigma * (c.workers - 1))) for c in costs]
+        flat = [
+            (round(c.workers) > cliff > 0, c.busy_s / (1 + sigma * (c.workers - 1))) for c in costs
+        ]
         low, high = [b for beyond, b in flat if not beyond], [b for beyond, b in flat if beyond]
         if not low:
             continue
         factor = max(1.0, _mean(high) / _mean(low)) if high else 1.0
         error = sum(math.log(b / _mean(low)) ** 2 for b in low) + sum(
-            math.log(b / (factor * _mean(low))) ** 2 for b in high)
+            math.log(b / (factor * _mean(low))) ** 2 for b in high
+        )
         if best is None or error < best.error - 1e-9:
             best = _Curve(_mean(low), sigma, cliff if factor > 1 else 0, factor, error)
     assert best is not None, "some setting has fewest at work"
@@ -222,12 +263,28 @@ def _consumer(sightings: Sequence[Sighting]) -> Consumer:
     """The consumer: its step, and the processor time that no stage accounts for."""
     batches = sum(s.after.batches - s.before.batches for s in sightings) or 1
     rows = sum(s.after.rows - s.before.rows for s in sightings)
-    step = sum(s.after.consumer_compute_s - s.before.consumer_compute_s for s in sightings) / batches
-    other = max(0.0, sum(s.after.cpu_used_s - s.before.cpu_used_s for s in sightings) - sum(
-        b.cpu_s - a.cpu_s for s in sightings for a, b in zip(s.before.stages, s.after.stages, strict=True))) / batches
+    step = (
+        sum(s.after.consumer_compute_s - s.before.consumer_compute_s for s in sightings) / batches
+    )
+    other = (
+        max(
+            0.0,
+            sum(s.after.cpu_used_s - s.before.cpu_used_s for s in sightings)
+            - sum(
+                b.cpu_s - a.cpu_s
+                for s in sightings
+                for a, b in zip(s.before.stages, s.after.stages, strict=True)
+            ),
+        )
+        / batches
+    )
     step = max(step, _LEAST_S)
-    return Consumer(batch_rows=max(1, round(rows / batches)), step_s=step, cpu=min(1.0, other / step),
-                    cores=max(1.0, other / step))
+    return Consumer(
+        batch_rows=max(1, round(rows / batches)),
+        step_s=step,
+        cpu=min(1.0, other / step),
+        cores=max(1.0, other / step),
+    )
 
 
 def _governed(stages: tuple[SimStage, ...], sightings: Sequence[Sighting]) -> tuple[SimStage, ...]:
@@ -238,16 +295,26 @@ def _governed(stages: tuple[SimStage, ...], sightings: Sequence[Sighting]) -> tu
     if not held:
         return stages
     if not free:
-        return (replace(stages[0], cap_rows_per_s=max(s.seen.rows_per_s for s in held)), *stages[1:])
+        return (
+            replace(stages[0], cap_rows_per_s=max(s.seen.rows_per_s for s in held)),
+            *stages[1:],
+        )
     most = max(s.knobs.workers[first] for s in free)
-    each = [_mean([s.seen.rows_per_s / s.knobs.workers[first] for s in some])
-            for some in ([s for s in free if s.knobs.workers[first] == most], held)]
-    return (replace(stages[0], cliff_workers=most, cliff_factor=max(1.0, each[0] / each[1])), *stages[1:])
+    each = [
+        _mean([s.seen.rows_per_s / s.knobs.workers[first] for s in some])
+        for some in ([s for s in free if s.knobs.workers[first] == most], held)
+    ]
+    return (
+        replace(stages[0], cliff_workers=most, cliff_factor=max(1.0, each[0] / each[1])),
+        *stages[1:],
+    )
 
 
 def _base(sightings: Sequence[Sighting]) -> float:
     """The memory that neither workers nor queues hold."""
-    held = (s.after.memory_used - sum(stage.queue_bytes for stage in s.after.stages) for s in sightings)
+    held = (
+        s.after.memory_used - sum(stage.queue_bytes for stage in s.after.stages) for s in sightings
+    )
     return max(0.0, float(min(held)))
 
 
@@ -259,16 +326,26 @@ def _fitted(truth: TrueCosts, sightings: Sequence[Sighting]) -> TrueCosts:
         tried = replace(truth, machine=replace(truth.machine, switch_cost=switch))
         off = [r / m for r, m in zip(_rates(tried, sightings), measured, strict=True)]
         slack = min(max(_mean(off), _SLACK[0]), _SLACK[1])
-        tried = replace(tried, stages=tuple(replace(s, cost_s=s.cost_s * slack) for s in truth.stages))
-        error = sum(math.log(r / m) ** 2 for r, m in zip(_rates(tried, sightings), measured, strict=True))
+        tried = replace(
+            tried, stages=tuple(replace(s, cost_s=s.cost_s * slack) for s in truth.stages)
+        )
+        error = sum(
+            math.log(r / m) ** 2 for r, m in zip(_rates(tried, sightings), measured, strict=True)
+        )
         if error < least:
             best, least = tried, error
     return best
 
 
 def _rates(truth: TrueCosts, sightings: Iterable[Sighting]) -> list[float]:
-    return [steady(truth, [s.knobs.workers[stage.name] for stage in truth.stages],
-                   ["thread"] * len(truth.stages)).rates[-1] for s in sightings]
+    return [
+        steady(
+            truth,
+            [s.knobs.workers[stage.name] for stage in truth.stages],
+            ["thread"] * len(truth.stages),
+        ).rates[-1]
+        for s in sightings
+    ]
 
 
 def _mean(values: Sequence[float]) -> float:
@@ -291,8 +368,12 @@ class Prediction:
         return abs(self.predicted / self.measured - 1)
 
 
-def measure(setups: Sequence[Setup], feature_table: FeatureTable, results: Results, options: argparse.Namespace
-            ) -> dict[str, dict[str, list[Sighting]]]:
+def measure(
+    setups: Sequence[Setup],
+    feature_table: FeatureTable,
+    results: Results,
+    options: argparse.Namespace,
+) -> dict[str, dict[str, list[Sighting]]]:
     """Returns a sighting a round, by set-up and setting; None of a set-up for which time ran out."""
     end = time.monotonic() + options.most
     found: dict[str, dict[str, list[Sighting]]] = {}
@@ -300,12 +381,27 @@ def measure(setups: Sequence[Setup], feature_table: FeatureTable, results: Resul
         for setup in setups:
             sightings = found.setdefault(setup.name, {s: [] for s in setup.settings})
             with _Lazily(setup, feature_table) as session:
-                for setting in setup.settings[::-1 if round_ % 2 else 1]:
-                    asked = {"setup": setup.name, "setting": setting, "round": round_, "seconds": options.seconds}
+                for setting in setup.settings[:: -1 if round_ % 2 else 1]:
+                    asked = {
+                        "setup": setup.name,
+                        "setting": setting,
+                        "round": round_,
+                        "seconds": options.seconds,
+                    }
                     if time.monotonic() > end and not results.has(asked):
-                        raise UsageError(f"{options.most:.0f} s are over; run it again to go on with {setup.name!r}")
-                    sightings[setting].append(_from_json(results.once(
-                        asked, lambda s=setting, session=session: session.sighting(s, options.seconds))))
+                        raise UsageError(
+                            f"{options.most:.0f} s are over; run it again to go on with {setup.name!r}"
+                        )
+                    sightings[setting].append(
+                        _from_json(
+                            results.once(
+                                asked,
+                                lambda s=setting, session=session: session.sighting(
+                                    s, options.seconds
+                                ),
+                            )
+                        )
+                    )
     return found
 
 
@@ -332,8 +428,11 @@ class _Lazily:
 
 
 def _from_json(found: Mapping[str, Any]) -> Sighting:
-    return Sighting(Knobs.from_dict(found["knobs"]), Snapshot.from_dict(found["before"]),
-                    Snapshot.from_dict(found["after"]))
+    return Sighting(
+        Knobs.from_dict(found["knobs"]),
+        Snapshot.from_dict(found["before"]),
+        Snapshot.from_dict(found["after"]),
+    )
 
 
 def predictions(sightings: Mapping[str, Sequence[Sighting]]) -> list[Prediction]:
@@ -344,8 +443,15 @@ def predictions(sightings: Mapping[str, Sequence[Sighting]]) -> list[Prediction]
     for setting, some in by_setting:
         measured = [s.seen.rows_per_s for s in some]
         knobs = some[0].knobs
-        found.append(Prediction(setting, knobs.total_workers, statistics.fmean(measured),
-                                calibration.rows_per_s(knobs), max(measured) / min(measured) - 1))
+        found.append(
+            Prediction(
+                setting,
+                knobs.total_workers,
+                statistics.fmean(measured),
+                calibration.rows_per_s(knobs),
+                max(measured) / min(measured) - 1,
+            )
+        )
     return found
 
 
@@ -366,22 +472,46 @@ def ordered(unseen: Sequence[Prediction]) -> tuple[int, int]:
 
 
 def main(argv: list[str]) -> dict[str, Any]:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     add = parser.add_argument
-    add("table", nargs="?", help="a feature table with a train split (default: a small one of made-up clicks)")
-    add("--results", type=Path, default=Path("calibration.jsonl"), help="where they are kept (default: %(default)s)")
+    add(
+        "table",
+        nargs="?",
+        help="a feature table with a train split (default: a small one of made-up clicks)",
+    )
+    add(
+        "--results",
+        type=Path,
+        default=Path("calibration.jsonl"),
+        help="where they are kept (default: %(default)s)",
+    )
     add("--setup", action="append", help="this one alone: " + ", ".join(s.name for s in SETUPS))
     add("--rounds", type=int, default=2, help="(default: %(default)s)")
-    add("--seconds", type=float, default=1.2, help="of each measurement, at least (default: %(default)s)")
-    add("--most", type=float, default=170.0, help="seconds after which it stops (default: %(default)s)")
+    add(
+        "--seconds",
+        type=float,
+        default=1.2,
+        help="of each measurement, at least (default: %(default)s)",
+    )
+    add(
+        "--most",
+        type=float,
+        default=170.0,
+        help="seconds after which it stops (default: %(default)s)",
+    )
     add("--details", action="store_true", help="also list every setting")
     options = parser.parse_args(argv)
     setups = [s for s in SETUPS if not options.setup or s.name in options.setup]
     if options.rounds < 1 or options.seconds <= 0 or not setups:
         raise UsageError("--rounds and --seconds are positive, and --setup names one that there is")
     with tempfile.TemporaryDirectory() as folder:
-        feature_table = FeatureTable.open(options.table) if options.table else small_table(
-            Path(folder) / "clicks", **TABLE)
+        feature_table = (
+            FeatureTable.open(options.table)
+            if options.table
+            else small_table(Path(folder) / "clicks", **TABLE)
+        )
         found = measure(setups, feature_table, Results(options.results), options)
     rows, everything, agreed, pairs = [], [], 0, 0
     for name, sightings in found.items():
@@ -390,20 +520,49 @@ def main(argv: list[str]) -> dict[str, Any]:
         best, chosen = max(some, key=lambda p: p.measured), choice(some)
         right, of = ordered(unseen)
         agreed, pairs, everything = agreed + right, pairs + of, [*everything, *unseen]
-        rows.append({"set-up": name, "unseen": len(unseen), "median error": statistics.median(p.error for p in unseen),
-                     "largest": max(p.error for p in unseen), "τ": right / of if of else 1.0, "pairs": of,
-                     "best": best.setting, "chosen": chosen.setting, "lost": 1 - chosen.measured / best.measured,
-                     "noise": statistics.median(p.noise for p in some)})
+        rows.append(
+            {
+                "set-up": name,
+                "unseen": len(unseen),
+                "median error": statistics.median(p.error for p in unseen),
+                "largest": max(p.error for p in unseen),
+                "τ": right / of if of else 1.0,
+                "pairs": of,
+                "best": best.setting,
+                "chosen": chosen.setting,
+                "lost": 1 - chosen.measured / best.measured,
+                "noise": statistics.median(p.noise for p in some),
+            }
+        )
         if options.details:
-            say(table([{"set-up": name, "setting": p.setting, "live rows/s": p.measured, "predicted": p.predicted,
-                        "error": p.error, "noise": p.noise} for p in some]) + "\n")
+            say(
+                table(
+                    [
+                        {
+                            "set-up": name,
+                            "setting": p.setting,
+                            "live rows/s": p.measured,
+                            "predicted": p.predicted,
+                            "error": p.error,
+                            "noise": p.noise,
+                        }
+                        for p in some
+                    ]
+                )
+                + "\n"
+            )
     say(table(rows))
     errors = [p.error for p in everything]
-    return {"setups": len(rows), "unseen": len(errors), "median_error": round(statistics.median(errors), 4),
-            "p95_error": round(float(np.percentile(errors, 95)), 4), "tau": round(agreed / max(1, pairs), 3),
-            "lost_most": round(max(row["lost"] for row in rows), 4),
-            "lost_median": round(statistics.median(row["lost"] for row in rows), 4),
-            "noise": round(statistics.median(p.noise for p in everything), 4)}
+    return {
+        "setups": len(rows),
+        "unseen": len(errors),
+        "median_error": round(statistics.median(errors), 4),
+        "p95_error": round(float(np.percentile(errors, 95)), 4),
+        "tau": round(agreed / max(1, pairs), 3),
+        "lost_most": round(max(row["lost"] for row in rows), 4),
+        "lost_median": round(statistics.median(row["lost"] for row in rows), 4),
+        "noise": round(statistics.median(p.noise for p in everything), 4),
+    }
 
 
 if __name__ == "__main__":

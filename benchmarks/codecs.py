@@ -58,18 +58,28 @@ class Format:
 
     @property
     def options(self) -> dict[str, str]:
-        return {**parquet_options(self.group_rows), "compression": self.codec,
-                "parquet.enable.dictionary": str(self.dictionary).lower()}
+        return {
+            **parquet_options(self.group_rows),
+            "compression": self.codec,
+            "parquet.enable.dictionary": str(self.dictionary).lower(),
+        }
 
 
 def formats(name: str) -> list[Format]:
     """All codecs and encodings at the usual row groups; other row groups for the default and for zstd."""
     layouts = ("bytes", "lists") if name == "sessions" else ("-",)
-    found = [Format(table=name, bags=bags, codec=codec, dictionary=dictionary)
-             for bags in layouts for codec in CODECS for dictionary in (False, True)]
+    found = [
+        Format(table=name, bags=bags, codec=codec, dictionary=dictionary)
+        for bags in layouts
+        for codec in CODECS
+        for dictionary in (False, True)
+    ]
     if name == "criteo":
-        found += [Format(table=name, bags="-", codec=codec, dictionary=codec == "zstd", group_rows=rows)
-                  for codec in ("lz4_raw", "zstd") for rows in GROUPS]
+        found += [
+            Format(table=name, bags="-", codec=codec, dictionary=codec == "zstd", group_rows=rows)
+            for codec in ("lz4_raw", "zstd")
+            for rows in GROUPS
+        ]
     return found
 
 
@@ -96,7 +106,9 @@ def made(spark: Any, work: Path, name: str, bags: str, rows: int) -> Path:
 def written(spark: Any, work: Path, form: Format, rows: int) -> tuple[Path, float]:
     """The table in another format, and how long that took. Rows come from memory."""
     source = made(spark, work, form.table, form.bags, rows)
-    frame = spark.read.option("recursiveFileLookup", "true").parquet(str(source)).coalesce(2).persist()
+    frame = (
+        spark.read.option("recursiveFileLookup", "true").parquet(str(source)).coalesce(2).persist()
+    )
     frame.count()
     out = work / "codecs-out" / "-".join(map(str, asdict(form).values()))
     shutil.rmtree(out, ignore_errors=True)
@@ -109,8 +121,10 @@ def written(spark: Any, work: Path, form: Format, rows: int) -> tuple[Path, floa
 
 
 def files_of(folder: Path) -> list[DataFile]:
-    return [DataFile(path=str(path), rows=pq.read_metadata(path).num_rows, bytes=path.stat().st_size)
-            for path in sorted(folder.rglob("*.parquet"))]
+    return [
+        DataFile(path=str(path), rows=pq.read_metadata(path).num_rows, bytes=path.stat().st_size)
+        for path in sorted(folder.rglob("*.parquet"))
+    ]
 
 
 def decoded(folder: Path, seconds: float, threads: tuple[int, ...]) -> float:
@@ -118,7 +132,9 @@ def decoded(folder: Path, seconds: float, threads: tuple[int, ...]) -> float:
     files = files_of(folder)
     groups = RowGroupReader(files, pq.read_schema(files[0].path).names)
     try:
-        return max(decode_rows_per_s(source_of("arrow", groups), groups, n, seconds) for n in threads)
+        return max(
+            decode_rows_per_s(source_of("arrow", groups), groups, n, seconds) for n in threads
+        )
     finally:
         groups.close()
 
@@ -135,28 +151,46 @@ def bare(folder: Path, seconds: float) -> float:
                     return rows / spent
 
 
-def measured(spark: Any, work: Path, forms: list[Format], rows: int, rounds: int
-             ) -> Iterator[tuple[Format, dict[str, Any]]]:
+def measured(
+    spark: Any, work: Path, forms: list[Format], rows: int, rounds: int
+) -> Iterator[tuple[Format, dict[str, Any]]]:
     """Writes all, then reads them in turns, so that a slow minute of the machine meets each alike."""
     written_as = {form: written(spark, work, form, rows) for form in forms}
     spark.catalog.clearCache()
     rates: dict[Format, list[tuple[float, float, float]]] = {form: [] for form in forms}
     for _ in range(rounds):
         for form, (folder, _) in written_as.items():
-            rates[form].append((decoded(folder, 0.3, (1, 2, 4)), decoded(folder, 0.3, (1,)), bare(folder, 0.3)))
+            rates[form].append(
+                (decoded(folder, 0.3, (1, 2, 4)), decoded(folder, 0.3, (1,)), bare(folder, 0.3))
+            )
     for form, (folder, seconds) in written_as.items():
         files = files_of(folder)
         best, one, plain = (statistics.median(r[i] for r in rates[form]) for i in range(3))
-        yield form, {"bytes a row": sum(f.bytes for f in files) / sum(f.rows for f in files), "write s": seconds,
-                     "decode, M rows/s": best / 1e6, "one thread": one / 1e6, "one thread, bare": plain / 1e6}
+        yield (
+            form,
+            {
+                "bytes a row": sum(f.bytes for f in files) / sum(f.rows for f in files),
+                "write s": seconds,
+                "decode, M rows/s": best / 1e6,
+                "one thread": one / 1e6,
+                "one thread, bare": plain / 1e6,
+            },
+        )
         shutil.rmtree(folder)
 
 
 def main(argv: list[str]) -> dict[str, Any]:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.codecs", description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("tables", nargs="*", metavar="TABLE", help=f"of {', '.join(ROWS)} (default: all)")
-    parser.add_argument("--work", type=Path, required=True, help="folder for tables, copies and results; some 3 GB")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.codecs",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "tables", nargs="*", metavar="TABLE", help=f"of {', '.join(ROWS)} (default: all)"
+    )
+    parser.add_argument(
+        "--work", type=Path, required=True, help="folder for tables, copies and results; some 3 GB"
+    )
     parser.add_argument("--rounds", type=int, default=3, help="of decoding (default: %(default)s)")
     parser.add_argument("--rows", type=int, help=f"of each table (default: {ROWS})")
     args = parser.parse_args(argv)
@@ -168,9 +202,19 @@ def main(argv: list[str]) -> dict[str, Any]:
     try:
         for name in args.tables or ROWS:
             count = args.rows or ROWS[name]
-            rows = results.once({"figure": "codecs", "table": name, "rows": count}, lambda: [
-                {**asdict(form), **about} for form, about in measured(spark, args.work, formats(name), count,  # noqa: B023
-                                                                      args.rounds)])
+            rows = results.once(
+                {"figure": "codecs", "table": name, "rows": count},
+                lambda: [
+                    {**asdict(form), **about}
+                    for form, about in measured(
+                        spark,
+                        args.work,
+                        formats(name),  # noqa: B023
+                        count,  # noqa: B023
+                        args.rounds,
+                    )
+                ],
+            )
             say(f"\n{name}\n{table(rows)}\n")
             found += rows
     finally:

@@ -40,8 +40,14 @@ def batch_of(rows: int) -> int:
 def timed(*words: object) -> dict[str, Any]:
     """Runs a command; its last line, its seconds and its processor's."""
     before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
-    done = subprocess.run([sys.executable, *map(str, words)], cwd=ROOT, capture_output=True, text=True, check=False,
-                          env={**os.environ, "PYTHONPATH": str(ROOT)})
+    done = subprocess.run(
+        [sys.executable, *map(str, words)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
     took, after = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_CHILDREN)
     if done.returncode:
         raise RuntimeError(f"{words[:3]} ended with {done.returncode}: {done.stderr[-2000:]}")
@@ -50,29 +56,81 @@ def timed(*words: object) -> dict[str, Any]:
 
 
 def plain(raw: Path, _work: Path, rows: int) -> dict[str, Any]:
-    found = timed("-W", "ignore", "benchmarks/plain_pipeline.py", raw, *MODEL, batch_of(rows),
-                  "--embedding-rate", TABLE_RATE, "--dense-rate", DENSE_RATE,
-                  "--dense-layers", *LAYERS["dense"], "--over-layers", *LAYERS["over"])
+    found = timed(
+        "-W",
+        "ignore",
+        "benchmarks/plain_pipeline.py",
+        raw,
+        *MODEL,
+        batch_of(rows),
+        "--embedding-rate",
+        TABLE_RATE,
+        "--dense-rate",
+        DENSE_RATE,
+        "--dense-layers",
+        *LAYERS["dense"],
+        "--over-layers",
+        *LAYERS["over"],
+    )
     said = found.pop("said")
-    return {**found, "auc": said["auc"], "prepare_s": said["prepare_s"], "samples_per_s": said["samples_per_s"]}
+    return {
+        **found,
+        "auc": said["auc"],
+        "prepare_s": said["prepare_s"],
+        "samples_per_s": said["samples_per_s"],
+    }
 
 
 def ours(raw: Path, work: Path, rows: int) -> dict[str, Any]:
     for name in ("table", "run"):
         shutil.rmtree(work / name, ignore_errors=True)
-    made = timed("-m", "sluice", "etl", "--engine", "local", "--spec", "features/criteo.toml", "--input", raw,
-                 "--output", work / "table")
-    trained = timed("-m", "sluice", "train", "--data", work / "table", "--run-dir", work / "run",
-                    *MODEL, batch_of(rows), "--lr", TABLE_RATE, "--dense-lr", DENSE_RATE,
-                    "--table-optimiser", "adagrad", "--dense-layers", ",".join(map(str, LAYERS["dense"])),
-                    "--over-layers", ",".join(map(str, LAYERS["over"])))
-    return {"seconds": made["seconds"] + trained["seconds"], "cpu_s": made["cpu_s"] + trained["cpu_s"],
-            "auc": trained["said"]["auc"], "prepare_s": made["seconds"],
-            "samples_per_s": trained["said"]["samples_per_s"]}
+    made = timed(
+        "-m",
+        "sluice",
+        "etl",
+        "--engine",
+        "local",
+        "--spec",
+        "features/criteo.toml",
+        "--input",
+        raw,
+        "--output",
+        work / "table",
+    )
+    trained = timed(
+        "-m",
+        "sluice",
+        "train",
+        "--data",
+        work / "table",
+        "--run-dir",
+        work / "run",
+        *MODEL,
+        batch_of(rows),
+        "--lr",
+        TABLE_RATE,
+        "--dense-lr",
+        DENSE_RATE,
+        "--table-optimiser",
+        "adagrad",
+        "--dense-layers",
+        ",".join(map(str, LAYERS["dense"])),
+        "--over-layers",
+        ",".join(map(str, LAYERS["over"])),
+    )
+    return {
+        "seconds": made["seconds"] + trained["seconds"],
+        "cpu_s": made["cpu_s"] + trained["cpu_s"],
+        "auc": trained["said"]["auc"],
+        "prepare_s": made["seconds"],
+        "samples_per_s": trained["said"]["samples_per_s"],
+    }
 
 
 def main(argv: list[str]) -> dict[str, Any]:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--work", type=Path, required=True, metavar="DIR")
     parser.add_argument("--rows", type=int, nargs="+", default=[200_000, 2_000_000, 8_000_000])
     parser.add_argument("--rounds", type=int, default=3)
@@ -89,10 +147,18 @@ def main(argv: list[str]) -> dict[str, Any]:
             order = list(arms) if number % 2 else list(arms)[::-1]
             rounds.append({name: arms[name](raw, args.work, rows) for name in order})
             say(f"{rows:,} rows, round {number + 1}: {json.dumps(rounds[-1])}")
-        middle = {name: {key: statistics.median(one[name][key] for one in rounds) for key in rounds[0][name]}
-                  for name in arms}
-        faster = statistics.median(one["plain"]["seconds"] / one["sluice"]["seconds"] for one in rounds)
-        cheaper = statistics.median(one["plain"]["cpu_s"] / one["sluice"]["cpu_s"] for one in rounds)
+        middle = {
+            name: {
+                key: statistics.median(one[name][key] for one in rounds) for key in rounds[0][name]
+            }
+            for name in arms
+        }
+        faster = statistics.median(
+            one["plain"]["seconds"] / one["sluice"]["seconds"] for one in rounds
+        )
+        cheaper = statistics.median(
+            one["plain"]["cpu_s"] / one["sluice"]["cpu_s"] for one in rounds
+        )
         found[str(rows)] = {**middle, "times_faster": faster, "times_less_processor": cheaper}
         say(table([{"arm": name, **one} for name, one in middle.items()]))
         say(f"{rows:,} rows: {faster:.2f} times as fast, {cheaper:.2f} times less processor time\n")

@@ -43,13 +43,28 @@ def submit_words(master: str, conf: Mapping[str, str] | None = None) -> list[str
     return [*words, "pyspark-shell"]
 
 
-def session(work: Path, turns: list[str], master: str = "local[2]", conf: Mapping[str, str] | None = None,
-            one_core: bool = False) -> dict[str, Any]:
+def session(
+    work: Path,
+    turns: list[str],
+    master: str = "local[2]",
+    conf: Mapping[str, str] | None = None,
+    one_core: bool = False,
+) -> dict[str, Any]:
     """The last line of a session of its own."""
     prefix = ["taskset", "-c", str(min(os.sched_getaffinity(0)))] if one_core else []
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "PYSPARK_SUBMIT_ARGS": shlex.join(submit_words(master, conf))}
-    done = subprocess.run([*prefix, sys.executable, "-m", "benchmarks.etl_turns", "--work", str(work), *turns],
-                          cwd=ROOT, env=env, text=True, check=False, stdout=subprocess.PIPE)
+    env = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "PYSPARK_SUBMIT_ARGS": shlex.join(submit_words(master, conf)),
+    }
+    done = subprocess.run(
+        [*prefix, sys.executable, "-m", "benchmarks.etl_turns", "--work", str(work), *turns],
+        cwd=ROOT,
+        env=env,
+        text=True,
+        check=False,
+        stdout=subprocess.PIPE,
+    )
     if done.returncode:
         raise RuntimeError(f"the session for {' '.join(turns)} ended with {done.returncode}")
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
@@ -57,8 +72,14 @@ def session(work: Path, turns: list[str], master: str = "local[2]", conf: Mappin
 
 
 def job(work: Path, results: Results, rows: int, repeats: int) -> list[dict[str, Any]]:
-    asked = [f"job:{MILLION // 2}", f"rewrite:{MILLION // 2}", *[f"rewrite:{rows}", f"job:{rows}"] * repeats]
-    found = results.once({"figure": "job", "turns": asked}, lambda: session(work, asked))["turns"][2:]
+    asked = [
+        f"job:{MILLION // 2}",
+        f"rewrite:{MILLION // 2}",
+        *[f"rewrite:{rows}", f"job:{rows}"] * repeats,
+    ]
+    found = results.once({"figure": "job", "turns": asked}, lambda: session(work, asked))["turns"][
+        2:
+    ]
     return [beside(rows, found)]
 
 
@@ -67,17 +88,26 @@ def beside(rows: int, turns: list[dict[str, Any]]) -> dict[str, Any]:
     jobs, least = ([t for t in turns if t["kind"] == kind] for kind in ("job", "rewrite"))
     cores = [rows / (t["stages_cpu_s"]["fitting"] + t["stages_cpu_s"]["writing"]) for t in jobs]
     seconds = [t["seconds"] for t in jobs]
-    return {"rows": rows, "job s": statistics.median(seconds),
-            "rewrite s": statistics.median(t["seconds"] for t in least),
-            "job / rewrite": statistics.median(a["seconds"] / b["seconds"] for a, b in zip(jobs, least, strict=True)),
-            "rows/s": rows / statistics.median(seconds), "fit and apply, rows/s a core": statistics.median(cores),
-            "lowest": min(cores), "job CPU s": statistics.median(t["cpu_s"] for t in jobs),
-            "rewrite CPU s": statistics.median(t["cpu_s"] for t in least)}
+    return {
+        "rows": rows,
+        "job s": statistics.median(seconds),
+        "rewrite s": statistics.median(t["seconds"] for t in least),
+        "job / rewrite": statistics.median(
+            a["seconds"] / b["seconds"] for a, b in zip(jobs, least, strict=True)
+        ),
+        "rows/s": rows / statistics.median(seconds),
+        "fit and apply, rows/s a core": statistics.median(cores),
+        "lowest": min(cores),
+        "job CPU s": statistics.median(t["cpu_s"] for t in jobs),
+        "rewrite CPU s": statistics.median(t["cpu_s"] for t in least),
+    }
 
 
 def linear(work: Path, results: Results, sizes: list[int]) -> list[dict[str, Any]]:
     asked = [f"job:{sizes[0]}", *[f"job:{rows}" for rows in sizes]]
-    found = results.once({"figure": "linear", "turns": asked}, lambda: session(work, asked))["turns"][1:]
+    found = results.once({"figure": "linear", "turns": asked}, lambda: session(work, asked))[
+        "turns"
+    ][1:]
     return on_a_line([(t["rows"], t["seconds"]) for t in found])
 
 
@@ -85,8 +115,16 @@ def on_a_line(points: list[tuple[int, float]]) -> list[dict[str, Any]]:
     """Each size beside the line through the smallest and the largest."""
     (n0, s0), (n1, s1) = points[0], points[-1]
     slope = (s1 - s0) / (n1 - n0)
-    return [{"rows": n, "job s": s, "s a million": s / n * MILLION, "line": s0 + slope * (n - n0),
-             "off the line": s / (s0 + slope * (n - n0)) - 1} for n, s in points]
+    return [
+        {
+            "rows": n,
+            "job s": s,
+            "s a million": s / n * MILLION,
+            "line": s0 + slope * (n - n0),
+            "off the line": s / (s0 + slope * (n - n0)) - 1,
+        }
+        for n, s in points
+    ]
 
 
 def cores(work: Path, results: Results, rows: int, rounds: int = 2) -> list[dict[str, Any]]:
@@ -98,18 +136,36 @@ def cores(work: Path, results: Results, rows: int, rounds: int = 2) -> list[dict
     turns: dict[str, list[dict[str, Any]]] = {}
     spins: list[list[int]] = []
     for n in range(rounds):
-        for name, master, one_core in (("local[1] on one core", "local[1]", True), ("local[1]", "local[1]", False),
-                                       ("local[2]", "local[2]", False)):
+        for name, master, one_core in (
+            ("local[1] on one core", "local[1]", True),
+            ("local[1]", "local[1]", False),
+            ("local[2]", "local[2]", False),
+        ):
             about = {"figure": "cores", "session": name, "turns": asked, "round": n}
             turns.setdefault(name, []).extend(
-                results.once(about, lambda: session(work, asked, master, one_core=one_core))["turns"][2:])  # noqa: B023
-        spins.append(results.once({"figure": "cores", "spins": n}, lambda: [sum(_spin(k, 5.0)) for k in (1, 2)]))
+                results.once(about, lambda: session(work, asked, master, one_core=one_core))[  # noqa: B023
+                    "turns"
+                ][2:]
+            )
+        spins.append(
+            results.once(
+                {"figure": "cores", "spins": n}, lambda: [sum(_spin(k, 5.0)) for k in (1, 2)]
+            )
+        )
     gain = max(two for _, two in spins) / max(one for one, _ in spins)
     found = {name: min(all_turns, key=lambda t: t["seconds"]) for name, all_turns in turns.items()}
     best = found["local[2]"]["seconds"]
-    return [{"session": name, "job s": turn["seconds"], "cores in use": turn["cpu_s"] / turn["seconds"],
-             "gain of local[2]": turn["seconds"] / best, "gain of two busy processes": gain,
-             "of it": turn["seconds"] / best / gain} for name, turn in found.items()]
+    return [
+        {
+            "session": name,
+            "job s": turn["seconds"],
+            "cores in use": turn["cpu_s"] / turn["seconds"],
+            "gain of local[2]": turn["seconds"] / best,
+            "gain of two busy processes": gain,
+            "of it": turn["seconds"] / best / gain,
+        }
+        for name, turn in found.items()
+    ]
 
 
 def _spin(processes: int, seconds: float) -> list[int]:
@@ -130,31 +186,68 @@ def _spins(start: float, seconds: float) -> int:
 
 
 def driver(work: Path, results: Results, sizes: list[int]) -> list[dict[str, Any]]:
-    return [{"rows": rows, **results.once({"figure": "driver", "rows": rows}, lambda: _driver(work, rows))}  # noqa: B023
-            for rows in sizes]
+    return [
+        {
+            "rows": rows,
+            **results.once({"figure": "driver", "rows": rows}, lambda: _driver(work, rows)),  # noqa: B023
+        }
+        for rows in sizes
+    ]
 
 
 def _driver(work: Path, rows: int) -> dict[str, Any]:
-    with tempfile.TemporaryDirectory(prefix="sluice-cluster-") as place, StandaloneCluster(Path(place)) as cluster:
+    with (
+        tempfile.TemporaryDirectory(prefix="sluice-cluster-") as place,
+        StandaloneCluster(Path(place)) as cluster,
+    ):
         cluster.add_worker(cores=2, memory="3g")
-        conf = {"spark.executor.memory": "2g", "spark.executorEnv.PYTHONPATH": str(ROOT), "spark.driver.memory": "2g"}
+        conf = {
+            "spark.executor.memory": "2g",
+            "spark.executorEnv.PYTHONPATH": str(ROOT),
+            "spark.driver.memory": "2g",
+        }
         turn = session(work, [f"job:{rows}"], cluster.url, conf)["turns"][0]
-    return {"job s": turn["seconds"], "driver's JVM MiB": turn["peak_mib"]["jvm"],
-            "driver's Python MiB": turn["peak_mib"]["driver"]}
+    return {
+        "job s": turn["seconds"],
+        "driver's JVM MiB": turn["peak_mib"]["jvm"],
+        "driver's Python MiB": turn["peak_mib"]["driver"],
+    }
 
 
 def main(argv: list[str]) -> dict[str, Any]:
-    figures = {"job": lambda w, r, a: job(w, r, a.rows, a.repeats), "cores": lambda w, r, a: cores(w, r, a.rows),
-               "linear": lambda w, r, a: linear(w, r, a.sizes),
-               "driver": lambda w, r, a: driver(w, r, [a.sizes[0], a.sizes[-1]])}
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.etl", description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("figures", nargs="*", metavar="FIGURE", help=f"of {', '.join(figures)} (default: all)")
-    parser.add_argument("--work", type=Path, required=True, help="folder for inputs, outputs and results; some 10 GB")
-    parser.add_argument("--rows", type=int, default=2 * MILLION, help="of job and cores (default: %(default)s)")
-    parser.add_argument("--repeats", type=int, default=3, help="of job and rewrite (default: %(default)s)")
-    parser.add_argument("--sizes", type=int, nargs="+", default=[MILLION, 2 * MILLION, 8 * MILLION],
-                        help="of linear and driver (default: %(default)s)")
+    figures = {
+        "job": lambda w, r, a: job(w, r, a.rows, a.repeats),
+        "cores": lambda w, r, a: cores(w, r, a.rows),
+        "linear": lambda w, r, a: linear(w, r, a.sizes),
+        "driver": lambda w, r, a: driver(w, r, [a.sizes[0], a.sizes[-1]]),
+    }
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.etl",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "figures", nargs="*", metavar="FIGURE", help=f"of {', '.join(figures)} (default: all)"
+    )
+    parser.add_argument(
+        "--work",
+        type=Path,
+        required=True,
+        help="folder for inputs, outputs and results; some 10 GB",
+    )
+    parser.add_argument(
+        "--rows", type=int, default=2 * MILLION, help="of job and cores (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--repeats", type=int, default=3, help="of job and rewrite (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--sizes",
+        type=int,
+        nargs="+",
+        default=[MILLION, 2 * MILLION, 8 * MILLION],
+        help="of linear and driver (default: %(default)s)",
+    )
     args = parser.parse_args(argv)
     if wrong := [name for name in args.figures if name not in figures]:
         parser.error(f"no such figure: {wrong[0]} (there are: {', '.join(figures)})")

@@ -93,7 +93,10 @@ class Tree:
         for kind, process in self._each():
             with contextlib.suppress(OSError, StopIteration):
                 status = Path(f"/proc/{process.pid}/status").read_text().splitlines()
-                found[kind] += int(next(line for line in status if line.startswith("VmHWM")).split()[1]) // 1024
+                found[kind] += (
+                    int(next(line for line in status if line.startswith("VmHWM")).split()[1])
+                    // 1024
+                )
         return found
 
 
@@ -113,9 +116,18 @@ class Stages(JobProgress):
         self.cpu[name.split()[0]] = self._tree.cpu_s() - before
 
 
-def job(spark: Any, raw: Path, out: Path, _rows: int, stages: Stages, *,
-        worker_bytes: int = WORKER_BYTES) -> None:
-    made = Job(spec=criteo(), inputs=(str(raw),), store=TableStore(str(out)), worker_bytes=worker_bytes)
+def job(
+    spark: Any,
+    raw: Path,
+    out: Path,
+    _rows: int,
+    stages: Stages,
+    *,
+    worker_bytes: int = WORKER_BYTES,
+) -> None:
+    made = Job(
+        spec=criteo(), inputs=(str(raw),), store=TableStore(str(out)), worker_bytes=worker_bytes
+    )
     made.run(SparkEngine(spark, made, stages))
 
 
@@ -129,18 +141,27 @@ def rewrite(spark: Any, raw: Path, out: Path, rows: int, _stages: Stages) -> Non
 
     spec = criteo()
     files = FileAssignment.of(spec, rows).total
-    schema = ", ".join(["label tinyint", *(f"{n} float" for n in INTEGERS), *(f"{n} string" for n in CATEGORIES)])
+    schema = ", ".join(
+        ["label tinyint", *(f"{n} float" for n in INTEGERS), *(f"{n} string" for n in CATEGORIES)]
+    )
     frame = spark.read.option("sep", "\t").schema(schema).csv(str(raw))
-    columns = [sql.coalesce(sql.col("label"), sql.lit(0)).cast("tinyint").alias("label"),
-               *[sql.coalesce(sql.col(n), sql.lit(0.0)).cast("float").alias(n) for n in INTEGERS],
-               *[sql.hash(sql.col(n)).alias(n) for n in CATEGORIES]]
+    columns = [
+        sql.coalesce(sql.col("label"), sql.lit(0)).cast("tinyint").alias("label"),
+        *[sql.coalesce(sql.col(n), sql.lit(0.0)).cast("float").alias(n) for n in INTEGERS],
+        *[sql.hash(sql.col(n)).alias(n) for n in CATEGORIES],
+    ]
     placed = frame.select(*columns, sql.xxhash64(*NAMES).alias("_key")).withColumn(
-        "_file", sql.pmod("_key", sql.lit(files)).cast("int"))
-    placed = placed.repartitionById(files, "_file").sortWithinPartitions("_key").drop("_key", "_file")
+        "_file", sql.pmod("_key", sql.lit(files)).cast("int")
+    )
+    placed = (
+        placed.repartitionById(files, "_file").sortWithinPartitions("_key").drop("_key", "_file")
+    )
     placed.write.options(**parquet_options(spec.table.row_group_rows)).parquet(str(out))
 
 
-def rowwise(spark: Any, raw: Path, _out: Path, _rows: int, _stages: Stages, arrow: bool = False) -> None:
+def rowwise(
+    spark: Any, raw: Path, _out: Path, _rows: int, _stages: Stages, arrow: bool = False
+) -> None:
     from pyspark.sql import functions as sql
 
     made = sql.udf(_row, "array<double>", useArrow=arrow)
@@ -162,7 +183,9 @@ def columns(spark: Any, raw: Path, _out: Path, _rows: int, _stages: Stages) -> N
     text = (ROOT / "features/criteo.toml").read_text()
     categorify = '{op = "categorify", min_count = 4, max_size = 2000000, oov = 8}'
     spec = Spec.parse(text.replace(categorify, f'{{op = "hash", size = {HASHED}}}'))
-    types = ", ".join(["label tinyint", *(f"{n} float" for n in INTEGERS), *(f"{n} int" for n in CATEGORIES)])
+    types = ", ".join(
+        ["label tinyint", *(f"{n} float" for n in INTEGERS), *(f"{n} int" for n in CATEGORIES)]
+    )
     made = Raw(spark, spec, (str(raw),)).read().mapInArrow(partial(_columns, spec), types)
     made.write.format("noop").mode("overwrite").save()
 
@@ -173,7 +196,13 @@ def _columns(spec: Spec, batches: Batches) -> Batches:
         yield pa.record_batch(features.apply(parser.parse(batch).columns), NAMES)
 
 
-KINDS = {"job": job, "rewrite": rewrite, "rowwise": rowwise, "udf": partial(rowwise, arrow=True), "columns": columns}
+KINDS = {
+    "job": job,
+    "rewrite": rewrite,
+    "rowwise": rowwise,
+    "udf": partial(rowwise, arrow=True),
+    "columns": columns,
+}
 
 
 def turns(spark: Any, work: Path, asked: list[tuple[str, str]]) -> list[dict[str, Any]]:
@@ -193,9 +222,16 @@ def turns(spark: Any, work: Path, asked: list[tuple[str, str]]) -> list[dict[str
         out = Path(tempfile.mkdtemp(prefix="sluice-turn-", dir=work))
         stages, start, cpu = Stages(tree), time.perf_counter(), tree.cpu_s()
         kinds[kind](spark, raw, out / "table", rows, stages)
-        done.append({"kind": kind, "rows": rows, "seconds": round(time.perf_counter() - start, 2),
-                     "cpu_s": round(tree.cpu_s() - cpu, 2), "peak_mib": tree.peaks_mib(),
-                     "stages_cpu_s": {k: round(v, 2) for k, v in stages.cpu.items()}})
+        done.append(
+            {
+                "kind": kind,
+                "rows": rows,
+                "seconds": round(time.perf_counter() - start, 2),
+                "cpu_s": round(tree.cpu_s() - cpu, 2),
+                "peak_mib": tree.peaks_mib(),
+                "stages_cpu_s": {k: round(v, 2) for k, v in stages.cpu.items()},
+            }
+        )
         say(f"{kind} of {rows:,} rows: {done[-1]}")
         shutil.rmtree(out)
     return done
@@ -214,16 +250,24 @@ def asked_of(words: list[str]) -> list[tuple[str, str]]:
 
 
 def main(argv: list[str]) -> dict[str, Any]:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.etl_turns", description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.etl_turns",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("turns", nargs="+", metavar="KIND:ROWS")
-    parser.add_argument("--work", type=Path, required=True, help="folder for inputs, kept, and outputs, removed")
+    parser.add_argument(
+        "--work", type=Path, required=True, help="folder for inputs, kept, and outputs, removed"
+    )
     args = parser.parse_args(argv)
     asked = asked_of(args.turns)
     spark = open_session("sluice-bench")
     try:
-        return {"turns": turns(spark, args.work, asked), "master": spark.sparkContext.master,
-                "load": round(os.getloadavg()[0], 1)}
+        return {
+            "turns": turns(spark, args.work, asked),
+            "master": spark.sparkContext.master,
+            "load": round(os.getloadavg()[0], 1),
+        }
     finally:
         spark.stop()
 

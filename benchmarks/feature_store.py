@@ -58,10 +58,29 @@ def made(folder: Path, rows: int, users: int) -> Path:
     with (folder / "rows.tsv").open("w") as file:
         for _ in range(rows):
             numbers = "\t".join(f"{draw.random():.4f}" for _ in range(20))
-            file.write(f"u{draw.randrange(users)}\t{draw.randrange(_LAST)}\t{numbers}\t{draw.randrange(2)}\n")
-    subprocess.run([sys.executable, "-m", "sluice", "etl", "--engine", "local", "--spec", folder / "spec.toml",
-                    "--input", folder / "rows.tsv", "--output", folder / "table"], cwd=ROOT, check=True,
-                   stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            file.write(
+                f"u{draw.randrange(users)}\t{draw.randrange(_LAST)}\t{numbers}\t{draw.randrange(2)}\n"
+            )
+    subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "sluice",
+            "etl",
+            "--engine",
+            "local",
+            "--spec",
+            folder / "spec.toml",
+            "--input",
+            folder / "rows.tsv",
+            "--output",
+            folder / "table",
+        ],
+        cwd=ROOT,
+        check=True,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
     return folder / "table"
 
 
@@ -76,7 +95,9 @@ def rate(work: Callable[[], Any], count: int) -> int:
 
 
 def main(argv: list[str]) -> dict[str, Any]:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rows", type=int, default=300_000)
     parser.add_argument("--users", type=int, default=50_000)
     args = parser.parse_args(argv)
@@ -86,13 +107,19 @@ def main(argv: list[str]) -> dict[str, Any]:
         store = FeatureStore.open(table)
         opened = time.process_time() - began
         draw = random.Random(2)
-        keys = [key for key in (f"u{draw.randrange(args.users)}" for _ in range(_ASKED)) if key in store]
+        keys = [
+            key for key in (f"u{draw.randrange(args.users)}" for _ in range(_ASKED)) if key in store
+        ]
         times = [draw.randrange(_LAST) for _ in keys]
-        found = {"rows": args.rows, "keys": len(store), "columns": store.values.num_columns,
-                 "open_cpu_s": round(opened, 2),
-                 "point_reads_per_s": rate(lambda: [store[key] for key in keys], len(keys)),
-                 "newest_per_s": rate(lambda: store.newest(keys), len(keys)),
-                 "as_of_per_s": rate(lambda: store.as_of(keys, times, before=True), len(keys))}
+        found = {
+            "rows": args.rows,
+            "keys": len(store),
+            "columns": store.values.num_columns,
+            "open_cpu_s": round(opened, 2),
+            "point_reads_per_s": rate(lambda: [store[key] for key in keys], len(keys)),
+            "newest_per_s": rate(lambda: store.newest(keys), len(keys)),
+            "as_of_per_s": rate(lambda: store.as_of(keys, times, before=True), len(keys)),
+        }
     say(", ".join(f"{name.replace('_', ' ')} {value:,}" for name, value in found.items()))
     return found
 

@@ -44,7 +44,9 @@ class FleetOptions:
     title = "cases"
     seeds: int = setting(40, "cases", least=1)
     first: int = setting(0, "the first seed")
-    price: float = setting(0.01, "of what the trainer takes in a second, for each core-second", above=0)
+    price: float = setting(
+        0.01, "of what the trainer takes in a second, for each core-second", above=0
+    )
     policy: tuple[str, ...] = setting(POLICIES, "these policies", metavar="P", again=True)
     processes: int = setting(1, "processes that simulate", least=1)
 
@@ -82,23 +84,56 @@ def drawn(seed: int) -> Case:
     hosts: tuple[tuple[float, int], ...] = ((0.0, 64),)
     if random.random() < 1 / 3:
         begin = float(random.uniform(100, 800))
-        hosts = ((0.0, 64), (begin, max(1, int(needed * random.uniform(0.2, 0.8)))),
-                 (begin + float(random.uniform(60, 300)), 64))
+        hosts = (
+            (0.0, 64),
+            (begin, max(1, int(needed * random.uniform(0.2, 0.8)))),
+            (begin + float(random.uniform(60, 300)), 64),
+        )
     narrow = float(random.uniform(0.5, 0.9)) if random.random() < 0.25 else 1.5
     host_s = 4 / (narrow * per_s) * BATCH  # what four workers of the host take in
-    stages = (SimStage(name="read", cost_s=cost_s, rows_per_item=GROUP, cpu=0.02, workers=64, workers_a_core=0,
-                       backends=("remote", "thread"), bytes_per_row=160, tail=0.2),
-              SimStage(name="batch", cost_s=BATCH / per_s / 20, rows_per_item=BATCH, workers=4),
-              SimStage(name="transform", cost_s=host_s, rows_per_item=BATCH, workers=4, workers_a_core=0, cpu=0.2),
-              SimStage(name="collate", cost_s=BATCH / per_s / 20, rows_per_item=BATCH, workers=1))
+    stages = (
+        SimStage(
+            name="read",
+            cost_s=cost_s,
+            rows_per_item=GROUP,
+            cpu=0.02,
+            workers=64,
+            workers_a_core=0,
+            backends=("remote", "thread"),
+            bytes_per_row=160,
+            tail=0.2,
+        ),
+        SimStage(name="batch", cost_s=BATCH / per_s / 20, rows_per_item=BATCH, workers=4),
+        SimStage(
+            name="transform",
+            cost_s=host_s,
+            rows_per_item=BATCH,
+            workers=4,
+            workers_a_core=0,
+            cpu=0.2,
+        ),
+        SimStage(name="collate", cost_s=BATCH / per_s / 20, rows_per_item=BATCH, workers=1),
+    )
     scenario = Scenario(
-        name=f"fleet {seed}", seconds=seconds, machine=SimMachine(cores=16, memory_limit=64 * 2**30), stages=stages,
-        consumer=Consumer(batch_rows=BATCH, step_s=step_s), start={"read": 2, "batch": 2, "transform": 4, "collate": 1},
-        changes=tuple(ScheduledChange(at=at, key="consumer.step_s", value=step_s / pace) for at, pace in changes))
+        name=f"fleet {seed}",
+        seconds=seconds,
+        machine=SimMachine(cores=16, memory_limit=64 * 2**30),
+        stages=stages,
+        consumer=Consumer(batch_rows=BATCH, step_s=step_s),
+        start={"read": 2, "batch": 2, "transform": 4, "collate": 1},
+        changes=tuple(
+            ScheduledChange(at=at, key="consumer.step_s", value=step_s / pace)
+            for at, pace in changes
+        ),
+    )
     ends = [at for at, _ in paces[1:]] + [seconds]
     full = sum(pace * per_s * (end - at) for (at, pace), end in zip(paces, ends, strict=True))
-    return Case(scenario, FleetTruth(start_s=float(random.uniform(20, 90)), unlike=0.33, life_s=life_s, hosts=hosts),
-                full, per_s)
+    return Case(
+        scenario,
+        FleetTruth(start_s=float(random.uniform(20, 90)), unlike=0.33, life_s=life_s, hosts=hosts),
+        full,
+        per_s,
+    )
 
 
 def made(name: str, price: float) -> Policy:
@@ -122,8 +157,13 @@ def held(case: Case, policy: Policy, seed: int, price: float) -> dict[str, float
     assert begun is not None
     sim, core_s = pipeline.sim, pipeline.fleet.core_s
     waited, computed = sim.wait_s - begun[0], sim.compute_s - begun[1]
-    return {"worth": (sim.consumed - price * case.per_s * core_s) / case.full, "rows": sim.consumed / case.full,
-            "stall": waited / (waited + computed), "core_s": core_s, "decisions": float(controller.decisions)}
+    return {
+        "worth": (sim.consumed - price * case.per_s * core_s) / case.full,
+        "rows": sim.consumed / case.full,
+        "stall": waited / (waited + computed),
+        "core_s": core_s,
+        "decisions": float(controller.decisions),
+    }
 
 
 def _work(task: tuple[int, float, tuple[str, ...]]) -> dict[str, dict[str, float]]:
@@ -141,23 +181,45 @@ def interval(values: np.ndarray) -> tuple[float, float]:
 
 
 def main(argv: list[str]) -> dict[str, Any]:
-    options = parse(FleetOptions, argv=argv, prog="python -m benchmarks.fleet_size", description=__doc__)
+    options = parse(
+        FleetOptions, argv=argv, prog="python -m benchmarks.fleet_size", description=__doc__
+    )
     tasks = [(options.first + n, options.price, options.policy) for n in range(options.seeds)]
     with multiprocessing.get_context("spawn").Pool(options.processes) as pool:
         runs = list(pool.imap(_work, tasks))
     first = options.policy[0]
     figures = {}
-    say(f"| policy | worth | {first} less it | stall | core-seconds | changes |\n|---|---|---|---|---|---|")
+    say(
+        f"| policy | worth | {first} less it | stall | core-seconds | changes |\n|---|---|---|---|---|---|"
+    )
     for name in options.policy:
-        of = {key: np.array([one[name][key] for one in runs]) for key in ("worth", "stall", "core_s", "decisions")}
+        of = {
+            key: np.array([one[name][key] for one in runs])
+            for key in ("worth", "stall", "core_s", "decisions")
+        }
         ahead = np.array([one[first]["worth"] for one in runs]) - of["worth"]
         low, high = interval(ahead)
-        figures[name] = {"worth": of["worth"].mean(), "median": float(np.median(of["worth"])), "ahead": ahead.mean(),
-                         "low": low, "high": high, "stall": of["stall"].mean(), "core_s": of["core_s"].mean()}
-        say(f"| {name} | {of['worth'].mean():.3f} | {ahead.mean():+.3f} ({low:+.3f} to {high:+.3f}) | "
-            f"{of['stall'].mean():.1%} | {of['core_s'].mean():,.0f} | {of['decisions'].mean():.1f} |")
-    return {"policies": {name: {key: round(float(value), 4) for key, value in row.items()}
-                         for name, row in figures.items()}, "seeds": options.seeds, "simulated": True}
+        figures[name] = {
+            "worth": of["worth"].mean(),
+            "median": float(np.median(of["worth"])),
+            "ahead": ahead.mean(),
+            "low": low,
+            "high": high,
+            "stall": of["stall"].mean(),
+            "core_s": of["core_s"].mean(),
+        }
+        say(
+            f"| {name} | {of['worth'].mean():.3f} | {ahead.mean():+.3f} ({low:+.3f} to {high:+.3f}) | "
+            f"{of['stall'].mean():.1%} | {of['core_s'].mean():,.0f} | {of['decisions'].mean():.1f} |"
+        )
+    return {
+        "policies": {
+            name: {key: round(float(value), 4) for key, value in row.items()}
+            for name, row in figures.items()
+        },
+        "seeds": options.seeds,
+        "simulated": True,
+    }
 
 
 if __name__ == "__main__":

@@ -28,8 +28,16 @@ _GREEDY = "read=8,shuffle=4,batch=4"
 
 def together(commands: list[list[str]]) -> list[dict[str, Any]]:
     """Each command's last line; all run at the same time."""
-    started = [subprocess.Popen([sys.executable, "-m", *words], cwd=ROOT, text=True, stdout=subprocess.PIPE,
-                                stderr=subprocess.PIPE) for words in commands]
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-m", *words],
+            cwd=ROOT,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        for words in commands
+    ]
     found = []
     for process in started:
         out, err = process.communicate()
@@ -46,22 +54,56 @@ def told(name: str, rates: list[float]) -> dict[str, Any]:
 
 
 def main(argv: list[str]) -> dict[str, Any]:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("table")
-    parser.add_argument("--jobs", type=int, default=3, help="loaders at the same time (default: %(default)s)")
-    parser.add_argument("--seconds", type=float, default=15, help="of each loader (default: %(default)s)")
+    parser.add_argument(
+        "--jobs", type=int, default=3, help="loaders at the same time (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=15, help="of each loader (default: %(default)s)"
+    )
     options = parser.parse_args(argv)
     work, found = Path(tempfile.mkdtemp(prefix="sluice-jobs-")), {}
     try:
-        for name, extra in (("each for itself", []), ("agreed", ["--registry", str(work / "registry")])):
-            loaders = [["ingest", "bench", options.table, "--tuning", "auto", "--seconds", str(options.seconds), *extra,
-                        "--knobs", _GREEDY if number == 0 else "read=1,shuffle=1"] for number in range(options.jobs)]
-            found[f"loaders, {name}"] = told(f"{options.jobs} loaders, {name}", [
-                one["rows_per_s_settled"] for one in together(loaders)])
-            trainers = [["dlrm.train", "--data", options.table, "--run-dir", str(work / f"{name} {number}"), *extra]
-                        for number in range(2)]
-            found[f"trainers, {name}"] = told(f"2 trainers, {name}", [
-                one["samples_per_s"] for one in together(trainers)])
+        for name, extra in (
+            ("each for itself", []),
+            ("agreed", ["--registry", str(work / "registry")]),
+        ):
+            loaders = [
+                [
+                    "ingest",
+                    "bench",
+                    options.table,
+                    "--tuning",
+                    "auto",
+                    "--seconds",
+                    str(options.seconds),
+                    *extra,
+                    "--knobs",
+                    _GREEDY if number == 0 else "read=1,shuffle=1",
+                ]
+                for number in range(options.jobs)
+            ]
+            found[f"loaders, {name}"] = told(
+                f"{options.jobs} loaders, {name}",
+                [one["rows_per_s_settled"] for one in together(loaders)],
+            )
+            trainers = [
+                [
+                    "dlrm.train",
+                    "--data",
+                    options.table,
+                    "--run-dir",
+                    str(work / f"{name} {number}"),
+                    *extra,
+                ]
+                for number in range(2)
+            ]
+            found[f"trainers, {name}"] = told(
+                f"2 trainers, {name}", [one["samples_per_s"] for one in together(trainers)]
+            )
     finally:
         shutil.rmtree(work)
     return found

@@ -27,17 +27,32 @@ from sluice.ingest.loader import BatchLoader
 from sluice.ingest.read.packed_copy import PackedCopy
 from sluice.ingest.stages.transform import Transform
 
-ARMS = {"split": Knobs(workers={"read": 1, "shuffle": 1}),
-        "joined": Knobs(workers={"read": 2}, fused=frozenset({"shuffle"}))}
-Turn = Callable[[float], tuple[float, float]]  # seconds → rows a second, nanoseconds of processor time a row
+ARMS = {
+    "split": Knobs(workers={"read": 1, "shuffle": 1}),
+    "joined": Knobs(workers={"read": 2}, fused=frozenset({"shuffle"})),
+}
+Turn = Callable[
+    [float], tuple[float, float]
+]  # seconds → rows a second, nanoseconds of processor time a row
 
 
-def loader_turn(source: Any, knobs: Knobs, packed: PackedCopy | None = None, transforms: Sequence[Transform] = ()
-                ) -> Turn:
+def loader_turn(
+    source: Any,
+    knobs: Knobs,
+    packed: PackedCopy | None = None,
+    transforms: Sequence[Transform] = (),
+) -> Turn:
     """A fresh loader each turn: one that waits would fill its buffers while others are measured."""
+
     def turn(seconds: float) -> tuple[float, float]:
-        with BatchLoader(source, batch_size=8192, epochs=sys.maxsize, knobs=knobs, packed=packed,
-                         transforms=transforms) as loader:
+        with BatchLoader(
+            source,
+            batch_size=8192,
+            epochs=sys.maxsize,
+            knobs=knobs,
+            packed=packed,
+            transforms=transforms,
+        ) as loader:
             rows, began, cpu_s, first = 0, 0.0, 0.0, 0.0
             while True:
                 for batch in loader:
@@ -65,13 +80,19 @@ def loop_turn(source: Any) -> Turn:
 
 
 def main(argv: list[str]) -> dict[str, Any]:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=6, help="turns of each (default %(default)s)")
-    parser.add_argument("--seconds", type=float, default=3.0, help="of each turn (default %(default)s)")
+    parser.add_argument(
+        "--seconds", type=float, default=3.0, help="of each turn (default %(default)s)"
+    )
     parser.add_argument("--bags", action="store_true", help="214 ids a row instead of 26")
     arguments = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as folder:
-        source = multi_hot_files(Path(folder)) if arguments.bags else made_table(Path(folder), 1_600_000)
+        source = (
+            multi_hot_files(Path(folder)) if arguments.bags else made_table(Path(folder), 1_600_000)
+        )
         turns = {name: loader_turn(source, knobs) for name, knobs in ARMS.items()}
         turns["packed"] = loader_turn(source, ARMS["joined"], PackedCopy())
         turns["packed"](arguments.seconds)  # makes the copy
@@ -79,20 +100,30 @@ def main(argv: list[str]) -> dict[str, Any]:
             turns["loop"] = loop_turn(source)
         found: dict[str, list[tuple[float, float]]] = {name: [] for name in turns}
         for number in range(arguments.rounds):
-            for name in list(turns)[::1 if number % 2 else -1]:
+            for name in list(turns)[:: 1 if number % 2 else -1]:
                 found[name].append(turns[name](arguments.seconds))
-            say(f"round {number + 1}: " + ", ".join(f"{n} {f[-1][0] / 1e6:.2f} M rows/s, {f[-1][1]:.0f} ns"
-                                                    for n, f in found.items()))
+            say(
+                f"round {number + 1}: "
+                + ", ".join(
+                    f"{n} {f[-1][0] / 1e6:.2f} M rows/s, {f[-1][1]:.0f} ns"
+                    for n, f in found.items()
+                )
+            )
 
     def ratio(one: str, other: str, which: int) -> float:
         pairs = zip(found[one], found[other], strict=True)
         return round(statistics.median(a[which] / b[which] for a, b in pairs), 3)
 
     others = [name for name in found if name != "joined"]
-    return {"rounds": arguments.rounds, "bags": arguments.bags,
-            "rows_per_s": {name: round(statistics.median(rate for rate, _ in f)) for name, f in found.items()},
-            "rate": {f"joined/{name}": ratio("joined", name, 0) for name in others},
-            "processor_time": {f"joined/{name}": ratio("joined", name, 1) for name in others}}
+    return {
+        "rounds": arguments.rounds,
+        "bags": arguments.bags,
+        "rows_per_s": {
+            name: round(statistics.median(rate for rate, _ in f)) for name, f in found.items()
+        },
+        "rate": {f"joined/{name}": ratio("joined", name, 0) for name in others},
+        "processor_time": {f"joined/{name}": ratio("joined", name, 1) for name in others},
+    }
 
 
 if __name__ == "__main__":

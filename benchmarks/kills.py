@@ -57,7 +57,9 @@ def runs(load: Callable[[int], None], count: int, base: int) -> dict[str, Any]:
     limit = base + EXTRA
     group = cgroup(int(ROOM * limit))
     if group is None:
-        return {"skipped": "no memory cgroup can be made here: it takes root, and a writable /sys/fs/cgroup"}
+        return {
+            "skipped": "no memory cgroup can be made here: it takes root, and a writable /sys/fs/cgroup"
+        }
     ended = dict.fromkeys(("well", "killed", "failed"), 0)
     began = time.monotonic()
     for _ in range(count):
@@ -77,8 +79,13 @@ def runs(load: Callable[[int], None], count: int, base: int) -> dict[str, Any]:
         killed = os.WIFSIGNALED(status) and os.WTERMSIG(status) == 9
         ended["killed" if killed else "failed" if status else "well"] += 1
     group.rmdir()
-    return {"runs": count, **ended, "limit": limit, "cgroup": int(ROOM * limit),
-            "seconds": round(time.monotonic() - began, 1)}
+    return {
+        "runs": count,
+        **ended,
+        "limit": limit,
+        "cgroup": int(ROOM * limit),
+        "seconds": round(time.monotonic() - began, 1),
+    }
 
 
 def own_pages() -> None:
@@ -118,9 +125,17 @@ def ours(data: str, governed: bool, seconds: float) -> tuple[Callable[[int], Non
 
     def load(limit: int) -> None:
         end = float("inf")
-        with BatchLoader(data, batch_size=BATCH, window_rows=4096, epochs=10**6, roles=WIDE, knobs=knobs,
-                         memory_limit=limit if governed else None, machine=Host(),
-                         transforms=[("log1p", log1p)]) as loader:
+        with BatchLoader(
+            data,
+            batch_size=BATCH,
+            window_rows=4096,
+            epochs=10**6,
+            roles=WIDE,
+            knobs=knobs,
+            memory_limit=limit if governed else None,
+            machine=Host(),
+            transforms=[("log1p", log1p)],
+        ) as loader:
             for _ in itertools.chain.from_iterable(iter(loader) for _ in itertools.count()):
                 end = min(end, time.monotonic() + seconds)
                 time.sleep(STEP_S)
@@ -159,9 +174,19 @@ def tensorflow(data: str, seconds: float) -> tuple[Callable[[int], None], int]:
     def load(_limit: int) -> None:
         auto = tf.data.AUTOTUNE
         groups = [(f, n) for f in files for n in range(4)]
-        chosen = tf.data.Dataset.from_tensor_slices(([f for f, _ in groups], [n for _, n in groups]))
-        batches = (chosen.repeat().shuffle(len(groups)).map(read, num_parallel_calls=auto).unbatch().shuffle(65536)
-                   .batch(BATCH).map(lambda d, s: (tf.math.log1p(d), s), num_parallel_calls=auto).prefetch(auto))
+        chosen = tf.data.Dataset.from_tensor_slices(
+            ([f for f, _ in groups], [n for _, n in groups])
+        )
+        batches = (
+            chosen.repeat()
+            .shuffle(len(groups))
+            .map(read, num_parallel_calls=auto)
+            .unbatch()
+            .shuffle(65536)
+            .batch(BATCH)
+            .map(lambda d, s: (tf.math.log1p(d), s), num_parallel_calls=auto)
+            .prefetch(auto)
+        )
         end = float("inf")
         for _ in batches:
             end = min(end, time.monotonic() + seconds)
@@ -175,20 +200,35 @@ def tensorflow(data: str, seconds: float) -> tuple[Callable[[int], None], int]:
 
 
 def piece(contender: str, data: str, count: int, seconds: float) -> dict[str, Any]:
-    made = tensorflow(data, seconds) if contender == "tensorflow" else ours(data, contender == "governed", seconds)
+    made = (
+        tensorflow(data, seconds)
+        if contender == "tensorflow"
+        else ours(data, contender == "governed", seconds)
+    )
     return runs(made[0], count, made[1])
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     add = parser.add_argument
-    add("--output", type=Path, default=Path("kills.jsonl"), help="results, a line a piece (default %(default)s)")
+    add(
+        "--output",
+        type=Path,
+        default=Path("kills.jsonl"),
+        help="results, a line a piece (default %(default)s)",
+    )
     add("--data", type=Path, help="where to keep the data (default: a temporary folder)")
     add("--runs", type=int, default=1000, help="of each contender (default %(default)s)")
     add("--piece", type=int, default=25, help="runs from one process (default %(default)s)")
     add("--seconds", type=float, default=1.0, help="of loading in each run (default %(default)s)")
     add("--contenders", default="governed,free", help="(default %(default)s)")
-    add("--tensorflow", metavar="PYTHON", help="an interpreter with tensorflow and pyarrow: tf.data's AUTOTUNE as well")
+    add(
+        "--tensorflow",
+        metavar="PYTHON",
+        help="an interpreter with tensorflow and pyarrow: tf.data's AUTOTUNE as well",
+    )
     options = parser.parse_args()
     cases = Cases(options.output)
     contenders = {name: sys.executable for name in options.contenders.split(",") if name}
@@ -198,11 +238,22 @@ def main() -> None:
         data = (options.data or Path(temporary)) / "wide"
         make = "import pathlib, sys; from benchmarks import memory; memory.make_data(pathlib.Path(sys.argv[1]), False)"
         subprocess.run([sys.executable, "-c", make, str(data)], cwd=ROOT, check=True)
-        for number, (contender, python) in itertools.product(range(-(-options.runs // options.piece)),
-                                                             contenders.items()):
+        for number, (contender, python) in itertools.product(
+            range(-(-options.runs // options.piece)), contenders.items()
+        ):
             count = min(options.piece, options.runs - number * options.piece)
-            cases.run(f"{contender} {number}", "kills", "piece", {
-                "contender": contender, "data": str(data), "count": count, "seconds": options.seconds}, python=python)
+            cases.run(
+                f"{contender} {number}",
+                "kills",
+                "piece",
+                {
+                    "contender": contender,
+                    "data": str(data),
+                    "count": count,
+                    "seconds": options.seconds,
+                },
+                python=python,
+            )
 
 
 if __name__ == "__main__":

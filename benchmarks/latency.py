@@ -49,7 +49,9 @@ class Turn:
     """When the policy changed something, in seconds from the start."""
 
 
-def turn(table: FeatureTable, options: argparse.Namespace, readers: int, tuning: str | None) -> Turn:
+def turn(
+    table: FeatureTable, options: argparse.Namespace, readers: int, tuning: str | None
+) -> Turn:
     """A new loader with so many readers, and with a policy if `tuning` names one."""
     before = options.settle if tuning else _WARM_S
     began, changes = time.monotonic(), []
@@ -61,14 +63,26 @@ def turn(table: FeatureTable, options: argparse.Namespace, readers: int, tuning:
     def before_read(_: Read) -> None:
         time.sleep(options.latency_ms / 1000)
 
-    with BatchLoader(table, batch_size=options.batch_size, epochs=sys.maxsize, before_read=before_read,
-                     knobs=Knobs(workers={"read": readers})) as loader, ExitStack() as stack:
+    with (
+        BatchLoader(
+            table,
+            batch_size=options.batch_size,
+            epochs=sys.maxsize,
+            before_read=before_read,
+            knobs=Knobs(workers={"read": readers}),
+        ) as loader,
+        ExitStack() as stack,
+    ):
         if tuning:
             stack.enter_context(Controller(loader.tunable, policies.make(tuning), record=record))
         found = consume(loader, before + options.seconds, lambda: None)
         knobs = loader.knobs
-    return Turn(found.rows_per_s(options.seconds / (before + options.seconds)), found.order_hash, knobs,
-                tuple(changes))
+    return Turn(
+        found.rows_per_s(options.seconds / (before + options.seconds)),
+        found.order_hash,
+        knobs,
+        tuple(changes),
+    )
 
 
 def measure(table: FeatureTable, options: argparse.Namespace) -> dict[str, list[Turn]]:
@@ -77,22 +91,33 @@ def measure(table: FeatureTable, options: argparse.Namespace) -> dict[str, list[
     for number in range(options.rounds):
         for name, (readers, tuning) in arms.items():
             turns[name].append(turn(table, options, readers, tuning))
-        say(f"round {number + 1}: " + ", ".join(f"{n} {t[-1].rows_per_s / 1e6:.2f} M" for n, t in turns.items()))
+        say(
+            f"round {number + 1}: "
+            + ", ".join(f"{n} {t[-1].rows_per_s / 1e6:.2f} M" for n, t in turns.items())
+        )
     return turns
 
 
 def summary(turns: dict[str, list[Turn]], tuned: str) -> dict[str, Any]:
     """The JSON line's figures."""
-    medians = {name: statistics.median(t.rows_per_s for t in taken) for name, taken in turns.items()}
+    medians = {
+        name: statistics.median(t.rows_per_s for t in taken) for name, taken in turns.items()
+    }
     best = max((name for name in turns if name != tuned), key=lambda name: medians[name])
     ratios = [t.rows_per_s / b.rows_per_s for t, b in zip(turns[tuned], turns[best], strict=True)]
     hashes = {t.order_hash for taken in turns.values() for t in taken if t.order_hash is not None}
-    return {"rows_per_s": {name: round(rate) for name, rate in medians.items()}, "best_fixed": int(best),
-            "of_best_fixed": round(statistics.median(ratios), 3), "ratios": [round(r, 3) for r in ratios],
-            "of_one_reader": round(medians[tuned] / medians["1"], 2) if "1" in medians else None,
-            "decisions": [len(t.changes) for t in turns[tuned]],
-            "last_change_s": [round(t.changes[-1], 1) if t.changes else 0.0 for t in turns[tuned]],
-            "knobs": turns[tuned][-1].knobs.to_dict(), "order_hashes": len(hashes), "same_order": len(hashes) == 1}
+    return {
+        "rows_per_s": {name: round(rate) for name, rate in medians.items()},
+        "best_fixed": int(best),
+        "of_best_fixed": round(statistics.median(ratios), 3),
+        "ratios": [round(r, 3) for r in ratios],
+        "of_one_reader": round(medians[tuned] / medians["1"], 2) if "1" in medians else None,
+        "decisions": [len(t.changes) for t in turns[tuned]],
+        "last_change_s": [round(t.changes[-1], 1) if t.changes else 0.0 for t in turns[tuned]],
+        "knobs": turns[tuned][-1].knobs.to_dict(),
+        "order_hashes": len(hashes),
+        "same_order": len(hashes) == 1,
+    }
 
 
 def _readers(text: str) -> list[int]:
@@ -100,33 +125,73 @@ def _readers(text: str) -> list[int]:
 
 
 def main(argv: list[str]) -> dict[str, Any]:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     add = parser.add_argument
-    add("table", nargs="?", help=f"a feature table with a train split (default: one of {_ROWS:,} made-up clicks)")
-    add("--latency-ms", type=float, default=50.0, help="before a row group's read answers (default %(default)s)")
-    add("--readers", type=_readers, default=[1, 2, 4, 8, 16, 32], help="the fixed arms (default 1,2,4,8,16,32)")
+    add(
+        "table",
+        nargs="?",
+        help=f"a feature table with a train split (default: one of {_ROWS:,} made-up clicks)",
+    )
+    add(
+        "--latency-ms",
+        type=float,
+        default=50.0,
+        help="before a row group's read answers (default %(default)s)",
+    )
+    add(
+        "--readers",
+        type=_readers,
+        default=[1, 2, 4, 8, 16, 32],
+        help="the fixed arms (default 1,2,4,8,16,32)",
+    )
     add("--tuning", default="auto", help="the policy of the tuned arm (default %(default)s)")
     add("--batch-size", type=int, default=8192, help="rows of a batch (default %(default)s)")
     add("--seconds", type=float, default=4.0, help="that count, of each turn (default %(default)s)")
-    add("--settle", type=float, default=16.0, help="seconds of tuning before they do (default %(default)s)")
+    add(
+        "--settle",
+        type=float,
+        default=16.0,
+        help="seconds of tuning before they do (default %(default)s)",
+    )
     add("--rounds", type=int, default=3, help="turns of each arm (default %(default)s)")
     options = parser.parse_args(argv)
     if min(options.seconds, options.settle) <= 0 or options.rounds < 1 or options.latency_ms < 0:
-        raise UsageError("--seconds, --settle and --rounds are positive, --latency-ms is not negative")
+        raise UsageError(
+            "--seconds, --settle and --rounds are positive, --latency-ms is not negative"
+        )
     policies.make(options.tuning)
     with tempfile.TemporaryDirectory() as folder:
-        table = FeatureTable.open(options.table) if options.table else small_table(
-            Path(folder) / "clicks", rows=_ROWS, row_group_rows=_ROW_GROUP_ROWS)
+        table = (
+            FeatureTable.open(options.table)
+            if options.table
+            else small_table(Path(folder) / "clicks", rows=_ROWS, row_group_rows=_ROW_GROUP_ROWS)
+        )
         turns = measure(table, options)
     found = summary(turns, options.tuning)
     for name, rate in found["rows_per_s"].items():
-        say(f"{name:>8} {'' if name == options.tuning else 'readers':8} {rate / 1e6:8.2f} M rows/s   "
-            f"{rate / found['rows_per_s'][str(found['best_fixed'])]:5.2f} of the best fixed")
-    say(f"{options.tuning} from one reader: {found['of_best_fixed']:.2f} of the best fixed choice "
+        say(
+            f"{name:>8} {'' if name == options.tuning else 'readers':8} {rate / 1e6:8.2f} M rows/s   "
+            f"{rate / found['rows_per_s'][str(found['best_fixed'])]:5.2f} of the best fixed"
+        )
+    say(
+        f"{options.tuning} from one reader: {found['of_best_fixed']:.2f} of the best fixed choice "
         f"({found['best_fixed']} readers); decisions {found['decisions']}, the last after {found['last_change_s']} s; "
-        + ("the same order everywhere" if found["same_order"] else f"{found['order_hashes']} different orders"))
-    return {"latency_ms": options.latency_ms, "batch_size": options.batch_size, "seconds": options.seconds,
-            "rounds": options.rounds, "tuning": options.tuning, **found}
+        + (
+            "the same order everywhere"
+            if found["same_order"]
+            else f"{found['order_hashes']} different orders"
+        )
+    )
+    return {
+        "latency_ms": options.latency_ms,
+        "batch_size": options.batch_size,
+        "seconds": options.seconds,
+        "rounds": options.rounds,
+        "tuning": options.tuning,
+        **found,
+    }
 
 
 if __name__ == "__main__":

@@ -42,7 +42,9 @@ class LearningOptions:
 
     title = "learning"
     generations: int = setting(4, "generations", least=1)
-    candidates: int = setting(8, "candidates of a generation, of which the best three go on", least=3)
+    candidates: int = setting(
+        8, "candidates of a generation, of which the best three go on", least=3
+    )
     cases: int = setting(6, "cases of a generation", least=1)
     seeds: int = setting(100, "cases of the test", least=2)
 
@@ -58,7 +60,9 @@ class LearnedFleet(Policy):
     name = "learned"
 
     def __init__(self, weights: npt.NDArray[np.float64]):
-        self.headroom, self.by_start, self.band, self.patience, self.patience_by_start, newest = map(float, weights)
+        self.headroom, self.by_start, self.band, self.patience, self.patience_by_start, newest = (
+            map(float, weights)
+        )
         self.newest = 1 / (1 + math.exp(-newest))
 
     def initial(self, limits: Limits, knobs: Knobs) -> LearnedState:
@@ -81,17 +85,26 @@ class LearnedFleet(Policy):
         above = wanted * math.exp(max(0.0, self.band)) < there - 0.5
         since = (told.at if state.above_since is None else state.above_since) if above else None
         state = replace(state, needed=needed, above_since=since)
-        patient = since is None or told.at - since < math.exp(self.patience + self.patience_by_start * start)
+        patient = since is None or told.at - since < math.exp(
+            self.patience + self.patience_by_start * start
+        )
         if math.ceil(wanted) == there or (math.ceil(wanted) < there and patient):
             return state.knobs, state, Reason(text=f"{needed:.1f} workers are needed")
         knobs = with_workers(state.limits, state.knobs, math.ceil(wanted))
-        return knobs, replace(state, knobs=knobs, watch=Stopwatch(), above_since=None), Reason(
-            text=f"{needed:.1f} workers are needed")
+        return (
+            knobs,
+            replace(state, knobs=knobs, watch=Stopwatch(), above_since=None),
+            Reason(text=f"{needed:.1f} workers are needed"),
+        )
 
     @staticmethod
     def _needed(seen: PipelineRates, knobs: Knobs) -> float:
         """The workers for what the trainer takes, or this host's own stages; 0: it cannot be told yet."""
-        useful = {name: stage.rows_per_s / stage.busy for name, stage in seen.stages.items() if stage.busy > 0}
+        useful = {
+            name: stage.rows_per_s / stage.busy
+            for name, stage in seen.stages.items()
+            if stage.busy > 0
+        }
         name, target = remote_stage(knobs), seen.demand_rows_per_s
         if not target or not useful.get(name) or len(useful) < len(seen.stages):
             return 0.0
@@ -106,32 +119,55 @@ def worth(policy: Policy, seed: int) -> float:
 def taught(options: LearningOptions) -> npt.NDArray[np.float64]:
     random, mean, spread = np.random.default_rng(0), _BEGIN, _SPREAD
     for generation in range(options.generations):
-        candidates = [mean, *(mean + spread * random.standard_normal((options.candidates - 1, len(mean))))]
-        seeds = range(TAUGHT_FROM + generation * options.cases, TAUGHT_FROM + (generation + 1) * options.cases)
-        found = np.array([[worth(LearnedFleet(one), seed) for seed in seeds] for one in candidates]).mean(axis=1)
+        candidates = [
+            mean,
+            *(mean + spread * random.standard_normal((options.candidates - 1, len(mean)))),
+        ]
+        seeds = range(
+            TAUGHT_FROM + generation * options.cases, TAUGHT_FROM + (generation + 1) * options.cases
+        )
+        found = np.array(
+            [[worth(LearnedFleet(one), seed) for seed in seeds] for one in candidates]
+        ).mean(axis=1)
         best = np.array(candidates)[np.argsort(-found)[:3]]
         mean, spread = best.mean(axis=0), 0.5 * (spread + best.std(axis=0))
-        say(f"generation {generation}: worth {found.max():.3f} at best, {found[0]:.3f} in the middle; {mean.round(2)}")
+        say(
+            f"generation {generation}: worth {found.max():.3f} at best, {found[0]:.3f} in the middle; {mean.round(2)}"
+        )
     return mean
 
 
 def main(argv: list[str]) -> dict[str, Any]:
-    options = parse(LearningOptions, argv=argv, prog="python -m benchmarks.learned_fleet", description=__doc__)
+    options = parse(
+        LearningOptions, argv=argv, prog="python -m benchmarks.learned_fleet", description=__doc__
+    )
     weights = taught(options)
     learning_s = time.process_time()
     seeds = range(TESTED_FROM, TESTED_FROM + options.seeds)
-    planner, learned = (np.array([worth(policy, seed) for seed in seeds])
-                        for policy in (made("planner", PRICE), LearnedFleet(weights)))
+    planner, learned = (
+        np.array([worth(policy, seed) for seed in seeds])
+        for policy in (made("planner", PRICE), LearnedFleet(weights))
+    )
     ahead = learned - planner
     low, high = interval(ahead)
     worse = float((ahead < -0.01 * planner).mean())
-    say(f"planner {planner.mean():.3f}, learned {learned.mean():.3f}: {ahead.mean():+.3f} ({low:+.3f} to {high:+.3f}), "
-        f"ahead in {(ahead > 0).sum()} of {len(seeds)}, worse by more than 1 % in {worse:.0%}")
-    return {"planner": round(float(planner.mean()), 4), "learned": round(float(learned.mean()), 4),
-            "ahead": round(float(ahead.mean()), 4), "low": round(low, 4), "high": round(high, 4),
-            "worse": round(worse, 3), "wins": bool(low > 0.03 * planner.mean() and worse <= 0.05),
-            "weights": weights.round(3).tolist(), "learning_core_s": round(learning_s), "simulated": True,
-            "core_s": round(time.process_time())}
+    say(
+        f"planner {planner.mean():.3f}, learned {learned.mean():.3f}: {ahead.mean():+.3f} ({low:+.3f} to {high:+.3f}), "
+        f"ahead in {(ahead > 0).sum()} of {len(seeds)}, worse by more than 1 % in {worse:.0%}"
+    )
+    return {
+        "planner": round(float(planner.mean()), 4),
+        "learned": round(float(learned.mean()), 4),
+        "ahead": round(float(ahead.mean()), 4),
+        "low": round(low, 4),
+        "high": round(high, 4),
+        "worse": round(worse, 3),
+        "wins": bool(low > 0.03 * planner.mean() and worse <= 0.05),
+        "weights": weights.round(3).tolist(),
+        "learning_core_s": round(learning_s),
+        "simulated": True,
+        "core_s": round(time.process_time()),
+    }
 
 
 if __name__ == "__main__":

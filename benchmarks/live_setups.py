@@ -61,40 +61,146 @@ class Setup:
 
 
 SETUPS = (
-    Setup(name="far store", about="50 ms before each row group", latency_s=0.05,
-          settings=("read=1", "read=2,shuffle=2", "read=6", "read=16", "read=40,shuffle=2",
-                    "read=2", "read=3", "read=4", "read=8", "read=10,shuffle=2", "read=24", "read=32,shuffle=2")),
-    Setup(name="one arm", about="a transform behind one arm that has to seek for each other caller: best alone",
-          transforms=("seek",), shared=True,
-          settings=("seek=1", "seek=2", "seek=4", "seek=1,read=2", "seek=3,shuffle=2",
-                    "seek=1,shuffle=2", "seek=1,read=2,shuffle=2", "seek=2,read=2", "seek=3", "seek=4,read=2",
-                    "seek=2,batch=2")),
-    Setup(name="pure Python", about="a transform that holds the interpreter's lock", transforms=("python",),
-          settings=("python=1", "python=2", "python=1,python.backend=process", "python=2,python.backend=process",
-                    "python=4", "python=3,python.backend=process", "python=4,python.backend=process",
-                    "python=2,read=2,python.backend=process", "python=3", "python=1,read=2", "python=2,read=2")),
-    Setup(name="slow trainer", about="a trainer of 25 ms a batch, and 20 ms before each row group", step_s=0.025,
-          latency_s=0.02,
-          settings=("read=1", "read=2", "read=4,shuffle=2", "read=8", "read=2,shuffle=2",
-                    "read=1,shuffle=2", "read=3", "read=4", "read=6,shuffle=2", "read=16", "read=32,shuffle=2")),
-    Setup(name="little memory", about="50 ms before each row group, within 192 MiB above the least memory",
-          latency_s=0.05, spare_bytes=192 * _MIB,
-          settings=("read=1", "read=2,shuffle=2", "read=6", "read=16", "read=32",
-                    "read=2", "read=3", "read=4", "read=8", "read=10,shuffle=2", "read=12", "read=24,shuffle=2")),
-    Setup(name="two transforms", about="two lookups, one four times as slow as the other",
-          transforms=("light", "heavy"),
-          settings=("light=1,heavy=1", "light=2,heavy=2", "light=1,heavy=4", "light=4,heavy=1", "light=2,heavy=4",
-                    "light=1,heavy=2", "light=1,heavy=3", "light=2,heavy=1", "light=2,heavy=3", "light=4,heavy=4",
-                    "light=3,heavy=4,read=2", "light=4,heavy=12,read=2")),
-    Setup(name="store and lookup", about="30 ms before each row group, then a lookup of 8 ms a batch",
-          latency_s=0.03, transforms=("lookup",),
-          settings=("read=1,lookup=1", "read=4,lookup=1", "read=4,lookup=4", "read=12,lookup=2", "read=2,lookup=4",
-                    "read=2,lookup=1", "read=2,lookup=2", "read=6,lookup=2", "read=8,lookup=3", "read=12,lookup=4",
-                    "read=20,lookup=4,shuffle=2", "read=16,lookup=3", "read=24,lookup=10,shuffle=2")),
+    Setup(
+        name="far store",
+        about="50 ms before each row group",
+        latency_s=0.05,
+        settings=(
+            "read=1",
+            "read=2,shuffle=2",
+            "read=6",
+            "read=16",
+            "read=40,shuffle=2",
+            "read=2",
+            "read=3",
+            "read=4",
+            "read=8",
+            "read=10,shuffle=2",
+            "read=24",
+            "read=32,shuffle=2",
+        ),
+    ),
+    Setup(
+        name="one arm",
+        about="a transform behind one arm that has to seek for each other caller: best alone",
+        transforms=("seek",),
+        shared=True,
+        settings=(
+            "seek=1",
+            "seek=2",
+            "seek=4",
+            "seek=1,read=2",
+            "seek=3,shuffle=2",
+            "seek=1,shuffle=2",
+            "seek=1,read=2,shuffle=2",
+            "seek=2,read=2",
+            "seek=3",
+            "seek=4,read=2",
+            "seek=2,batch=2",
+        ),
+    ),
+    Setup(
+        name="pure Python",
+        about="a transform that holds the interpreter's lock",
+        transforms=("python",),
+        settings=(
+            "python=1",
+            "python=2",
+            "python=1,python.backend=process",
+            "python=2,python.backend=process",
+            "python=4",
+            "python=3,python.backend=process",
+            "python=4,python.backend=process",
+            "python=2,read=2,python.backend=process",
+            "python=3",
+            "python=1,read=2",
+            "python=2,read=2",
+        ),
+    ),
+    Setup(
+        name="slow trainer",
+        about="a trainer of 25 ms a batch, and 20 ms before each row group",
+        step_s=0.025,
+        latency_s=0.02,
+        settings=(
+            "read=1",
+            "read=2",
+            "read=4,shuffle=2",
+            "read=8",
+            "read=2,shuffle=2",
+            "read=1,shuffle=2",
+            "read=3",
+            "read=4",
+            "read=6,shuffle=2",
+            "read=16",
+            "read=32,shuffle=2",
+        ),
+    ),
+    Setup(
+        name="little memory",
+        about="50 ms before each row group, within 192 MiB above the least memory",
+        latency_s=0.05,
+        spare_bytes=192 * _MIB,
+        settings=(
+            "read=1",
+            "read=2,shuffle=2",
+            "read=6",
+            "read=16",
+            "read=32",
+            "read=2",
+            "read=3",
+            "read=4",
+            "read=8",
+            "read=10,shuffle=2",
+            "read=12",
+            "read=24,shuffle=2",
+        ),
+    ),
+    Setup(
+        name="two transforms",
+        about="two lookups, one four times as slow as the other",
+        transforms=("light", "heavy"),
+        settings=(
+            "light=1,heavy=1",
+            "light=2,heavy=2",
+            "light=1,heavy=4",
+            "light=4,heavy=1",
+            "light=2,heavy=4",
+            "light=1,heavy=2",
+            "light=1,heavy=3",
+            "light=2,heavy=1",
+            "light=2,heavy=3",
+            "light=4,heavy=4",
+            "light=3,heavy=4,read=2",
+            "light=4,heavy=12,read=2",
+        ),
+    ),
+    Setup(
+        name="store and lookup",
+        about="30 ms before each row group, then a lookup of 8 ms a batch",
+        latency_s=0.03,
+        transforms=("lookup",),
+        settings=(
+            "read=1,lookup=1",
+            "read=4,lookup=1",
+            "read=4,lookup=4",
+            "read=12,lookup=2",
+            "read=2,lookup=4",
+            "read=2,lookup=1",
+            "read=2,lookup=2",
+            "read=6,lookup=2",
+            "read=8,lookup=3",
+            "read=12,lookup=4",
+            "read=20,lookup=4,shuffle=2",
+            "read=16,lookup=3",
+            "read=24,lookup=10,shuffle=2",
+        ),
+    ),
 )
 
 
 # ---- the transforms. Each leaves the batch as it is: only what it costs matters.
+
 
 class _Arm:
     """Serves its callers in the order in which they came, and seeks whenever it turns to another one."""
@@ -146,7 +252,10 @@ def heavy(_: Mapping[str, Any]) -> None:
 
 
 _STRETCH = STRETCH_ROWS // BATCH_ROWS  # batches that come together
-_WARM_S, _WARM_PROCESS_S = 0.8, 2.0  # until work from before a change has drained; until processes have started
+_WARM_S, _WARM_PROCESS_S = (
+    0.8,
+    2.0,
+)  # until work from before a change has drained; until processes have started
 
 
 class LiveError(UsageError):
@@ -189,11 +298,19 @@ class Session:
         def before_read(_: Read) -> None:
             time.sleep(latency_s)
 
-        transforms = [Transform(n, self._function(n), apart=True, pure=True) for n in self.setup.transforms]
-        return BatchLoader(table, batch_size=BATCH_ROWS, epochs=sys.maxsize, window_rows=WINDOW_ROWS,
-                           memory_limit=limit,
-                      before_read=before_read if latency_s else None, knobs=Knobs(workers={"read": 1, "shuffle": 1}),
-                           transforms=transforms)
+        transforms = [
+            Transform(n, self._function(n), apart=True, pure=True) for n in self.setup.transforms
+        ]
+        return BatchLoader(
+            table,
+            batch_size=BATCH_ROWS,
+            epochs=sys.maxsize,
+            window_rows=WINDOW_ROWS,
+            memory_limit=limit,
+            before_read=before_read if latency_s else None,
+            knobs=Knobs(workers={"read": 1, "shuffle": 1}),
+            transforms=transforms,
+        )
 
     def _function(self, name: str) -> Function | str:
         function: Function = getattr(live_setups, name)
@@ -205,8 +322,10 @@ class Session:
 
     def setting(self, text: str) -> Knobs:
         """Parses one of the set-up's settings: stages that it does not name have one worker, on threads."""
-        alone = Knobs(workers=dict.fromkeys(self.tunable.knobs.workers, 1),
-                      backend=dict.fromkeys(self.tunable.limits.backends, "thread"))
+        alone = Knobs(
+            workers=dict.fromkeys(self.tunable.knobs.workers, 1),
+            backend=dict.fromkeys(self.tunable.limits.backends, "thread"),
+        )
         return alone.parse(text)
 
     def run(self, seconds: float) -> tuple[Snapshot, Snapshot]:

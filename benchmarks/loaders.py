@@ -53,11 +53,22 @@ class Extent:
 WHOLE, SUBSET = Extent(1_600_000, 3.0, 5), Extent(400_000, 1.0, 4)
 
 
-def ours(table: FeatureTable, batch_size: int, reader: str, shuffle: bool = True,
-         transforms: Sequence[Transform] = ()) -> tuple[Contender, Callable[[], None]]:
+def ours(
+    table: FeatureTable,
+    batch_size: int,
+    reader: str,
+    shuffle: bool = True,
+    transforms: Sequence[Transform] = (),
+) -> tuple[Contender, Callable[[], None]]:
     """One iteration goes on over all turns. What was read ahead between turns is used up before the clock starts."""
-    loader = BatchLoader(table, batch_size=batch_size, epochs=sys.maxsize, reader=reader, shuffle=shuffle,
-                         transforms=transforms)
+    loader = BatchLoader(
+        table,
+        batch_size=batch_size,
+        epochs=sys.maxsize,
+        reader=reader,
+        shuffle=shuffle,
+        transforms=transforms,
+    )
     batches = (batch for _ in itertools.count() for batch in loader)
     ahead = 2 * (loader.minimum_memory - loader.memory_used())
 
@@ -108,7 +119,10 @@ def tight_loop(table: FeatureTable, columns: Columns) -> Contender:
         threads = min(os.cpu_count() or 1, len(every))
         counts = [0] * threads
         began = time.perf_counter()
-        workers = [threading.Thread(target=work, args=(n, threads, began + seconds, counts)) for n in range(threads)]
+        workers = [
+            threading.Thread(target=work, args=(n, threads, began + seconds, counts))
+            for n in range(threads)
+        ]
         for worker in workers:
             worker.start()
         for worker in workers:
@@ -131,24 +145,37 @@ class ShuffledBatches(torch.utils.data.IterableDataset):
         number, of = (info.id, info.num_workers) if info else (0, 1)
         random = np.random.default_rng(number)
         groups = [(path, g) for path, count in self.files for g in range(count)][number::of]
-        for path, group in (groups[i] for _ in itertools.count() for i in random.permutation(len(groups))):
+        for path, group in (
+            groups[i] for _ in itertools.count() for i in random.permutation(len(groups))
+        ):
             file = pq.ParquetFile(path, page_checksum_verification=True)
             table = file.read_row_group(group, columns=[*self.floats, *self.ids])
             order = random.permutation(table.num_rows)
-            floats = np.stack([table[n].to_numpy().astype(np.float32) for n in self.floats], 1)[order]
+            floats = np.stack([table[n].to_numpy().astype(np.float32) for n in self.floats], 1)[
+                order
+            ]
             ids = np.stack([table[n].to_numpy() for n in self.ids], 1)[order]
             for at in range(0, table.num_rows - self.batch_size + 1, self.batch_size):
                 part = slice(at, at + self.batch_size)
-                yield (torch.from_numpy(floats[part, :self.dense]), torch.from_numpy(ids[part]),
-                       torch.from_numpy(floats[part, self.dense]))
+                yield (
+                    torch.from_numpy(floats[part, : self.dense]),
+                    torch.from_numpy(ids[part]),
+                    torch.from_numpy(floats[part, self.dense]),
+                )
 
 
 def torch_loader(table: FeatureTable, columns: Columns, batch_size: int, workers: int) -> Contender:
     dataset = ShuffledBatches(table, columns, batch_size)
 
     def contender(seconds: float) -> float:
-        batches = iter(torch.utils.data.DataLoader(dataset, batch_size=None, num_workers=workers,
-                                                   multiprocessing_context="forkserver" if workers else None))
+        batches = iter(
+            torch.utils.data.DataLoader(
+                dataset,
+                batch_size=None,
+                num_workers=workers,
+                multiprocessing_context="forkserver" if workers else None,
+            )
+        )
         next(batches)
         rows, began = 0, time.perf_counter()
         while (spent := time.perf_counter() - began) < seconds:
@@ -158,14 +185,22 @@ def torch_loader(table: FeatureTable, columns: Columns, batch_size: int, workers
     return contender
 
 
-def mapped_binary(table: FeatureTable, columns: Columns, batch_size: int, folder: Path) -> Contender:
+def mapped_binary(
+    table: FeatureTable, columns: Columns, batch_size: int, folder: Path
+) -> Contender:
     """Rows shuffled and transformed once and for all, written as two arrays and mapped into memory: what a loader
     costs that has nothing to decode, nor to shuffle but the order of its batches."""
-    whole = pq.read_table([f.path for f in table.files_of("train")], columns=[*columns.floats, *columns.sparse],
-                          partitioning=None)
+    whole = pq.read_table(
+        [f.path for f in table.files_of("train")],
+        columns=[*columns.floats, *columns.sparse],
+        partitioning=None,
+    )
     order = np.random.default_rng(0).permutation(whole.num_rows)
     blocks = []
-    for name, names, kind in (("floats", columns.floats, np.float32), ("ids", columns.sparse, np.int32)):
+    for name, names, kind in (
+        ("floats", columns.floats, np.float32),
+        ("ids", columns.sparse, np.int32),
+    ):
         path = folder / f"{name}.npy"
         np.save(path, np.stack([whole[n].to_numpy().astype(kind)[order] for n in names]))
         blocks.append(np.load(path, mmap_mode="r"))
@@ -176,7 +211,7 @@ def mapped_binary(table: FeatureTable, columns: Columns, batch_size: int, folder
         while (spent := time.perf_counter() - began) < seconds:
             for at in random.permutation(batches):
                 for block in blocks:
-                    torch.from_numpy(block[:, at * batch_size:(at + 1) * batch_size].copy())
+                    torch.from_numpy(block[:, at * batch_size : (at + 1) * batch_size].copy())
                 rows += batch_size
         return rows / spent
 
@@ -189,27 +224,45 @@ def made_table(folder: Path, rows: int) -> FeatureTable:
     return small_table(folder / "table", rows=rows, row_group_rows=32768, splits={"train": 1.0})
 
 
-def contenders(table: FeatureTable, batch_size: int, folder: Path
-               ) -> tuple[dict[str, Contender], list[Callable[[], None]]]:
+def contenders(
+    table: FeatureTable, batch_size: int, folder: Path
+) -> tuple[dict[str, Contender], list[Callable[[], None]]]:
     columns = Columns.of(table.fields)
     petastorm, close_petastorm = ours(table, batch_size, "petastorm")
     unshuffled, close_unshuffled = ours(table, batch_size, "petastorm", shuffle=False)
     arrow, close_arrow = ours(table, batch_size, "arrow")
-    return {"decode only": decode_only(table, columns), "tight loop": tight_loop(table, columns),
-            "ours": petastorm, "ours, plain Arrow": arrow, "ours, unshuffled": unshuffled,
-            **{f"torch DataLoader, {n} workers": torch_loader(table, columns, batch_size, n) for n in (0, 2)},
-            "mapped binary files": mapped_binary(table, columns, batch_size, folder),
-            }, [close_petastorm, close_unshuffled, close_arrow]
+    return {
+        "decode only": decode_only(table, columns),
+        "tight loop": tight_loop(table, columns),
+        "ours": petastorm,
+        "ours, plain Arrow": arrow,
+        "ours, unshuffled": unshuffled,
+        **{
+            f"torch DataLoader, {n} workers": torch_loader(table, columns, batch_size, n)
+            for n in (0, 2)
+        },
+        "mapped binary files": mapped_binary(table, columns, batch_size, folder),
+    }, [close_petastorm, close_unshuffled, close_arrow]
 
 
 def main(argv: list[str]) -> dict[str, Any]:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("table", nargs="?", help="a feature table with a train split (default: a new one)")
-    parser.add_argument("--batch-size", type=int, default=8192, help="rows of a batch (default %(default)s)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "table", nargs="?", help="a feature table with a train split (default: a new one)"
+    )
+    parser.add_argument(
+        "--batch-size", type=int, default=8192, help="rows of a batch (default %(default)s)"
+    )
     parser.add_argument("--seconds", type=float, help=f"of each turn (default {WHOLE.seconds:g})")
     parser.add_argument("--rounds", type=int, help=f"turns of each loader (default {WHOLE.rounds})")
-    parser.add_argument("--subset", action="store_true", help="less of everything: benchmarks/subset.py says whether "
-                        "its order of loaders is that of the whole")
+    parser.add_argument(
+        "--subset",
+        action="store_true",
+        help="less of everything: benchmarks/subset.py says whether "
+        "its order of loaders is that of the whole",
+    )
     arguments = parser.parse_args(argv)
     extent = SUBSET if arguments.subset else WHOLE
     arguments.seconds = extent.seconds if arguments.seconds is None else arguments.seconds
@@ -217,7 +270,11 @@ def main(argv: list[str]) -> dict[str, Any]:
     if arguments.seconds <= 0 or arguments.rounds < 1:
         raise UsageError("--seconds and --rounds are positive")
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
-        table = FeatureTable.open(arguments.table) if arguments.table else made_table(Path(folder), extent.rows)
+        table = (
+            FeatureTable.open(arguments.table)
+            if arguments.table
+            else made_table(Path(folder), extent.rows)
+        )
         found, closing = contenders(table, arguments.batch_size, Path(folder))
         for close in closing:
             stack.callback(close)
@@ -225,20 +282,30 @@ def main(argv: list[str]) -> dict[str, Any]:
         for number in range(arguments.rounds):
             for name, contender in found.items():
                 rates[name].append(contender(arguments.seconds))
-            say(f"round {number + 1}: " + ", ".join(f"{n} {r[-1] / 1e6:.2f} M" for n, r in rates.items()))
+            say(
+                f"round {number + 1}: "
+                + ", ".join(f"{n} {r[-1] / 1e6:.2f} M" for n, r in rates.items())
+            )
 
     def ratio(one: str, other: str) -> float:
-        return round(statistics.median(a / b for a, b in zip(rates[one], rates[other], strict=True)), 3)
+        return round(
+            statistics.median(a / b for a, b in zip(rates[one], rates[other], strict=True)), 3
+        )
 
     for name, values in rates.items():
         rate = statistics.median(values) / 1e6
         say(f"{name:30} {rate:8.2f} M rows/s   {ratio(name, 'tight loop'):5.2f} of the tight loop")
     peers = [name for name in rates if name.startswith("torch")]
-    return {"batch_size": arguments.batch_size, "rounds": arguments.rounds, "seconds": arguments.seconds,
-            "rows_per_s": {name: round(statistics.median(values)) for name, values in rates.items()},
-            "of_tight_loop": ratio("ours", "tight loop"), "of_decode_only": ratio("ours", "decode only"),
-            "unshuffled_of_decode_only": ratio("ours, unshuffled", "decode only"),
-            "times_torch_best": min(ratio("ours", name) for name in peers)}
+    return {
+        "batch_size": arguments.batch_size,
+        "rounds": arguments.rounds,
+        "seconds": arguments.seconds,
+        "rows_per_s": {name: round(statistics.median(values)) for name, values in rates.items()},
+        "of_tight_loop": ratio("ours", "tight loop"),
+        "of_decode_only": ratio("ours", "decode only"),
+        "unshuffled_of_decode_only": ratio("ours, unshuffled", "decode only"),
+        "times_torch_best": min(ratio("ours", name) for name in peers),
+    }
 
 
 if __name__ == "__main__":

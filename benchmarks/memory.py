@@ -43,6 +43,7 @@ LISTS = {**WIDE, "id_list": "bag*"}
 
 # ---- what the cases run on
 
+
 def make_data(folder: Path, lists: bool, files: int = 4, rows: int = 131_072) -> None:
     """Wide rows (13 floats, 26 ids), or lists: 4 columns of 0 to 15 ids."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -53,13 +54,25 @@ def make_data(folder: Path, lists: bool, files: int = 4, rows: int = 131_072) ->
         chance = np.random.default_rng(number)
         columns: dict[str, Any] = {"label": chance.integers(0, 2, rows, np.int8)}
         columns |= {f"d{n}": chance.random(rows, np.float32) for n in range(4 if lists else 13)}
-        columns |= {f"s{n}": chance.integers(0, 10**6, rows, np.int32) for n in range(4 if lists else 26)}
+        columns |= {
+            f"s{n}": chance.integers(0, 10**6, rows, np.int32) for n in range(4 if lists else 26)
+        }
         for n in range(4 if lists else 0):
-            offsets = np.concatenate([[0], np.cumsum(chance.integers(0, 16, rows))]).astype(np.int32)
-            columns[f"bag{n}"] = pa.ListArray.from_arrays(offsets, chance.integers(0, 10**6, offsets[-1], np.int32))
+            offsets = np.concatenate([[0], np.cumsum(chance.integers(0, 16, rows))]).astype(
+                np.int32
+            )
+            columns[f"bag{n}"] = pa.ListArray.from_arrays(
+                offsets, chance.integers(0, 10**6, offsets[-1], np.int32)
+            )
         draft = path.with_suffix(".draft")
-        pq.write_table(pa.table(columns), draft, row_group_size=32_768, compression="lz4", use_dictionary=False,
-                       write_page_checksum=True)
+        pq.write_table(
+            pa.table(columns),
+            draft,
+            row_group_size=32_768,
+            compression="lz4",
+            use_dictionary=False,
+            write_page_checksum=True,
+        )
         draft.rename(path)
 
 
@@ -84,6 +97,7 @@ def in_python(columns: dict[str, Any]) -> None:
 
 # ---- cases
 
+
 def load(data: str, *, limit: int | None, seconds: float, jump: bool = False) -> dict[str, Any]:
     """Loads for a while with knobs that ask for all they can get; looks at the memory a hundred times a second."""
     from sluice.ingest.knobs import Knobs
@@ -101,8 +115,15 @@ def load(data: str, *, limit: int | None, seconds: float, jump: bool = False) ->
     watcher = threading.Thread(target=watch)
     knobs = Knobs(workers={"read": 4, "shuffle": 2}, read_ahead_bytes=2**32, prefetch_bytes=2**32)
     rows, end = 0, float("inf")
-    with BatchLoader(data, batch_size=8192, epochs=10**6, roles=LISTS if data.endswith("lists") else WIDE, knobs=knobs,
-                     memory_limit=total, transforms=[("ten_times", ten_times)] if jump else []) as loader:
+    with BatchLoader(
+        data,
+        batch_size=8192,
+        epochs=10**6,
+        roles=LISTS if data.endswith("lists") else WIDE,
+        knobs=knobs,
+        memory_limit=total,
+        transforms=[("ten_times", ten_times)] if jump else [],
+    ) as loader:
         watcher.start()
         for batch in itertools.chain.from_iterable(iter(loader) for _ in itertools.count()):
             if not rows:
@@ -114,8 +135,13 @@ def load(data: str, *, limit: int | None, seconds: float, jump: bool = False) ->
         over.set()
         watcher.join()
         memory = loader.memory()
-    return {"limit": total, "peak": peak, "rows_per_s": round(rows / seconds), "held_back": memory["held_back"],
-            "over": None if total is None else round(peak / total - 1, 4)}
+    return {
+        "limit": total,
+        "peak": peak,
+        "rows_per_s": round(rows / seconds),
+        "held_back": memory["held_back"],
+        "over": None if total is None else round(peak / total - 1, 4),
+    }
 
 
 def switches(data: str, count: int) -> dict[str, Any]:
@@ -125,9 +151,15 @@ def switches(data: str, count: int) -> dict[str, Any]:
 
     def run(turn: Callable[[Any, int], None]) -> tuple[list[str | None], float, dict[str, int]]:
         hashes, longest = [], 0.0
-        with BatchLoader(data, batch_size=512, window_rows=2048, epochs=4, roles=WIDE,
-                         transforms=[Transform("mine", "benchmarks.memory:in_numpy")],
-                         knobs=Knobs(read_ahead_bytes=2**22, prefetch_bytes=2**20)) as loader:
+        with BatchLoader(
+            data,
+            batch_size=512,
+            window_rows=2048,
+            epochs=4,
+            roles=WIDE,
+            transforms=[Transform("mine", "benchmarks.memory:in_numpy")],
+            knobs=Knobs(read_ahead_bytes=2**22, prefetch_bytes=2**20),
+        ) as loader:
             for _ in range(4):
                 at = time.monotonic()
                 for step, _ in enumerate(loader):
@@ -143,22 +175,41 @@ def switches(data: str, count: int) -> dict[str, Any]:
         nonlocal turned
         if turned < count and step % 5 == 0:
             turned += 1
-            workers = {stage: chance.randint(low, min(high, 4)) for stage, (low, high) in loader.limits.workers.items()}
-            loader.apply(Knobs(workers=workers, backend={"mine": chance.choice(["thread", "process"])},
-                               read_ahead_bytes=2**22, prefetch_bytes=2**20))
+            workers = {
+                stage: chance.randint(low, min(high, 4))
+                for stage, (low, high) in loader.limits.workers.items()
+            }
+            loader.apply(
+                Knobs(
+                    workers=workers,
+                    backend={"mine": chance.choice(["thread", "process"])},
+                    read_ahead_bytes=2**22,
+                    prefetch_bytes=2**20,
+                )
+            )
 
     untouched, pause, _ = run(lambda *_: None)
     before = leftovers()
     hashes, longest, after = run(turn)
-    return {"turned": turned, "same_order": hashes == untouched, "longest_pause_s": round(longest, 3),
-            "longest_pause_untouched_s": round(pause, 3), "before": before, "after": after}
+    return {
+        "turned": turned,
+        "same_order": hashes == untouched,
+        "longest_pause_s": round(longest, 3),
+        "longest_pause_untouched_s": round(pause, 3),
+        "before": before,
+        "after": after,
+    }
 
 
 def leftovers() -> dict[str, int]:
     from sluice.ingest.machine import Machine
 
-    return {"threads": threading.active_count(), "processes": len(Machine().tree()),
-            "descriptors": len(os.listdir("/proc/self/fd")), "segments": len(os.listdir("/dev/shm"))}
+    return {
+        "threads": threading.active_count(),
+        "processes": len(Machine().tree()),
+        "descriptors": len(os.listdir("/proc/self/fd")),
+        "segments": len(os.listdir("/dev/shm")),
+    }
 
 
 def epochs(data: str, count: int) -> dict[str, Any]:
@@ -172,9 +223,15 @@ def epochs(data: str, count: int) -> dict[str, Any]:
                 pass
             used.append(machine.memory_own())
         counts = leftovers()
-    quarter = max(1, count // 4)  # use swings by tens of MiB from epoch to epoch, so medians are compared
-    return {"epochs": count, "second_quarter": int(np.median(used[quarter:2 * quarter])),
-            "last_quarter": int(np.median(used[-quarter:])), "counts": counts}
+    quarter = max(
+        1, count // 4
+    )  # use swings by tens of MiB from epoch to epoch, so medians are compared
+    return {
+        "epochs": count,
+        "second_quarter": int(np.median(used[quarter : 2 * quarter])),
+        "last_quarter": int(np.median(used[-quarter:])),
+        "counts": counts,
+    }
 
 
 def processes(data: str, function: str, seconds: float) -> dict[str, Any]:
@@ -187,9 +244,14 @@ def processes(data: str, function: str, seconds: float) -> dict[str, Any]:
     def rate(workers: int) -> tuple[float, float]:
         """Rows a second once every worker is there, and microseconds of this process's own a row."""
         rows, cpu, begin = 0, 0.0, 0.0
-        with BatchLoader(data, batch_size=8192, epochs=10**6, roles=WIDE,
-                         transforms=[Transform("mine", f"benchmarks.memory:{function}", columns=("d0", "s0"))],
-                         knobs=Knobs(workers={"mine": workers, "read": 1}, backend={"mine": "process"})) as loader:
+        with BatchLoader(
+            data,
+            batch_size=8192,
+            epochs=10**6,
+            roles=WIDE,
+            transforms=[Transform("mine", f"benchmarks.memory:{function}", columns=("d0", "s0"))],
+            knobs=Knobs(workers={"mine": workers, "read": 1}, backend={"mine": "process"}),
+        ) as loader:
             for batch in itertools.chain.from_iterable(iter(loader) for _ in itertools.count()):
                 now = time.monotonic()
                 begin = begin or now + _START_S
@@ -206,18 +268,27 @@ def processes(data: str, function: str, seconds: float) -> dict[str, Any]:
     def median(of: Callable[..., float]) -> float:
         return round(statistics.median(of(*one) for one in rounds), 3)
 
-    return {"rows_per_s": [round(median(lambda one, two, *_: one[0])), round(median(lambda one, two, *_: two[0]))],
-            "own_us_a_row": [median(lambda one, two, *_: one[1]), median(lambda one, two, *_: two[1])],
-            "gain": median(lambda one, two, *_: two[0] / one[0]),
-            "busy_gain": median(lambda one, two, alone, both: both / alone),
-            "share": median(lambda one, two, alone, both: two[0] / one[0] / (both / alone))}
+    return {
+        "rows_per_s": [
+            round(median(lambda one, two, *_: one[0])),
+            round(median(lambda one, two, *_: two[0])),
+        ],
+        "own_us_a_row": [median(lambda one, two, *_: one[1]), median(lambda one, two, *_: two[1])],
+        "gain": median(lambda one, two, *_: two[0] / one[0]),
+        "busy_gain": median(lambda one, two, alone, both: both / alone),
+        "share": median(lambda one, two, alone, both: two[0] / one[0] / (both / alone)),
+    }
 
 
 def busy(count: int, seconds: float) -> float:
     """Loops a second of so many processes together."""
-    code = (f"import time\nend=time.monotonic()+{seconds}\nn=0\n"
-            "while time.monotonic()<end:\n for _ in range(10000): n+=1\nprint(n)")
-    running = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) for _ in range(count)]
+    code = (
+        f"import time\nend=time.monotonic()+{seconds}\nn=0\n"
+        "while time.monotonic()<end:\n for _ in range(10000): n+=1\nprint(n)"
+    )
+    running = [
+        subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) for _ in range(count)
+    ]
     return sum(int(p.communicate()[0]) for p in running) / seconds
 
 
@@ -226,9 +297,15 @@ def checksums(data: str, repeats: int) -> dict[str, Any]:
     from sluice.ingest.loader import BatchLoader
     from sluice.ingest.read import reader
 
-    read, whole = {True: float("inf"), False: float("inf")}, {True: float("inf"), False: float("inf")}
+    read, whole = (
+        {True: float("inf"), False: float("inf")},
+        {True: float("inf"), False: float("inf")},
+    )
     plain = reader.pq.ParquetFile
-    paths, roles = sorted(Path(data).rglob("*.parquet")), None if Path(data, "_sluice").exists() else WIDE
+    paths, roles = (
+        sorted(Path(data).rglob("*.parquet")),
+        None if Path(data, "_sluice").exists() else WIDE,
+    )
     for verify in [True, False] * repeats:
         began = time.perf_counter()
         for path in paths:
@@ -240,38 +317,64 @@ def checksums(data: str, repeats: int) -> dict[str, Any]:
         def opened(*where: Any, verify: bool = verify, **how: Any) -> Any:
             return plain(*where, **{**how, "page_checksum_verification": verify})
 
-        with (mock.patch.object(reader.pq, "ParquetFile", opened),
-              BatchLoader(data, batch_size=8192, epochs=4, roles=roles) as loader):
+        with (
+            mock.patch.object(reader.pq, "ParquetFile", opened),
+            BatchLoader(data, batch_size=8192, epochs=4, roles=roles) as loader,
+        ):
             began = time.process_time()
             rows = sum(batch.rows for _ in range(4) for batch in loader)
             whole[verify] = min(whole[verify], (time.process_time() - began) / rows)
-    return {"read_with_s": round(read[True], 4), "read_without_s": round(read[False], 4),
-            "cost_of_a_read": round(read[True] / read[False] - 1, 4),
-            "loader_ns_a_row": [round(whole[v] * 1e9, 1) for v in (True, False)],
-            "cost_of_the_loader": round(whole[True] / whole[False] - 1, 4)}
+    return {
+        "read_with_s": round(read[True], 4),
+        "read_without_s": round(read[False], 4),
+        "cost_of_a_read": round(read[True] / read[False] - 1, 4),
+        "loader_ns_a_row": [round(whole[v] * 1e9, 1) for v in (True, False)],
+        "cost_of_the_loader": round(whole[True] / whole[False] - 1, 4),
+    }
 
 
 # ---- the programme
 
-def cases(options: argparse.Namespace, wide: str, lists: str) -> Iterator[tuple[str, str, dict[str, Any]]]:
+
+def cases(
+    options: argparse.Namespace, wide: str, lists: str
+) -> Iterator[tuple[str, str, dict[str, Any]]]:
     """(name, function, arguments)."""
     for extra in (256, 512, 1024):
-        for kind, data, jump in (("wide", wide, False), ("lists", lists, False), ("jump", lists, True)):
-            yield (f"limits {kind} {extra} MiB", "load",
-                   {"data": data, "limit": extra * MIB, "seconds": options.seconds, "jump": jump})
+        for kind, data, jump in (
+            ("wide", wide, False),
+            ("lists", lists, False),
+            ("jump", lists, True),
+        ):
+            yield (
+                f"limits {kind} {extra} MiB",
+                "load",
+                {"data": data, "limit": extra * MIB, "seconds": options.seconds, "jump": jump},
+            )
     yield "switches", "switches", {"data": wide, "count": options.switches}
     yield "epochs", "epochs", {"data": wide, "count": options.epochs}
     for function in ("in_numpy", "in_python"):
-        yield f"processes {function}", "processes", {"data": wide, "function": function, "seconds": options.seconds}
+        yield (
+            f"processes {function}",
+            "processes",
+            {"data": wide, "function": function, "seconds": options.seconds},
+        )
     yield "checksums", "checksums", {"data": wide, "repeats": 5}
     if options.table:
         yield f"checksums {options.table}", "checksums", {"data": options.table, "repeats": 5}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     add = parser.add_argument
-    add("--output", type=Path, default=Path("memory.jsonl"), help="results, a line each (default %(default)s)")
+    add(
+        "--output",
+        type=Path,
+        default=Path("memory.jsonl"),
+        help="results, a line each (default %(default)s)",
+    )
     add("--data", type=Path, help="where to keep the data (default: a temporary folder)")
     add("--only", default="", help="cases whose name begins so")
     add("--seconds", type=float, default=4.0, help="of each case (default %(default)s)")

@@ -40,15 +40,22 @@ DENSE_RATES, TABLE_RATES, SEEDS = (0.001, 0.003, 0.01), (0.02, 0.1), (101, 102, 
 SHAPES = {"criteo": ("criteo.toml", 1.0), "sessions": ("sessions.toml", 0.5)}
 """Shape → its spec, and its part of --rows."""
 HISTORY = {"history": "clicked", "target": "item"}
-DIEN = {"dien": {}, "dien, no loss": {"auxiliary": 0.0}, "dien, two tables": {"history_table": "own"},
-        "dien, two tables, no loss": {"history_table": "own", "auxiliary": 0.0}}
+DIEN = {
+    "dien": {},
+    "dien, no loss": {"auxiliary": 0.0},
+    "dien, two tables": {"history_table": "own"},
+    "dien, two tables, no loss": {"history_table": "own", "auxiliary": 0.0},
+}
 
 
 def models(shape: str) -> dict[str, dict[str, Any]]:
     """The towers that are compared on a shape, with their settings."""
     plain = {kind: {"kind": kind} for kind in MODELS if kind != "dien"}
-    return plain | ({name: {"kind": "dien", **HISTORY, **how} for name, how in DIEN.items()} if shape == "sessions"
-                    else {})
+    return plain | (
+        {name: {"kind": "dien", **HISTORY, **how} for name, how in DIEN.items()}
+        if shape == "sessions"
+        else {}
+    )
 
 
 def made(shape: str, rows: int, work: Path, results: Results) -> tuple[FeatureTable, float]:
@@ -57,8 +64,26 @@ def made(shape: str, rows: int, work: Path, results: Results) -> tuple[FeatureTa
 
     def make() -> dict[str, Any]:
         folder.mkdir(parents=True)
-        about = _said("synth", "--shape", shape, "--rows", str(rows), "--seed", "7", "--out", str(folder / "raw"))
-        _said("etl", "--spec", str(spec), "--input", str(folder / "raw"), "--output", str(folder / "table"))
+        about = _said(
+            "synth",
+            "--shape",
+            shape,
+            "--rows",
+            str(rows),
+            "--seed",
+            "7",
+            "--out",
+            str(folder / "raw"),
+        )
+        _said(
+            "etl",
+            "--spec",
+            str(spec),
+            "--input",
+            str(folder / "raw"),
+            "--output",
+            str(folder / "table"),
+        )
         return about
 
     about = results.once({"made": shape, "rows": rows}, make)
@@ -66,25 +91,51 @@ def made(shape: str, rows: int, work: Path, results: Results) -> tuple[FeatureTa
 
 
 def _said(*words: str) -> dict[str, Any]:
-    done = subprocess.run([sys.executable, "-m", "sluice", *words], cwd=ROOT, stdout=subprocess.PIPE, text=True,
-                          check=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "sluice", *words],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
 
 
-def compared(shape: str, args: argparse.Namespace, results: Results, here: Ranks) -> list[dict[str, Any]]:
+def compared(
+    shape: str, args: argparse.Namespace, results: Results, here: Ranks
+) -> list[dict[str, Any]]:
     """One line for each tower."""
     data, best = made(shape, round(args.rows * SHAPES[shape][1]), args.work, results)
     rows = data.rows_of("train")
     batch = defaults(rows)["batch_size"]
 
-    def judged(how: dict[str, Any], rates: tuple[float, float], seed: int, split: str) -> dict[str, Any]:
-        config = Config(data=data.uri, version=data.version, batch_size=batch, seed=seed, model=ModelConfig(**how),
-                        optim=replace(OptimConfig(), lr=rates[0], dense_lr=rates[1]))
-        asked = {"shape": shape, "rows": rows, "model": how, "rates": rates, "seed": seed, "split": split}
-        found: dict[str, Any] = results.once(asked, partial(learned, config, data, None, here, split=split))
-        say(f"{shape} {how} lr {rates[0]} dense-lr {rates[1]} seed {seed}: {split} AUC {found['auc']:.4f}, "
-            f"{found['samples_per_s']:,.0f} samples/s")
+    def judged(
+        how: dict[str, Any], rates: tuple[float, float], seed: int, split: str
+    ) -> dict[str, Any]:
+        config = Config(
+            data=data.uri,
+            version=data.version,
+            batch_size=batch,
+            seed=seed,
+            model=ModelConfig(**how),
+            optim=replace(OptimConfig(), lr=rates[0], dense_lr=rates[1]),
+        )
+        asked = {
+            "shape": shape,
+            "rows": rows,
+            "model": how,
+            "rates": rates,
+            "seed": seed,
+            "split": split,
+        }
+        found: dict[str, Any] = results.once(
+            asked, partial(learned, config, data, None, here, split=split)
+        )
+        say(
+            f"{shape} {how} lr {rates[0]} dense-lr {rates[1]} seed {seed}: {split} AUC {found['auc']:.4f}, "
+            f"{found['samples_per_s']:,.0f} samples/s"
+        )
         return found
 
     def searched(how: dict[str, Any]) -> tuple[float, float]:
@@ -103,25 +154,46 @@ def compared(shape: str, args: argparse.Namespace, results: Results, here: Ranks
             continue
         if not name.startswith("dien, "):
             rates = searched(how)
-        runs = [judged(how, rates, seed, "test") for seed in SEEDS[:args.seeds]]
+        runs = [judged(how, rates, seed, "test") for seed in SEEDS[: args.seeds]]
         aucs = [one["auc"] for one in runs]
-        found.append({"table": shape, "model": name, "test AUC": round(statistics.mean(aucs), 4),
-                      "spread": round(max(aucs) - min(aucs), 4), "best": best, "lr": rates[0], "dense lr": rates[1],
-                      "dense parameters": runs[0]["parameters"], "table parameters": runs[0]["table_bytes"] // 4,
-                      "flops": runs[0]["flops"],
-                      "samples/s": round(statistics.median(one["samples_per_s"] for one in runs)),
-                      "core µs a sample": round(statistics.median(one["core_us_per_sample"] for one in runs), 1)})
+        found.append(
+            {
+                "table": shape,
+                "model": name,
+                "test AUC": round(statistics.mean(aucs), 4),
+                "spread": round(max(aucs) - min(aucs), 4),
+                "best": best,
+                "lr": rates[0],
+                "dense lr": rates[1],
+                "dense parameters": runs[0]["parameters"],
+                "table parameters": runs[0]["table_bytes"] // 4,
+                "flops": runs[0]["flops"],
+                "samples/s": round(statistics.median(one["samples_per_s"] for one in runs)),
+                "core µs a sample": round(
+                    statistics.median(one["core_us_per_sample"] for one in runs), 1
+                ),
+            }
+        )
     return found
 
 
 def main(argv: list[str]) -> dict[str, Any]:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.models", description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.models",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--work", type=Path, required=True)
-    parser.add_argument("--rows", type=int, default=2_000_000, help="rows of clicks; half as many of sessions")
+    parser.add_argument(
+        "--rows", type=int, default=2_000_000, help="rows of clicks; half as many of sessions"
+    )
     parser.add_argument("--seeds", type=int, default=3, choices=range(1, len(SEEDS) + 1))
-    parser.add_argument("--rates", choices=("search", "short"), default="search",
-                        help="short: the trainer's defaults for all")
+    parser.add_argument(
+        "--rates",
+        choices=("search", "short"),
+        default="search",
+        help="short: the trainer's defaults for all",
+    )
     parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=list(SHAPES))
     parser.add_argument("--only", nargs="+", choices=MODELS, help="these towers alone")
     args = parser.parse_args(argv)

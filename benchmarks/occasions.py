@@ -108,7 +108,12 @@ def frozen(_: Session) -> Iterator[Callable[[], int]]:
 
 class Arm:
     def __init__(self, occasion: Occasion, clicks: Any, settle_s: float, seconds: float) -> None:
-        self._occasion, self._clicks, self._settle_s, self._seconds = occasion, clicks, settle_s, seconds
+        self._occasion, self._clicks, self._settle_s, self._seconds = (
+            occasion,
+            clicks,
+            settle_s,
+            seconds,
+        )
 
     def run(self, start: Knobs | None) -> tuple[Knobs, After]:
         """Tuned from a worker a stage, or frozen at `start`; the knobs before the occasion and what came after it."""
@@ -141,12 +146,21 @@ class Arm:
 
 
 def main(argv: list[str]) -> dict[str, Any]:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.occasions", description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.occasions",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     add = parser.add_argument
     add("--only", default="", help="occasions whose name begins so")
     add("--rounds", type=int, default=3, help="(default: %(default)s)")
-    add("--settle", type=float, default=12.0, metavar="S", help="before the occasion (default: %(default)s)")
+    add(
+        "--settle",
+        type=float,
+        default=12.0,
+        metavar="S",
+        help="before the occasion (default: %(default)s)",
+    )
     add("--seconds", type=float, default=20.0, metavar="S", help="after it (default: %(default)s)")
     options = parser.parse_args(argv)
     found = []
@@ -157,7 +171,9 @@ def main(argv: list[str]) -> dict[str, Any]:
             knobs: Knobs | None = None
             for number in range(options.rounds):
                 arm = Arm(occasion, clicks, options.settle, options.seconds)
-                if number % 2 and knobs is not None:  # the frozen one first, with what was settled on in the last round
+                if (
+                    number % 2 and knobs is not None
+                ):  # the frozen one first, with what was settled on in the last round
                     other = arm.run(knobs)[1]
                     knobs, own = arm.run(None)
                 else:
@@ -174,13 +190,18 @@ def row(name: str, pairs: list[tuple[After, After]]) -> dict[str, Any]:
     def median(values: Iterator[float]) -> float:
         return round(statistics.median(values), 2)
 
-    return {"occasion": name, "settles at": round(median(own.settled for own, _ in pairs)),
-            "frozen": round(median(other.settled for _, other in pairs)),
-            "back after s": [round(own.recovered_s, 1) for own, _ in pairs],
-            "× frozen, settled": median(own.settled / other.settled for own, other in pairs),
-            f"× frozen, first {_SOON_S:g} s": median(own.rows(_SOON_S) / other.rows(_SOON_S) for own, other in pairs),
-            "× frozen, all": median(own.rows(1e9) / other.rows(1e9) for own, other in pairs),
-            "changes": [own.changes for own, _ in pairs]}
+    return {
+        "occasion": name,
+        "settles at": round(median(own.settled for own, _ in pairs)),
+        "frozen": round(median(other.settled for _, other in pairs)),
+        "back after s": [round(own.recovered_s, 1) for own, _ in pairs],
+        "× frozen, settled": median(own.settled / other.settled for own, other in pairs),
+        f"× frozen, first {_SOON_S:g} s": median(
+            own.rows(_SOON_S) / other.rows(_SOON_S) for own, other in pairs
+        ),
+        "× frozen, all": median(own.rows(1e9) / other.rows(1e9) for own, other in pairs),
+        "changes": [own.changes for own, _ in pairs],
+    }
 
 
 if __name__ == "__main__":

@@ -31,11 +31,27 @@ BATCH = 8192
 def tables(work: Path, rows: int) -> dict[str, FeatureTable]:
     """Made once."""
     if not (work / "raw").exists():
-        together([["sluice", "synth", "--rows", str(rows), "--seed", "1", "--out", str(work / "raw")]])
+        together(
+            [["sluice", "synth", "--rows", str(rows), "--seed", "1", "--out", str(work / "raw")]]
+        )
     for name, spec in SPECS.items():
         if not (work / name).exists():
-            together([["sluice", "etl", "--engine", "local", "--spec", str(ROOT / f"features/{spec}.toml"), "--input",
-                       str(work / "raw"), "--output", str(work / name)]])
+            together(
+                [
+                    [
+                        "sluice",
+                        "etl",
+                        "--engine",
+                        "local",
+                        "--spec",
+                        str(ROOT / f"features/{spec}.toml"),
+                        "--input",
+                        str(work / "raw"),
+                        "--output",
+                        str(work / name),
+                    ]
+                ]
+            )
     return {name: FeatureTable.open(work / name) for name in SPECS}
 
 
@@ -46,8 +62,14 @@ def epoch(of: FeatureTable, knobs: Knobs) -> dict[str, Any]:
         began, used = time.perf_counter(), _cpu_s()
         rows = sum(batch.rows for batch in loader)
         seconds, used = time.perf_counter() - began, _cpu_s() - used
-        return {"rows_per_s": rows / seconds, "cpu_us_a_row": 1e6 * used / rows, "order_hash": loader.order_hash,
-                "columns": {c["column"]: (c["operators"], 1e9 * c["cpu_s"]) for c in loader.operators.costs()}}
+        return {
+            "rows_per_s": rows / seconds,
+            "cpu_us_a_row": 1e6 * used / rows,
+            "order_hash": loader.order_hash,
+            "columns": {
+                c["column"]: (c["operators"], 1e9 * c["cpu_s"]) for c in loader.operators.costs()
+            },
+        }
 
 
 def _cpu_s() -> float:
@@ -64,29 +86,62 @@ def measured(of: dict[str, FeatureTable], rounds: int, knobs: Knobs) -> dict[str
     hashes = {one["order_hash"] for each in found.values() for one in each}
     if len(hashes) != 1:
         raise RuntimeError(f"the tables differ: order hashes {sorted(map(str, hashes))}")
-    columns = {name: (operators, statistics.median(one["columns"][name][1] for one in found["loader"]))
-               for name, (operators, _) in found["loader"][0]["columns"].items()}
-    return {"order_hash": hashes.pop(), "ns_a_row": {name: round(ns, 1) for name, (_, ns) in columns.items()},
-            "operators": {name: operators for name, (operators, _) in columns.items()},
-            "operators_us_a_row": round(sum(ns for _, ns in columns.values()) / 1000, 3),
-            **{name: {key: round(statistics.median(one[key] for one in each), 3)
-                      for key in ("rows_per_s", "cpu_us_a_row")} for name, each in found.items()},
-            "bytes_a_row": {name: round(sum(f.bytes for f in one.files) / one.rows, 1) for name, one in of.items()}}
+    columns = {
+        name: (operators, statistics.median(one["columns"][name][1] for one in found["loader"]))
+        for name, (operators, _) in found["loader"][0]["columns"].items()
+    }
+    return {
+        "order_hash": hashes.pop(),
+        "ns_a_row": {name: round(ns, 1) for name, (_, ns) in columns.items()},
+        "operators": {name: operators for name, (operators, _) in columns.items()},
+        "operators_us_a_row": round(sum(ns for _, ns in columns.values()) / 1000, 3),
+        **{
+            name: {
+                key: round(statistics.median(one[key] for one in each), 3)
+                for key in ("rows_per_s", "cpu_us_a_row")
+            }
+            for name, each in found.items()
+        },
+        "bytes_a_row": {
+            name: round(sum(f.bytes for f in one.files) / one.rows, 1) for name, one in of.items()
+        },
+    }
 
 
 def main(argv: list[str]) -> dict[str, Any]:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--work", type=Path, required=True, help="folder for the log and the tables")
-    parser.add_argument("--rows", type=int, default=1_000_000, help="raw lines (default: %(default)s)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--work", type=Path, required=True, help="folder for the log and the tables"
+    )
+    parser.add_argument(
+        "--rows", type=int, default=1_000_000, help="raw lines (default: %(default)s)"
+    )
     parser.add_argument("--rounds", type=int, default=6, help="(default: %(default)s)")
-    parser.add_argument("--workers", type=int, default=1, help="of each stage (default: %(default)s)")
+    parser.add_argument(
+        "--workers", type=int, default=1, help="of each stage (default: %(default)s)"
+    )
     options = parser.parse_args(argv)
     options.work.mkdir(parents=True, exist_ok=True)
     knobs = Knobs(workers={"read": options.workers, "shuffle": options.workers})
     found = measured(tables(options.work, options.rows), options.rounds, knobs)
-    say(table([{"column": name, "operators": found["operators"][name], "ns a row": ns}
-               for name, ns in found["ns_a_row"].items()]))
-    say(table([{"applied by": name, **found[name], "bytes a row": found["bytes_a_row"][name]} for name in SPECS]))
+    say(
+        table(
+            [
+                {"column": name, "operators": found["operators"][name], "ns a row": ns}
+                for name, ns in found["ns_a_row"].items()
+            ]
+        )
+    )
+    say(
+        table(
+            [
+                {"applied by": name, **found[name], "bytes a row": found["bytes_a_row"][name]}
+                for name in SPECS
+            ]
+        )
+    )
     return found
 
 

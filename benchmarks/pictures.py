@@ -61,42 +61,76 @@ class Picture:
 
 PICTURES = (
     Picture(
-        file="waiting", title="Share of the time that two ranks wait for their input (less is better)",
-        entry="2026-11-21 · Tuning while two ranks train; the demo in one epoch", table="one worker",
-        series=(Series(name="one worker a stage", column="waiting", nth=0),
-                Series(name="best fixed setting", column="waiting", nth=1),
-                Series(name="tuned", column="waiting", nth=2)), unit="{} %"),
+        file="waiting",
+        title="Share of the time that two ranks wait for their input (less is better)",
+        entry="2026-11-21 · Tuning while two ranks train; the demo in one epoch",
+        table="one worker",
+        series=(
+            Series(name="one worker a stage", column="waiting", nth=0),
+            Series(name="best fixed setting", column="waiting", nth=1),
+            Series(name="tuned", column="waiting", nth=2),
+        ),
+        unit="{} %",
+    ),
     Picture(
-        file="peers", title="Rows a second, each loader at the best of its settings (more is better)",
+        file="peers",
+        title="Rows a second, each loader at the best of its settings (more is better)",
         entry="2026-11-22 · The race, once torch has one thread in a transform's thread",
         table="best setting",
-        series=(Series(name="million rows/s; each line is ten times the one before", column="rows/s"),), unit="{} M",
-        logarithmic=True, names={"tf.data; its AUTOTUNE": "tf.data, the best of a grid"}),
+        series=(
+            Series(name="million rows/s; each line is ten times the one before", column="rows/s"),
+        ),
+        unit="{} M",
+        logarithmic=True,
+        names={"tf.data; its AUTOTUNE": "tf.data, the best of a grid"},
+    ),
     Picture(
-        file="occasions", title="Rows/s of the tuned run ÷ a setting that stays as it was (more is better)",
-        entry="2026-11-20 · After each of the three occasions, live (quiet machine)", table="tuned settles at",
-        series=(Series(name="in the first ten seconds", column="× frozen, first 10 s"),
-                Series(name="once settled", column="× frozen, settled")), unit="× {}", reference=1.0,
-        names={"a lookup of 4 ms a batch becomes four times as dear": "a lookup becomes four times as dear",
-               "the next version's features need another lookup of 16 ms": "new features look up 16 ms more"}),
+        file="occasions",
+        title="Rows/s of the tuned run ÷ a setting that stays as it was (more is better)",
+        entry="2026-11-20 · After each of the three occasions, live (quiet machine)",
+        table="tuned settles at",
+        series=(
+            Series(name="in the first ten seconds", column="× frozen, first 10 s"),
+            Series(name="once settled", column="× frozen, settled"),
+        ),
+        unit="× {}",
+        reference=1.0,
+        names={
+            "a lookup of 4 ms a batch becomes four times as dear": "a lookup becomes four times as dear",
+            "the next version's features need another lookup of 16 ms": "new features look up 16 ms more",
+        },
+    ),
     Picture(
-        file="policies", title="Rows of a policy ÷ the best possible, in simulated pipelines (more is better)",
+        file="policies",
+        title="Rows of a policy ÷ the best possible, in simulated pipelines (more is better)",
         entry="2026-11-20 · Five seeds of every policy in four minutes, and a planner that passes all scenarios "
-              "(simulated)", table="scenarios: median",
-        series=(Series(name="worst twentieth of all pipelines", column="5 %"),
-                Series(name="median", column="all: median")), unit="{}", leave_out=("oracle",)),
+        "(simulated)",
+        table="scenarios: median",
+        series=(
+            Series(name="worst twentieth of all pipelines", column="5 %"),
+            Series(name="median", column="all: median"),
+        ),
+        unit="{}",
+        leave_out=("oracle",),
+    ),
     Picture(
-        file="etl", title="Seconds to make the same features of 8 M rows (less is better)",
+        file="etl",
+        title="Seconds to make the same features of 8 M rows (less is better)",
         entry="2026-11-20 · The ETL job beside pandas, Polars, DuckDB and a loop over rows (alone on the machine)",
         table="0.5 M rows: s",
-        series=(Series(name="seconds", column="8 M rows: s"),), unit="{} s",
-        names={"Spark: fresh; its job alone": "Spark (ours), its start included"}),
+        series=(Series(name="seconds", column="8 M rows: s"),),
+        unit="{} s",
+        names={"Spark: fresh; its job alone": "Spark (ours), its start included"},
+    ),
 )
 
 
 def figures(cell: str) -> list[float]:
     """The numbers in a cell of the log, as `**.2 %**`, `3.96 M; 3.71 M` or `11,714` has them."""
-    return [float(found["number"].replace(",", "")) * _UNITS[found["unit"]] for found in _NUMBER.finditer(cell)]
+    return [
+        float(found["number"].replace(",", "")) * _UNITS[found["unit"]]
+        for found in _NUMBER.finditer(cell)
+    ]
 
 
 def table_of(log: str, entry: str, head: str) -> tuple[list[str], list[list[str]]]:
@@ -106,10 +140,10 @@ def table_of(log: str, entry: str, head: str) -> tuple[list[str], list[list[str]
         raise PictureError(f"docs/LOG.md has no entry {entry!r}")
     lines = rest.partition("\n## ")[0].splitlines()
     for at, line in enumerate(lines):
-        if line.startswith("|") and lines[at + 1:at + 2] and lines[at + 1].startswith("|---"):
+        if line.startswith("|") and lines[at + 1 : at + 2] and lines[at + 1].startswith("|---"):
             columns = _cells(line)
             if columns[1].startswith(head):
-                return columns, [_cells(row) for row in _block(lines[at + 2:])]
+                return columns, [_cells(row) for row in _block(lines[at + 2 :])]
     raise PictureError(f"docs/LOG.md, {entry!r}: no table with a column {head!r}")
 
 
@@ -121,7 +155,10 @@ def _block(lines: list[str]) -> Iterator[str]:
 
 
 def _cells(line: str) -> list[str]:
-    return [cell.replace("**", "").replace("`", "").strip() for cell in line.strip().strip("|").split("|")]
+    return [
+        cell.replace("**", "").replace("`", "").strip()
+        for cell in line.strip().strip("|").split("|")
+    ]
 
 
 def values(picture: Picture, log: str) -> list[tuple[str, list[float]]]:
@@ -138,8 +175,10 @@ def values(picture: Picture, log: str) -> list[tuple[str, list[float]]]:
                 raise PictureError(f"docs/LOG.md, {picture.entry!r}: no column {series.column!r}")
             numbers = figures(row[at])
             if len(numbers) <= series.nth:
-                raise PictureError(f"docs/LOG.md, {picture.entry!r}: {row[0]!r} has no figure {series.nth + 1} in "
-                                   f"{columns[at]!r}")
+                raise PictureError(
+                    f"docs/LOG.md, {picture.entry!r}: {row[0]!r} has no figure {series.nth + 1} in "
+                    f"{columns[at]!r}"
+                )
             of_row.append(numbers[series.nth])
         found.append((picture.names.get(row[0], row[0]), of_row))
     return found
@@ -154,44 +193,69 @@ def drawn(picture: Picture, log: str) -> str:
     most = max(*shown, picture.reference or 0.0) * 1.02
 
     def across(value: float) -> float:
-        share = (math.log10(value) - first) / (last - first) if picture.logarithmic else value / most
+        share = (
+            (math.log10(value) - first) / (last - first) if picture.logarithmic else value / most
+        )
         return round(LEFT + share * (WIDTH - LEFT - RIGHT), 1)
 
-    colours = COLOURS[:len(picture.series)][::-1]
+    colours = COLOURS[: len(picture.series)][::-1]
     title = _wrapped(picture.title, 58)
     top = 16 + LINE * (len(title) + len(picture.series))
     row_height = 32 + (2 * DOT if picture.logarithmic else BAR * len(picture.series))
     height = top + row_height * len(rows) + 24
-    parts = [(f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img" '
-              'font-family="system-ui, sans-serif" font-size="13" fill="#1f2937">'),
-             f"<title>{escape(picture.title)}</title>",
-             f'<rect width="{WIDTH}" height="{height}" fill="#fff"/>']
-    parts += [f'<text x="{LEFT}" y="{20 + LINE * n}" font-weight="600">{escape(line)}</text>'
-              for n, line in enumerate(title)]
+    parts = [
+        (
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img" '
+            'font-family="system-ui, sans-serif" font-size="13" fill="#1f2937">'
+        ),
+        f"<title>{escape(picture.title)}</title>",
+        f'<rect width="{WIDTH}" height="{height}" fill="#fff"/>',
+    ]
+    parts += [
+        f'<text x="{LEFT}" y="{20 + LINE * n}" font-weight="600">{escape(line)}</text>'
+        for n, line in enumerate(title)
+    ]
     for n, (colour, series) in enumerate(zip(colours, picture.series, strict=True), len(title)):
-        parts.append(f'<circle cx="{LEFT + DOT}" cy="{16 + LINE * n}" r="{DOT}" fill="{colour}"/>'
-                     f'<text x="{LEFT + 16}" y="{20 + LINE * n}" fill="#4b5563">{escape(series.name)}</text>')
-    marks = [10.0 ** n for n in range(first, last + 1)] if picture.logarithmic else \
-        [] if picture.reference is None else [picture.reference]
+        parts.append(
+            f'<circle cx="{LEFT + DOT}" cy="{16 + LINE * n}" r="{DOT}" fill="{colour}"/>'
+            f'<text x="{LEFT + 16}" y="{20 + LINE * n}" fill="#4b5563">{escape(series.name)}</text>'
+        )
+    marks = (
+        [10.0**n for n in range(first, last + 1)]
+        if picture.logarithmic
+        else []
+        if picture.reference is None
+        else [picture.reference]
+    )
     for x in map(across, marks):
-        parts.append(f'<line x1="{x}" x2="{x}" y1="{top}" y2="{height - 24}" stroke="#9ca3af" stroke-dasharray="3 3"/>')
+        parts.append(
+            f'<line x1="{x}" x2="{x}" y1="{top}" y2="{height - 24}" stroke="#9ca3af" stroke-dasharray="3 3"/>'
+        )
     for n, (name, of_row) in enumerate(rows):
         y = top + row_height * n + 20
         weight = ' font-weight="600"' if name == "ours" or name.startswith("planner") else ""
         said = ", ".join(picture.unit.format(f"{value / scale:g}") for value in of_row)
-        parts.append(f'<text x="{LEFT}" y="{y}"{weight}>{escape(name)}</text>'
-                     f'<text x="{WIDTH - RIGHT}" y="{y}" text-anchor="end" fill="#4b5563">{escape(said)}</text>')
+        parts.append(
+            f'<text x="{LEFT}" y="{y}"{weight}>{escape(name)}</text>'
+            f'<text x="{WIDTH - RIGHT}" y="{y}" text-anchor="end" fill="#4b5563">{escape(said)}</text>'
+        )
         for k, (colour, value) in enumerate(zip(colours, of_row, strict=True)):
             x, under = across(value / scale), y + 6
             if picture.logarithmic:
                 under += DOT
-                parts.append(f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{under}" y2="{under}" stroke="#e5e7eb"/>'
-                             f'<circle cx="{x}" cy="{under}" r="{DOT}" fill="{colour}"/>')
+                parts.append(
+                    f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{under}" y2="{under}" stroke="#e5e7eb"/>'
+                    f'<circle cx="{x}" cy="{under}" r="{DOT}" fill="{colour}"/>'
+                )
             else:
-                parts.append(f'<rect x="{LEFT}" y="{under + BAR * k}" width="{max(1.0, x - LEFT):g}" '
-                             f'height="{BAR - 1}" fill="{colour}"/>')
+                parts.append(
+                    f'<rect x="{LEFT}" y="{under + BAR * k}" width="{max(1.0, x - LEFT):g}" '
+                    f'height="{BAR - 1}" fill="{colour}"/>'
+                )
     date = picture.entry.partition(" · ")[0]
-    parts.append(f'<text x="{LEFT}" y="{height - 8}" font-size="11" fill="#6b7280">docs/LOG.md, {date}</text>')
+    parts.append(
+        f'<text x="{LEFT}" y="{height - 8}" font-size="11" fill="#6b7280">docs/LOG.md, {date}</text>'
+    )
     return "\n".join([*parts, "</svg>", ""])
 
 

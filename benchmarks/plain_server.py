@@ -36,7 +36,9 @@ def main(run: str) -> None:
             body = self.rfile.read(int(self.headers["content-length"]))
             (answer,) = scorer.answer([PredictRequest(self.headers["content-type"], body)])
             good = isinstance(answer, Answer)
-            content = json.dumps(answer.to_dict() if isinstance(answer, Answer) else {"error": str(answer)}).encode()
+            content = json.dumps(
+                answer.to_dict() if isinstance(answer, Answer) else {"error": str(answer)}
+            ).encode()
             self.send_response(200 if good else 400)
             self.send_header("content-type", "application/json")
             self.send_header("content-length", str(len(content)))

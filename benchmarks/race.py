@@ -90,8 +90,10 @@ def drawn(lane: Lane, limit: float, width: int, colours: Mapping[str, str]) -> s
     colour = colours.get("ours" if lane.name.startswith("ours") else "", "")
     end = "\033[0m" if colours else ""
     line = bar(lane.rate, limit, room).replace("│", f"{colours.get('limit', '')}│{end}{colour}")
-    return (f"{colour}{lane.name:{_LABEL}} {line}{end} {lane.rate / 1e6:7.2f} M rows/s {lane.rate / limit:6.2f} "
-            f"{lane.core_s:7.2f} s  {ratio}")
+    return (
+        f"{colour}{lane.name:{_LABEL}} {line}{end} {lane.rate / 1e6:7.2f} M rows/s {lane.rate / limit:6.2f} "
+        f"{lane.core_s:7.2f} s  {ratio}"
+    )
 
 
 class Screen:
@@ -104,7 +106,12 @@ class Screen:
 
     def trying(self, what: str) -> None:
         if self._live:
-            print(f"\r\033[K{_COLOURS['dim']}  … {what[:self.width - 6]}\033[0m", end="", file=sys.stderr, flush=True)
+            print(
+                f"\r\033[K{_COLOURS['dim']}  … {what[: self.width - 6]}\033[0m",
+                end="",
+                file=sys.stderr,
+                flush=True,
+            )
 
     def line(self, text: str) -> None:
         say(("\r\033[K" if self._live else "") + text)
@@ -112,6 +119,7 @@ class Screen:
 
 def log_of(columns: Columns) -> Transform:
     """The race's transform, for ours: in place, column by column."""
+
     def apply(arrays: Mapping[str, np.ndarray]) -> None:
         for name in columns.dense:
             np.log1p(arrays[name], out=arrays[name])
@@ -123,11 +131,17 @@ def mapped_binary(table: FeatureTable, columns: Columns, folder: Path) -> tuple[
     """Rows shuffled and transformed once and for all, written as two arrays and mapped into memory: what a loader
     costs that has nothing to decode, nor to shuffle but the order of its batches."""
     began = time.perf_counter()
-    whole = pq.read_table([f.path for f in table.files_of("train")], columns=[*columns.floats, *columns.sparse],
-                          partitioning=None)
+    whole = pq.read_table(
+        [f.path for f in table.files_of("train")],
+        columns=[*columns.floats, *columns.sparse],
+        partitioning=None,
+    )
     order, dense = np.random.default_rng(0).permutation(whole.num_rows), len(columns.dense)
     blocks = []
-    for name, names, kind in (("floats", columns.floats, np.float32), ("ids", columns.sparse, np.int32)):
+    for name, names, kind in (
+        ("floats", columns.floats, np.float32),
+        ("ids", columns.sparse, np.int32),
+    ):
         block = np.stack([whole[n].to_numpy().astype(kind)[order] for n in names])
         if kind is np.float32:
             np.log1p(block[:dense], out=block[:dense])
@@ -138,11 +152,16 @@ def mapped_binary(table: FeatureTable, columns: Columns, folder: Path) -> tuple[
     spent = time.perf_counter() - began
 
     def turn(seconds: float) -> tuple[float, float]:
-        random, rows, began, before = np.random.default_rng(0), 0, time.perf_counter(), processor_s()
+        random, rows, began, before = (
+            np.random.default_rng(0),
+            0,
+            time.perf_counter(),
+            processor_s(),
+        )
         while (spent := time.perf_counter() - began) < seconds:
             for at in random.permutation(batches):
                 for block in blocks:
-                    torch.from_numpy(block[:, at * BATCH_SIZE:(at + 1) * BATCH_SIZE].copy())
+                    torch.from_numpy(block[:, at * BATCH_SIZE : (at + 1) * BATCH_SIZE].copy())
                 rows += BATCH_SIZE
         return rows / spent, (processor_s() - before) / rows * 1e9
 
@@ -160,14 +179,27 @@ class Race:
 
     def __init__(self, table: FeatureTable, arguments: argparse.Namespace, screen: Screen):
         columns = Columns.of(table.fields)
-        self.columns, self._seconds, self._rounds, self._screen = columns, arguments.seconds, arguments.rounds, screen
+        self.columns, self._seconds, self._rounds, self._screen = (
+            columns,
+            arguments.seconds,
+            arguments.rounds,
+            screen,
+        )
         self._decode = decode_only(table, columns)
         log = [log_of(columns)]
-        settings = {**ARMS, "joined, 2 for the transform": replace(ARMS["joined"], workers={"read": 2, "log": 2})}
+        settings = {
+            **ARMS,
+            "joined, 2 for the transform": replace(ARMS["joined"], workers={"read": 2, "log": 2}),
+        }
         copy = PackedCopy()
-        self._arms = {name: loader_turn(table, knobs, transforms=log) for name, knobs in settings.items()}
-        self._packed_arms = {name: loader_turn(table, knobs, copy, log) for name, knobs in settings.items()
-                             if knobs.fused}  # which rows from a copy are for: they are placed where they are unpacked
+        self._arms = {
+            name: loader_turn(table, knobs, transforms=log) for name, knobs in settings.items()
+        }
+        self._packed_arms = {
+            name: loader_turn(table, knobs, copy, log)
+            for name, knobs in settings.items()
+            if knobs.fused
+        }  # which rows from a copy are for: they are placed where they are unpacked
         self.lanes: list[Lane] = []
         self._ours_lane, self._limits = Lane("ours"), [self._decode(self._seconds)]
 
@@ -221,12 +253,18 @@ class Race:
                 self._screen.trying(f"{kind.name} tries {arm}")
                 tried[arm] = peer.turn(arm, _TRIED_S)[0]
             apart = {arm for arm in tried if kind.apart and arm.startswith(kind.apart)}
-            for name, arms in ((kind.name, tried.keys() - apart), (f"{kind.name}, {kind.apart}", apart)):
+            for name, arms in (
+                (kind.name, tried.keys() - apart),
+                (f"{kind.name}, {kind.apart}", apart),
+            ):
                 if arms:
                     best = max(arms, key=lambda arm: tried[arm])
-                    note = best + (f"; made beforehand: {peer.prepared_bytes / 1e6:.0f} MB in "
-                                   f"{peer.prepared_seconds:.1f} s"
-                                   if peer.prepared_bytes and best.startswith(peer.prepared_for) else "")
+                    note = best + (
+                        f"; made beforehand: {peer.prepared_bytes / 1e6:.0f} MB in "
+                        f"{peer.prepared_seconds:.1f} s"
+                        if peer.prepared_bytes and best.startswith(peer.prepared_for)
+                        else ""
+                    )
                     self.beside(name, partial(peer.turn, best), note)
         except PeerError as error:
             self._screen.line(f"{kind.name:{_LABEL}} {error}")
@@ -237,11 +275,17 @@ class Race:
         self._screen.line(drawn(lane, self.limit, self._screen.width, self._screen.colours))
 
     def result(self) -> dict[str, Any]:
-        return {"decode_rows_per_s": round(self.limit),
-                "rows_per_s": {lane.name: round(lane.rate) for lane in self.lanes},
-                "core_s_per_million": {lane.name: round(lane.core_s, 3) for lane in self.lanes},
-                "times": {lane.name: round(statistics.median(lane.ratios), 2) for lane in self.lanes if lane.ratios},
-                "settings": {lane.name: lane.note for lane in self.lanes if lane.note}}
+        return {
+            "decode_rows_per_s": round(self.limit),
+            "rows_per_s": {lane.name: round(lane.rate) for lane in self.lanes},
+            "core_s_per_million": {lane.name: round(lane.core_s, 3) for lane in self.lanes},
+            "times": {
+                lane.name: round(statistics.median(lane.ratios), 2)
+                for lane in self.lanes
+                if lane.ratios
+            },
+            "settings": {lane.name: lane.note for lane in self.lanes if lane.note},
+        }
 
 
 def peers_of(full: bool, only: Sequence[str]) -> list[Kind]:
@@ -249,8 +293,12 @@ def peers_of(full: bool, only: Sequence[str]) -> list[Kind]:
     known = {kind.name: kind for kind in (BY_HAND, *PEERS)}
     for name in only:
         if name not in known:
-            raise UsageError(f"--only: there is no peer {name!r}{nearest(name, known)}: {', '.join(known)}")
-    wanted = [kind for kind in known.values() if (kind.name in only if only else full or kind is BY_HAND)]
+            raise UsageError(
+                f"--only: there is no peer {name!r}{nearest(name, known)}: {', '.join(known)}"
+            )
+    wanted = [
+        kind for kind in known.values() if (kind.name in only if only else full or kind is BY_HAND)
+    ]
     missing = [kind for kind in wanted if not kind.python.exists()]
     if missing:
         say(f"not installed: {', '.join(kind.name for kind in missing)} (make bench-peers)")
@@ -258,27 +306,50 @@ def peers_of(full: bool, only: Sequence[str]) -> list[Kind]:
 
 
 def main(argv: list[str]) -> dict[str, Any]:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.race", description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=int, default=1_600_000, help="rows of the table (default %(default)s)")
-    parser.add_argument("--seconds", type=float, default=2.0, help="of each turn (default %(default)s)")
-    parser.add_argument("--rounds", type=int, default=3, help="turns of each, medians count (default %(default)s)")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.race",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--rows", type=int, default=1_600_000, help="rows of the table (default %(default)s)"
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=2.0, help="of each turn (default %(default)s)"
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=3, help="turns of each, medians count (default %(default)s)"
+    )
     parser.add_argument("--full", action="store_true", help="every peer that is installed")
-    parser.add_argument("--only", action="append", default=[], metavar="PEER", help="these peers; may be repeated")
+    parser.add_argument(
+        "--only", action="append", default=[], metavar="PEER", help="these peers; may be repeated"
+    )
     arguments = parser.parse_args(argv)
     if arguments.seconds <= 0 or arguments.rounds < 1 or arguments.rows < 8 * BATCH_SIZE:
-        raise UsageError(f"--seconds and --rounds are positive, and --rows at least {8 * BATCH_SIZE}")
+        raise UsageError(
+            f"--seconds and --rounds are positive, and --rows at least {8 * BATCH_SIZE}"
+        )
     peers, screen = peers_of(arguments.full, arguments.only), Screen()
     with tempfile.TemporaryDirectory() as folder:
         table = made_table(Path(folder), arguments.rows)
         race = Race(table, arguments, screen)
-        say(f"│ is the decoder alone, {race.limit / 1e6:.2f} M rows/s; behind each rate, its share of that, the "
-            "processor time of a million rows, and how many times ours is as fast\n")
+        say(
+            f"│ is the decoder alone, {race.limit / 1e6:.2f} M rows/s; behind each rate, its share of that, the "
+            "processor time of a million rows, and how many times ours is as fast\n"
+        )
         race.alone()
         for kind in peers:
             with tempfile.TemporaryDirectory() as own:
-                race.against(kind, Job(tuple(f.path for f in table.files_of("train")), race.columns.floats,
-                                       race.columns.sparse, BATCH_SIZE, own))
+                race.against(
+                    kind,
+                    Job(
+                        tuple(f.path for f in table.files_of("train")),
+                        race.columns.floats,
+                        race.columns.sparse,
+                        BATCH_SIZE,
+                        own,
+                    ),
+                )
         if not arguments.only:
             screen.trying("binary files are being made")
             race.beside(MAPPED, *mapped_binary(table, race.columns, Path(folder)))

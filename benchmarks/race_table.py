@@ -10,16 +10,34 @@ from benchmarks.pictures import LOG, ROOT, figures, table_of
 README = ROOT / "README.md"
 ENTRY = "2026-11-22 · The race, once torch has one thread in a transform's thread"
 BEGIN, END = "<!-- written by benchmarks.race_table -->\n", "<!-- end of the written part -->\n"
-_HEAD = ("", "ours is as fast, times", "tuned while it runs", "memory limit", "exact order, resumable", "other ranks")
+_HEAD = (
+    "",
+    "ours is as fast, times",
+    "tuned while it runs",
+    "memory limit",
+    "exact order, resumable",
+    "other ranks",
+)
 _LOADERS = (
-    ("torch DataLoader, by hand", "torch DataLoader by hand", ("no", "no", "what you write", "what you write")),
+    (
+        "torch DataLoader, by hand",
+        "torch DataLoader by hand",
+        ("no", "no", "what you write", "what you write"),
+    ),
     ("SPDL", "SPDL", ("no", "queue lengths", "what you write", "what you write")),
     ("tf.data", "tf.data; its AUTOTUNE", ("workers, buffers", "its buffers", "on one host", "no")),
-    ("Petastorm", "petastorm BatchedDataLoader", ("no", "queue lengths", "order by seed, no resume", "no")),
+    (
+        "Petastorm",
+        "petastorm BatchedDataLoader",
+        ("no", "queue lengths", "order by seed, no resume", "no"),
+    ),
     ("mosaicml-streaming", "mosaicml-streaming", ("no", "disk cache", "yes", "yes")),
     ("Ray Data", "Ray Data", ("workers, hosts", "object store", "no", "no")),
-    ("Hugging Face, mapped Arrow", "Hugging Face, its memory-mapped Arrow",
-     ("no", "the kernel's", "yes", "what you write")),
+    (
+        "Hugging Face, mapped Arrow",
+        "Hugging Face, its memory-mapped Arrow",
+        ("no", "the kernel's", "yes", "what you write"),
+    ),
 )
 """A loader's name in README, how its row in the log begins, and what it can do."""
 
@@ -31,8 +49,11 @@ def written(log: str) -> str:
     rate_at = columns.index("rows/s")
     ours = next(row for row in rows if row[0] == "ours")
     able = "workers, processes, buffers | whole process tree | yes | yes"
-    lines = ["| " + " | ".join(_HEAD) + " |", "|---" * len(_HEAD) + "|",
-             f"| **Sluice** | 1 ({ours[rate_at]} rows/s) | {able} |"]
+    lines = [
+        "| " + " | ".join(_HEAD) + " |",
+        "|---" * len(_HEAD) + "|",
+        f"| **Sluice** | 1 ({ours[rate_at]} rows/s) | {able} |",
+    ]
     for name, begins, properties in _LOADERS:
         row = next(row for row in rows if row[0].startswith(begins))
         ratio = figures(row[ratio_at])[0]

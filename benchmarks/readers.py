@@ -40,38 +40,63 @@ with BatchLoader(table, batch_size=batch_size, reader=reader, epochs=epochs + 1,
 
 
 def turn(table: str, reader: str, batch_size: int, epochs: int) -> dict[str, Any]:
-    done = subprocess.run([sys.executable, "-c", _TURN, table, reader, str(batch_size), str(epochs)], check=True,
-                          capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", _TURN, table, reader, str(batch_size), str(epochs)],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     assert found["reader"] == reader
     return found
 
 
 def main(argv: list[str]) -> dict[str, Any]:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.readers", description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("table", nargs="?", help="a feature table (default: one of 1.6 M rows is made)")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.readers",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "table", nargs="?", help="a feature table (default: one of 1.6 M rows is made)"
+    )
     parser.add_argument("--batch-size", type=int, default=8192)
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--pairs", type=int, default=9)
     args = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as folder:
-        table = args.table or small_table(os.path.join(folder, "clicks"), rows=2_000_000, files=4,
-                                          row_group_rows=32768).uri
+        table = (
+            args.table
+            or small_table(
+                os.path.join(folder, "clicks"), rows=2_000_000, files=4, row_group_rows=32768
+            ).uri
+        )
         ratios, times = [], {"petastorm": [], "arrow": []}
         for pair in range(args.pairs):
-            found = {name: turn(table, name, args.batch_size, args.epochs)
-                     for name in (("arrow", "petastorm") if pair % 2 else ("petastorm", "arrow"))}
+            found = {
+                name: turn(table, name, args.batch_size, args.epochs)
+                for name in (("arrow", "petastorm") if pair % 2 else ("petastorm", "arrow"))
+            }
             assert found["arrow"]["order_hash"] == found["petastorm"]["order_hash"]
             for name, one in found.items():
                 times[name].append(one["ns"])
             ratios.append(found["petastorm"]["ns"] / found["arrow"]["ns"])
-            say(f"pair {pair + 1}: petastorm {found['petastorm']['ns']:6.1f}, arrow {found['arrow']['ns']:6.1f} ns of "
-                f"processor time a row: {ratios[-1]:.3f}")
+            say(
+                f"pair {pair + 1}: petastorm {found['petastorm']['ns']:6.1f}, arrow {found['arrow']['ns']:6.1f} ns of "
+                f"processor time a row: {ratios[-1]:.3f}"
+            )
     low, middle, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
-    say(f"Petastorm's Reader and worker cost {middle:.3f} times plain Arrow (quartiles {low:.3f} and {high:.3f})")
-    return {"ratio": round(middle, 4), "quartiles": [round(low, 4), round(high, 4)],
-            **{f"{name}_ns_a_row": round(statistics.median(values), 1) for name, values in times.items()}}
+    say(
+        f"Petastorm's Reader and worker cost {middle:.3f} times plain Arrow (quartiles {low:.3f} and {high:.3f})"
+    )
+    return {
+        "ratio": round(middle, 4),
+        "quartiles": [round(low, 4), round(high, 4)],
+        **{
+            f"{name}_ns_a_row": round(statistics.median(values), 1)
+            for name, values in times.items()
+        },
+    }
 
 
 if __name__ == "__main__":

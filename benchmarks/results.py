@@ -47,16 +47,34 @@ class Cases:
         lines = map(json.loads, path.read_text().splitlines()) if path.exists() else ()
         self._known = {line["case"] for line in lines if "error" not in line}
 
-    def run(self, name: str, module: str, function: str, arguments: Mapping[str, Any], *,
-            python: str = sys.executable) -> None:
+    def run(
+        self,
+        name: str,
+        module: str,
+        function: str,
+        arguments: Mapping[str, Any],
+        *,
+        python: str = sys.executable,
+    ) -> None:
         """`benchmarks.module.function(**arguments)`, unless it is known; its dict is printed and kept."""
         if name in self._known:
             return
-        code = (f"import json, sys\nfrom benchmarks import {module}\n"
-                f"print(json.dumps({module}.{function}(**json.loads(sys.argv[1]))))")
-        done = subprocess.run([python, "-c", code, json.dumps(arguments)], cwd=ROOT, capture_output=True, text=True,
-                              check=False)
-        found = json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else {"error": done.stderr[-2000:]}
+        code = (
+            f"import json, sys\nfrom benchmarks import {module}\n"
+            f"print(json.dumps({module}.{function}(**json.loads(sys.argv[1]))))"
+        )
+        done = subprocess.run(
+            [python, "-c", code, json.dumps(arguments)],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        found = (
+            json.loads(done.stdout.splitlines()[-1])
+            if done.returncode == 0
+            else {"error": done.stderr[-2000:]}
+        )
         line = json.dumps({"case": name, **found})
         print(line, flush=True)
         with self._path.open("a") as file:
@@ -72,7 +90,11 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
     if not rows:
         return "(nothing)"
     names = list(dict.fromkeys(name for row in rows for name in row))
-    lines = [names, ["---"] * len(names), *[[_shown(row.get(name, "")) for name in names] for row in rows]]
+    lines = [
+        names,
+        ["---"] * len(names),
+        *[[_shown(row.get(name, "")) for name in names] for row in rows],
+    ]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 

@@ -50,10 +50,19 @@ def process_s(pid: int) -> float:
 def elsewhere(table: FeatureTable, workers: int, read: str = "thread", **how: Any) -> BatchLoader:
     """A loader whose lookups are made by so many workers, two requests for each; without workers here, by a thread."""
     backend = {"read": read, "lookup": "remote"} if workers else {}
-    return BatchLoader(table, batch_size=BATCH, fill=0.0, epochs=10**6, reader="arrow",
-                       workers=f"local:{workers}" if workers else None, **{
-                           "transforms": [Transform("lookup", f"{lookup.__module__}:lookup", pure=True)],
-                           "knobs": Knobs(workers={"read": 1, "lookup": max(1, 2 * workers)}, backend=backend), **how})
+    return BatchLoader(
+        table,
+        batch_size=BATCH,
+        fill=0.0,
+        epochs=10**6,
+        reader="arrow",
+        workers=f"local:{workers}" if workers else None,
+        **{
+            "transforms": [Transform("lookup", f"{lookup.__module__}:lookup", pure=True)],
+            "knobs": Knobs(workers={"read": 1, "lookup": max(1, 2 * workers)}, backend=backend),
+            **how,
+        },
+    )
 
 
 class Trainer:
@@ -90,12 +99,16 @@ class Trainer:
 
 def checked(table: FeatureTable, hashes: list[str]) -> int:
     """Compares order hashes with those of a loader without workers; the number of epochs."""
-    with BatchLoader(table, batch_size=BATCH, fill=0.0, epochs=max(1, len(hashes)), reader="arrow") as loader:
+    with BatchLoader(
+        table, batch_size=BATCH, fill=0.0, epochs=max(1, len(hashes)), reader="arrow"
+    ) as loader:
         for number, found in enumerate(hashes):
             for _ in loader:
                 pass
             if loader.order_hash != found:
-                raise UsageError(f"epoch {number}: the order hash is {found}, and without workers {loader.order_hash}")
+                raise UsageError(
+                    f"epoch {number}: the order hash is {found}, and without workers {loader.order_hash}"
+                )
     return len(hashes)
 
 
@@ -107,9 +120,14 @@ def scaling(table: FeatureTable, options: argparse.Namespace) -> dict[str, Any]:
             trainer.warm(workers)
             rows, took, _ = trainer.run(options.seconds)
         found[workers] = rows / took
-        say(f"| {workers} workers | {rows / took:,.0f} rows/s | {rows / took / workers / found[1]:.3f} of linear, "
-            f"{rows / took * WAIT_S / BATCH / workers:.3f} of what waiting allows |")
-    return {str(n): {"rows_per_s": round(rate), "linear": round(rate / n / found[1], 3)} for n, rate in found.items()}
+        say(
+            f"| {workers} workers | {rows / took:,.0f} rows/s | {rows / took / workers / found[1]:.3f} of linear, "
+            f"{rows / took * WAIT_S / BATCH / workers:.3f} of what waiting allows |"
+        )
+    return {
+        str(n): {"rows_per_s": round(rate), "linear": round(rate / n / found[1], 3)}
+        for n, rate in found.items()
+    }
 
 
 def stall(table: FeatureTable, options: argparse.Namespace) -> dict[str, Any]:
@@ -146,9 +164,17 @@ def kills(table: FeatureTable, options: argparse.Namespace) -> dict[str, Any]:
         thread.join()
         remote = loader.remote
     epochs = checked(table, trainer.hashes)
-    say(f"| {killed[0]} kills in {took:.0f} s, {epochs} epochs with the local order hash | waits {waited:.2%} | "
-        f"{remote['retries']} requests made again |")
-    return {"kills": killed[0], "rows": rows, "epochs_equal": epochs, "stall": round(waited, 4), **remote}
+    say(
+        f"| {killed[0]} kills in {took:.0f} s, {epochs} epochs with the local order hash | waits {waited:.2%} | "
+        f"{remote['retries']} requests made again |"
+    )
+    return {
+        "kills": killed[0],
+        "rows": rows,
+        "epochs_equal": epochs,
+        "stall": round(waited, 4),
+        **remote,
+    }
 
 
 def price(table: FeatureTable, options: argparse.Namespace) -> dict[str, Any]:
@@ -156,7 +182,9 @@ def price(table: FeatureTable, options: argparse.Namespace) -> dict[str, Any]:
     found: dict[str, list[float]] = {"here": [], "received": []}
     for _ in range(3):
         for name, workers in (("here", 0), ("received", 2)):
-            knobs = Knobs(workers={"read": max(1, 2 * workers)}, backend={"read": "remote"} if workers else {})
+            knobs = Knobs(
+                workers={"read": max(1, 2 * workers)}, backend={"read": "remote"} if workers else {}
+            )
             with elsewhere(table, workers, transforms=(), knobs=knobs, window_rows=None) as loader:
                 trainer = Trainer(loader)
                 trainer.warm(workers)
@@ -164,7 +192,9 @@ def price(table: FeatureTable, options: argparse.Namespace) -> dict[str, Any]:
                 rows, _, _ = trainer.run(options.seconds / 2)
                 found[name].append((cpu_s() - began) / rows * 1e9)
     told = {name: round(statistics.median(each)) for name, each in found.items()}
-    say(f"| processor time of the trainer's process | {told['here']} ns a row read here, {told['received']} received |")
+    say(
+        f"| processor time of the trainer's process | {told['here']} ns a row read here, {told['received']} received |"
+    )
     return told
 
 
@@ -173,20 +203,67 @@ def jobs(table: FeatureTable, options: argparse.Namespace) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         token = Path(folder) / "token"
         token.write_text(os.urandom(16).hex())
-        workers = [stack.enter_context(subprocess.Popen(
-            [sys.executable, "-m", "sluice", "worker", "--table", str(table.uri), "--token-file", token, "--threads",
-             "1"], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)) for _ in range(2)]
+        workers = [
+            stack.enter_context(
+                subprocess.Popen(
+                    [
+                        sys.executable,
+                        "-m",
+                        "sluice",
+                        "worker",
+                        "--table",
+                        str(table.uri),
+                        "--token-file",
+                        token,
+                        "--threads",
+                        "1",
+                    ],
+                    cwd=ROOT,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.DEVNULL,
+                    text=True,
+                )
+            )
+            for _ in range(2)
+        ]
         for worker in workers:
             stack.callback(worker.terminate)
-        named = ",".join(json.loads(worker.stdout.readline())["listening"] for worker in workers if worker.stdout)
+        named = ",".join(
+            json.loads(worker.stdout.readline())["listening"] for worker in workers if worker.stdout
+        )
 
         def together(count: int) -> tuple[float, list[dict[str, Any]]]:
             before = sum(process_s(worker.pid) for worker in workers)
-            started = [subprocess.Popen(
-                [sys.executable, "-m", "ingest", "bench", str(table.uri), "--batch-size", str(BATCH), "--epochs", "3",
-                 "--tuning", "fixed", "--reader", "arrow", "--fill", "0", "--step-ms", "8", "--workers",
-                 f"{named}?token={token}"], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-                for _ in range(count)]
+            started = [
+                subprocess.Popen(
+                    [
+                        sys.executable,
+                        "-m",
+                        "ingest",
+                        "bench",
+                        str(table.uri),
+                        "--batch-size",
+                        str(BATCH),
+                        "--epochs",
+                        "3",
+                        "--tuning",
+                        "fixed",
+                        "--reader",
+                        "arrow",
+                        "--fill",
+                        "0",
+                        "--step-ms",
+                        "8",
+                        "--workers",
+                        f"{named}?token={token}",
+                    ],
+                    cwd=ROOT,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    text=True,
+                )
+                for _ in range(count)
+            ]
             found = []
             for process in started:
                 out, err = process.communicate()
@@ -201,43 +278,100 @@ def jobs(table: FeatureTable, options: argparse.Namespace) -> dict[str, Any]:
     if any(one["order_hashes"] != alone["order_hashes"] for one in three):
         raise UsageError("the order hashes of jobs that share workers differ")
     speed = min(one["rows_per_s"] for one in three) / alone["rows_per_s"]
-    say(f"| three jobs | {all_s / alone_s:.2f} times the work of one | the slowest at {speed:.2f} of its speed alone |")
-    return {"work": round(all_s / alone_s, 2), "slowest": round(speed, 3), "core_s": round(alone_s, 2)}
+    say(
+        f"| three jobs | {all_s / alone_s:.2f} times the work of one | the slowest at {speed:.2f} of its speed alone |"
+    )
+    return {
+        "work": round(all_s / alone_s, 2),
+        "slowest": round(speed, 3),
+        "core_s": round(alone_s, 2),
+    }
 
 
 def trainers(_: FeatureTable, options: argparse.Namespace) -> dict[str, Any]:
     """Two ranks that train for two epochs, without workers, with one and with four for each of them."""
     found: dict[str, tuple[float | None, list[str]]] = {}
     with tempfile.TemporaryDirectory() as folder:
-        table = small_table(Path(folder) / "table", rows=options.rows // 20, values=50)  # with rows to test on
+        table = small_table(
+            Path(folder) / "table", rows=options.rows // 20, values=50
+        )  # with rows to test on
         for workers in (0, 1, 4):
             run = Path(folder) / f"run{workers}"
             told = subprocess.run(
-                [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m",
-                 "dlrm.train", "--run-dir", run, "--data", str(table.uri), "--batch-size", str(BATCH), "--epochs", "2",
-                 "--width", "8", "--dense-layers", "16", "--over-layers", "16", "--reader", "arrow",
-                 *(["--workers", f"local:{workers}"] if workers else [])],
-                cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, check=False)
+                [
+                    sys.executable,
+                    "-m",
+                    "torch.distributed.run",
+                    "--standalone",
+                    "--nproc-per-node=2",
+                    "-m",
+                    "dlrm.train",
+                    "--run-dir",
+                    run,
+                    "--data",
+                    str(table.uri),
+                    "--batch-size",
+                    str(BATCH),
+                    "--epochs",
+                    "2",
+                    "--width",
+                    "8",
+                    "--dense-layers",
+                    "16",
+                    "--over-layers",
+                    "16",
+                    "--reader",
+                    "arrow",
+                    *(["--workers", f"local:{workers}"] if workers else []),
+                ],
+                cwd=ROOT,
+                env={**os.environ, "OMP_NUM_THREADS": "1"},
+                capture_output=True,
+                text=True,
+                check=False,
+            )
             if told.returncode:
                 raise UsageError(told.stderr[-2000:])
             events = map(json.loads, (run / "events.jsonl").read_text().splitlines())
-            found[str(workers)] = (json.loads(told.stdout.splitlines()[-1])["auc"],
-                                   [event["order_hash"] for event in events if event["kind"] == "epoch"])
-            say(f"| two ranks, {workers} workers each | AUC {found[str(workers)][0]} | {found[str(workers)][1]} |")
+            found[str(workers)] = (
+                json.loads(told.stdout.splitlines()[-1])["auc"],
+                [event["order_hash"] for event in events if event["kind"] == "epoch"],
+            )
+            say(
+                f"| two ranks, {workers} workers each | AUC {found[str(workers)][0]} | {found[str(workers)][1]} |"
+            )
     if found["0"][0] is None or any(one != found["0"] for one in found.values()):
         raise UsageError(f"AUC and order hash differ with workers and without: {found}")
     return {"auc": found["0"][0], "equal": True}
 
 
-PARTS = {"scaling": scaling, "stall": stall, "kills": kills, "price": price, "jobs": jobs, "trainers": trainers}
+PARTS = {
+    "scaling": scaling,
+    "stall": stall,
+    "kills": kills,
+    "price": price,
+    "jobs": jobs,
+    "trainers": trainers,
+}
 
 
 def main(argv: list[str]) -> dict[str, Any]:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--only", default=",".join(PARTS), help="some parts (default: %(default)s)")
-    parser.add_argument("--rows", type=int, default=400_000, help="of the table (default: %(default)s)")
-    parser.add_argument("--seconds", type=float, default=6, help="of each measurement (default: %(default)s)")
-    parser.add_argument("--kill-s", type=float, default=20, help="how long workers are killed (default: %(default)s)")
+    parser.add_argument(
+        "--rows", type=int, default=400_000, help="of the table (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=6, help="of each measurement (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--kill-s",
+        type=float,
+        default=20,
+        help="how long workers are killed (default: %(default)s)",
+    )
     options = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as folder:
         table = made_table(Path(folder), options.rows)

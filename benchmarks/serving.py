@@ -56,21 +56,31 @@ class Seen:
 
     def percentile(self, share: float) -> float:
         ordered = sorted(self.seconds)
-        return ordered[min(len(ordered) - 1, int(len(ordered) * share))] if ordered else float("nan")
+        return (
+            ordered[min(len(ordered) - 1, int(len(ordered) * share))] if ordered else float("nan")
+        )
 
     def to_dict(self, took: float) -> dict[str, Any]:
-        return {"requests": len(self.seconds), "errors": self.errors, "per_s": round(len(self.seconds) / took, 1),
-                "median_ms": round(1000 * statistics.median(self.seconds or [0]), 2),
-                "p99_ms": round(1000 * self.percentile(0.99), 2)}
+        return {
+            "requests": len(self.seconds),
+            "errors": self.errors,
+            "per_s": round(len(self.seconds) / took, 1),
+            "median_ms": round(1000 * statistics.median(self.seconds or [0]), 2),
+            "p99_ms": round(1000 * self.percentile(0.99), 2),
+        }
 
 
 def requests(rows: list[dict[str, Any]], each: int) -> list[bytes]:
     """Requests of so many rows, as bytes on the wire."""
     found = []
     for first in range(0, len(rows) - each + 1, each):
-        body = json.dumps({"rows": rows[first:first + each]}).encode()
-        found.append(b"POST /predict HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: "
-                     + str(len(body)).encode() + b"\r\n\r\n" + body)
+        body = json.dumps({"rows": rows[first : first + each]}).encode()
+        found.append(
+            b"POST /predict HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: "
+            + str(len(body)).encode()
+            + b"\r\n\r\n"
+            + body
+        )
     return found
 
 
@@ -79,8 +89,17 @@ def synthetic_clicks() -> list[dict[str, Any]]:
     codes = {name: clicks.codes(name) for name in CATEGORIES}
     found = []
     for n in range(_ROWS):
-        row: dict[str, Any] = {name: int(clicks.counts[name][n]) for name in INTEGERS if not _null(clicks, name, n)}
-        found.append(row | {name: f"{int(codes[name][n]):08x}" for name in CATEGORIES if not _null(clicks, name, n)})
+        row: dict[str, Any] = {
+            name: int(clicks.counts[name][n]) for name in INTEGERS if not _null(clicks, name, n)
+        }
+        found.append(
+            row
+            | {
+                name: f"{int(codes[name][n]):08x}"
+                for name in CATEGORIES
+                if not _null(clicks, name, n)
+            }
+        )
     return found
 
 
@@ -118,7 +137,9 @@ class Client:
         self._writer.close()
 
 
-async def closed_loop(port: int, asked: list[bytes], clients: int, seconds: float) -> tuple[Seen, float]:
+async def closed_loop(
+    port: int, asked: list[bytes], clients: int, seconds: float
+) -> tuple[Seen, float]:
     """Each client asks again as soon as it has its answer."""
     all_of = [Client(port, asked, 31 * n) for n in range(clients)]
     seen = Seen()
@@ -138,8 +159,15 @@ async def closed_loop(port: int, asked: list[bytes], clients: int, seconds: floa
     return seen, took
 
 
-async def steady(port: int, asked: list[bytes], *, clients: int, seconds: float, rate: float,
-                 look: Callable[[], None]) -> Seen:
+async def steady(
+    port: int,
+    asked: list[bytes],
+    *,
+    clients: int,
+    seconds: float,
+    rate: float,
+    look: Callable[[], None],
+) -> Seen:
     """So many requests a second, each at its time, whoever is free asks it."""
     free: asyncio.Queue[Client] = asyncio.Queue()
     for n in range(clients):
@@ -171,8 +199,12 @@ async def steady(port: int, asked: list[bytes], *, clients: int, seconds: float,
 async def flood(port: int, requests: int) -> dict[str, Any]:
     """So many requests of the most rows at one time: how many are answered in which way, and when the last is."""
     body = b'{"rows":[%s]}' % b",".join([b"{}"] * _MOST_ROWS)
-    empty_rows = [b"POST /predict HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: "
-                  + str(len(body)).encode() + b"\r\n\r\n" + body]
+    empty_rows = [
+        b"POST /predict HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: "
+        + str(len(body)).encode()
+        + b"\r\n\r\n"
+        + body
+    ]
 
     async def one() -> str:
         client = Client(port, empty_rows, 0)
@@ -183,8 +215,12 @@ async def flood(port: int, requests: int) -> dict[str, Any]:
 
     began = time.perf_counter()
     statuses = Counter(await asyncio.gather(*(one() for _ in range(requests))))
-    return {"requests": requests, "rows_each": _MOST_ROWS, "statuses": dict(statuses),
-            "last_answer_s": round(time.perf_counter() - began, 2)}
+    return {
+        "requests": requests,
+        "rows_each": _MOST_ROWS,
+        "statuses": dict(statuses),
+        "last_answer_s": round(time.perf_counter() - began, 2),
+    }
 
 
 def flooded(port: int, requests: int) -> dict[str, Any]:
@@ -205,17 +241,22 @@ def attack(port: int, requests: int) -> dict[str, Any]:
                     pass
             seen.seconds.append(time.perf_counter() - began)
             time.sleep(0.02)
-    return {**begun.result(), "health": len(seen.seconds),
-            "health_median_ms": round(1000 * statistics.median(seen.seconds), 1),
-            "health_p99_ms": round(1000 * seen.percentile(0.99), 1),
-            "health_max_ms": round(1000 * max(seen.seconds), 1)}
+    return {
+        **begun.result(),
+        "health": len(seen.seconds),
+        "health_median_ms": round(1000 * statistics.median(seen.seconds), 1),
+        "health_p99_ms": round(1000 * seen.percentile(0.99), 1),
+        "health_max_ms": round(1000 * max(seen.seconds), 1),
+    }
 
 
 @contextmanager
 def serving(command: list[str], cores: list[int]) -> Iterator[tuple[int, psutil.Process, str]]:
     """A server on the first core: its port, its process and what it said."""
     os.sched_setaffinity(0, cores[:1])  # the server inherits it
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+    process = subprocess.Popen(
+        command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
+    )
     os.sched_setaffinity(0, cores[1:])
     try:
         told = ""
@@ -233,18 +274,24 @@ def serving(command: list[str], cores: list[int]) -> Iterator[tuple[int, psutil.
             process.stderr.close()
 
 
-def measured(port: int, server: psutil.Process, asked: list[bytes], clients: int, seconds: float) -> dict[str, Any]:
+def measured(
+    port: int, server: psutil.Process, asked: list[bytes], clients: int, seconds: float
+) -> dict[str, Any]:
     """A closed loop of clients, and what the server's processor did meanwhile."""
     before = server.cpu_times()
     seen, took = asyncio.run(closed_loop(port, asked, clients, seconds))
     spent = server.cpu_times()
     used = spent.user + spent.system - before.user - before.system
-    return {**seen.to_dict(took), "server_cores": round(used / took, 2),
-            "server_us_a_request": round(1e6 * used / max(1, len(seen.seconds)))}
+    return {
+        **seen.to_dict(took),
+        "server_cores": round(used / took, 2),
+        "server_us_a_request": round(1e6 * used / max(1, len(seen.seconds))),
+    }
 
 
-def beside(commands: dict[str, list[str]], cores: list[int], asked: list[bytes], args: argparse.Namespace
-           ) -> dict[str, Any]:
+def beside(
+    commands: dict[str, list[str]], cores: list[int], asked: list[bytes], args: argparse.Namespace
+) -> dict[str, Any]:
     """Both servers are up; rounds of one client and of many, each time in another order."""
     rounds: list[dict[str, dict[str, Any]]] = []
     with serving(commands["plain"], cores) as plain, serving(commands["sluice"], cores) as ours:
@@ -254,33 +301,66 @@ def beside(commands: dict[str, list[str]], cores: list[int], asked: list[bytes],
             for name in list(ports) if number % 2 else list(ports)[::-1]:
                 port, server, _ = ports[name]
                 for clients in (1, args.clients):
-                    rounds[-1][f"{name}_{clients}"] = measured(port, server, asked, clients, args.seconds)
+                    rounds[-1][f"{name}_{clients}"] = measured(
+                        port, server, asked, clients, args.seconds
+                    )
             say(f"round {number + 1}: {rounds[-1]}")
     found: dict[str, Any] = {"rounds": rounds}
     for clients in (1, args.clients):
         for figure in ("per_s", "median_ms", "p99_ms", "server_us_a_request"):
-            ratios = [one[f"sluice_{clients}"][figure] / max(1e-9, one[f"plain_{clients}"][figure]) for one in rounds]
+            ratios = [
+                one[f"sluice_{clients}"][figure] / max(1e-9, one[f"plain_{clients}"][figure])
+                for one in rounds
+            ]
             found[f"{clients}_clients_{figure}"] = round(statistics.median(ratios), 3)
     return found
 
 
 def main(argv: list[str]) -> dict[str, Any]:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("run", type=Path, metavar="RUN")
     parser.add_argument("--clients", type=int, default=64)
-    parser.add_argument("--seconds", type=float, default=10, help="of each measurement (default: %(default)s)")
-    parser.add_argument("--soak", type=float, default=600, help="seconds of the soak; 0: none (default: %(default)s)")
+    parser.add_argument(
+        "--seconds", type=float, default=10, help="of each measurement (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--soak",
+        type=float,
+        default=600,
+        help="seconds of the soak; 0: none (default: %(default)s)",
+    )
     parser.add_argument("--tables", default="int8")
-    parser.add_argument("--rows", type=Path, metavar="FILE", help="JSON lines of raw rows; none: synthetic clicks")
-    parser.add_argument("--beside", type=int, default=0, metavar="N", help="rounds beside the plainest server")
-    parser.add_argument("--attack", type=int, default=128, metavar="N", help="requests of 4,096 empty rows at one "
-                        "time; 0: none (default: %(default)s)")
+    parser.add_argument(
+        "--rows", type=Path, metavar="FILE", help="JSON lines of raw rows; none: synthetic clicks"
+    )
+    parser.add_argument(
+        "--beside", type=int, default=0, metavar="N", help="rounds beside the plainest server"
+    )
+    parser.add_argument(
+        "--attack",
+        type=int,
+        default=128,
+        metavar="N",
+        help="requests of 4,096 empty rows at one time; 0: none (default: %(default)s)",
+    )
     args = parser.parse_args(argv)
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) < 2:
         raise UsageError("the server has a core of its own here: two are needed")
-    command = [sys.executable, "-m", "dlrm.serve", str(args.run), "--port", "0", "--tables", args.tables,
-               "--reload-every", "0"]
+    command = [
+        sys.executable,
+        "-m",
+        "dlrm.serve",
+        str(args.run),
+        "--port",
+        "0",
+        "--tables",
+        args.tables,
+        "--reload-every",
+        "0",
+    ]
     rows = synthetic_clicks()
     if args.rows:
         rows = [json.loads(line) for line in args.rows.read_text().splitlines()[:_ROWS]]
@@ -300,10 +380,22 @@ def main(argv: list[str]) -> dict[str, Any]:
         say(f"{args.clients} clients, {_TEN} rows a request: {found['tens']}")
         if args.soak:
             memory: list[int] = []
-            soak = asyncio.run(steady(port, asked, clients=args.clients, seconds=args.soak, rate=0.8 * many["per_s"],
-                                      look=lambda: memory.append(server.memory_info().rss)))
-            found["soak"] = {**soak.to_dict(args.soak), "seconds": args.soak,
-                             "grown_bytes": server.memory_info().rss - memory[0], "bytes": memory[0]}
+            soak = asyncio.run(
+                steady(
+                    port,
+                    asked,
+                    clients=args.clients,
+                    seconds=args.soak,
+                    rate=0.8 * many["per_s"],
+                    look=lambda: memory.append(server.memory_info().rss),
+                )
+            )
+            found["soak"] = {
+                **soak.to_dict(args.soak),
+                "seconds": args.soak,
+                "grown_bytes": server.memory_info().rss - memory[0],
+                "bytes": memory[0],
+            }
             say(f"soak: {found['soak']}")
         if args.attack:
             found["attack"] = attack(port, args.attack)

@@ -41,7 +41,11 @@ from sluice.ingest.read.parquet_files import ParquetFiles
 BAGS = (3, 2, 1, 2, 6, 1, 1, 1, 1, 7, 3, 8, 1, 6, 9, 5, 1, 1, 1, 12, 100, 27, 10, 3, 1, 1)
 """Ids a row of MLPerf's 26 multi-hot features: 214."""
 BATCH_SIZE = 8192
-OPTIONS: dict[str, Any] = {"compression": "lz4", "use_dictionary": False, "write_page_checksum": True}
+OPTIONS: dict[str, Any] = {
+    "compression": "lz4",
+    "use_dictionary": False,
+    "write_page_checksum": True,
+}
 
 
 def cpu_s() -> float:
@@ -52,15 +56,24 @@ def cpu_s() -> float:
 def per_round(ours: Contender, decode: Contender, seconds: float, rounds: int) -> dict[str, Any]:
     """Both in turns."""
     pairs = [(ours(seconds), decode(seconds)) for _ in range(rounds)]
-    return {"rows_per_s": round(statistics.median(a for a, _ in pairs)),
-            "decode_rows_per_s": round(statistics.median(b for _, b in pairs)),
-            "of_decode_only": round(statistics.median(a / b for a, b in pairs), 3)}
+    return {
+        "rows_per_s": round(statistics.median(a for a, _ in pairs)),
+        "decode_rows_per_s": round(statistics.median(b for _, b in pairs)),
+        "of_decode_only": round(statistics.median(a / b for a, b in pairs), 3),
+    }
 
 
-def beside_the_decoder(table: Any, arguments: argparse.Namespace, batch_size: int = BATCH_SIZE) -> dict[str, Any]:
+def beside_the_decoder(
+    table: Any, arguments: argparse.Namespace, batch_size: int = BATCH_SIZE
+) -> dict[str, Any]:
     contender, close = ours(table, batch_size, "petastorm")
     try:
-        return per_round(contender, decode_only(table, Columns.of(table.fields)), arguments.seconds, arguments.rounds)
+        return per_round(
+            contender,
+            decode_only(table, Columns.of(table.fields)),
+            arguments.seconds,
+            arguments.rounds,
+        )
     finally:
         close()
 
@@ -69,13 +82,19 @@ def wide(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     random, rows, group = np.random.default_rng(0), 131_072, 32_768
     names = [f"x{n}" for n in range(1000)]
     read = names[7::20]
-    columns = {"label": pa.array(random.integers(0, 2, rows).astype(np.int8)),
-               **{name: pa.array(random.normal(size=rows).astype(np.float32)) for name in names}}
+    columns = {
+        "label": pa.array(random.integers(0, 2, rows).astype(np.int8)),
+        **{name: pa.array(random.normal(size=rows).astype(np.float32)) for name in names},
+    }
     for folder_name, kept in (("all", names), ("few", read)):
         (folder / folder_name).mkdir()
         for file in range(2):
-            pq.write_table(pa.table({name: columns[name] for name in ("label", *kept)}),
-                           folder / folder_name / f"{file}.parquet", row_group_size=group, **OPTIONS)
+            pq.write_table(
+                pa.table({name: columns[name] for name in ("label", *kept)}),
+                folder / folder_name / f"{file}.parquet",
+                row_group_size=group,
+                **OPTIONS,
+            )
     del columns
     found, closes = {}, []
     for name in ("all", "few"):
@@ -91,10 +110,12 @@ def wide(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
         pairs.append((whole, few, (between - began) / whole, (cpu_s() - between) / few))
     for close in closes:
         close()
-    return {"rows_per_s": round(statistics.median(p[0] for p in pairs)),
-            "rows_per_s_of_a_file_of_50": round(statistics.median(p[1] for p in pairs)),
-            "cost_in_time": round(statistics.median(p[1] / p[0] for p in pairs), 3),
-            "cost_in_processor_time": round(statistics.median(p[2] / p[3] for p in pairs), 3)}
+    return {
+        "rows_per_s": round(statistics.median(p[0] for p in pairs)),
+        "rows_per_s_of_a_file_of_50": round(statistics.median(p[1] for p in pairs)),
+        "cost_in_time": round(statistics.median(p[1] / p[0] for p in pairs), 3),
+        "cost_in_processor_time": round(statistics.median(p[2] / p[3] for p in pairs), 3),
+    }
 
 
 def multi_hot_files(folder: Path) -> ParquetFiles:
@@ -106,10 +127,13 @@ def multi_hot_files(folder: Path) -> ParquetFiles:
     for n, ids in enumerate(BAGS):
         values = random.integers(0, 100_000, (rows, ids)).astype("<i4")
         offsets = np.arange(0, 4 * ids * (rows + 1), 4 * ids, dtype=np.int32)
-        columns[f"C{n}"] = pa.BinaryArray.from_buffers(pa.binary(), rows, [None, pa.py_buffer(offsets),
-                                                                           pa.py_buffer(values)])
+        columns[f"C{n}"] = pa.BinaryArray.from_buffers(
+            pa.binary(), rows, [None, pa.py_buffer(offsets), pa.py_buffer(values)]
+        )
     for file in range(2):
-        pq.write_table(pa.table(columns), folder / f"{file}.parquet", row_group_size=32_768, **OPTIONS)
+        pq.write_table(
+            pa.table(columns), folder / f"{file}.parquet", row_group_size=32_768, **OPTIONS
+        )
     return ParquetFiles.open(folder, {"label": "label", "dense": "I*", "id_list": "C*"})
 
 
@@ -118,20 +142,27 @@ def multi_hot(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def large_groups(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
-    table = small_table(folder / "table", rows=4 * 2**20, row_group_rows=2**20, splits={"train": 1.0})
+    table = small_table(
+        folder / "table", rows=4 * 2**20, row_group_rows=2**20, splits={"train": 1.0}
+    )
     return beside_the_decoder(table, arguments)
 
 
 def small_batches(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
-    table = small_table(folder / "table", rows=1_600_000, row_group_rows=32_768, splits={"train": 1.0})
+    table = small_table(
+        folder / "table", rows=1_600_000, row_group_rows=32_768, splits={"train": 1.0}
+    )
     return beside_the_decoder(table, arguments, batch_size=1024)
 
 
 def waiting(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     """The consumer sleeps, so all processor time is the loader's; what its stages spend in their own work is decoding,
     gathering and checksums, the rest is Python's: queues, waking, counters."""
-    table = small_table(folder / "table", rows=400_000, row_group_rows=32_768, splits={"train": 1.0})
+    table = small_table(
+        folder / "table", rows=400_000, row_group_rows=32_768, splits={"train": 1.0}
+    )
     with BatchLoader(table, batch_size=BATCH_SIZE, epochs=sys.maxsize) as loader:
+
         def take(seconds: float) -> tuple[float, float]:
             """Processor time of everything and of the stages' work."""
             before, began, end = loader.snapshot(), cpu_s(), time.monotonic() + seconds
@@ -141,19 +172,29 @@ def waiting(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
                     if time.monotonic() >= end:
                         break
             after = loader.snapshot()
-            return cpu_s() - began, sum(s.cpu_s for s in after.stages) - sum(s.cpu_s for s in before.stages)
+            return cpu_s() - began, sum(s.cpu_s for s in after.stages) - sum(
+                s.cpu_s for s in before.stages
+            )
 
         take(1.0)
         turns = [(seconds, *take(seconds)) for seconds in [arguments.seconds] * arguments.rounds]
-    return {"of_a_core": round(statistics.median(whole / s for s, whole, _ in turns), 4),
-            "of_a_core_beside_the_stages": round(statistics.median((whole - work) / s for s, whole, work in turns), 4)}
+    return {
+        "of_a_core": round(statistics.median(whole / s for s, whole, _ in turns), 4),
+        "of_a_core_beside_the_stages": round(
+            statistics.median((whole - work) / s for s, whole, work in turns), 4
+        ),
+    }
 
 
 def many_files(folder: Path, _arguments: argparse.Namespace) -> dict[str, Any]:
     random, rows = np.random.default_rng(0), 500
-    table = pa.table({"label": pa.array(random.integers(0, 2, rows).astype(np.int8)),
-                      **{f"I{n}": random.normal(size=rows).astype(np.float32) for n in range(13)},
-                      **{f"C{n}": random.integers(0, 1000, rows).astype(np.int32) for n in range(26)}})
+    table = pa.table(
+        {
+            "label": pa.array(random.integers(0, 2, rows).astype(np.int8)),
+            **{f"I{n}": random.normal(size=rows).astype(np.float32) for n in range(13)},
+            **{f"C{n}": random.integers(0, 1000, rows).astype(np.int32) for n in range(26)},
+        }
+    )
     for number in range(2000):
         pq.write_table(table, folder / f"part-{number:04}.parquet", **OPTIONS)
 
@@ -170,15 +211,27 @@ def many_files(folder: Path, _arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 CASES: dict[str, Callable[[Path, argparse.Namespace], dict[str, Any]]] = {
-    "wide": wide, "multi-hot": multi_hot, "large-groups": large_groups, "small-batches": small_batches,
-    "waiting": waiting, "files": many_files}
+    "wide": wide,
+    "multi-hot": multi_hot,
+    "large-groups": large_groups,
+    "small-batches": small_batches,
+    "waiting": waiting,
+    "files": many_files,
+}
 
 
 def main(argv: list[str]) -> dict[str, Any]:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.shapes", description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("cases", nargs="*", metavar="CASE", help=f"of {', '.join(CASES)} (default: all)")
-    parser.add_argument("--seconds", type=float, default=3.0, help="of each turn (default %(default)s)")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.shapes",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "cases", nargs="*", metavar="CASE", help=f"of {', '.join(CASES)} (default: all)"
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=3.0, help="of each turn (default %(default)s)"
+    )
     parser.add_argument("--rounds", type=int, default=3, help="turns of each (default %(default)s)")
     arguments = parser.parse_args(argv)
     for name in arguments.cases:
@@ -190,7 +243,12 @@ def main(argv: list[str]) -> dict[str, Any]:
     for name in arguments.cases or CASES:
         with tempfile.TemporaryDirectory() as folder:
             found[name] = CASES[name](Path(folder), arguments)
-        say(f"{name:14} " + ", ".join(f"{what.replace('_', ' ')} {value:,}" for what, value in found[name].items()))
+        say(
+            f"{name:14} "
+            + ", ".join(
+                f"{what.replace('_', ' ')} {value:,}" for what, value in found[name].items()
+            )
+        )
     return found
 
 

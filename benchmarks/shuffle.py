@@ -35,17 +35,25 @@ def epoch_order(plan: RowsPlan, epoch: int) -> np.ndarray:
     for stream in range(plan.streams):
         rows = []
         for window in plan.windows(epoch, (stream,)):
-            places = np.concatenate([np.arange(first[s.group] + s.start, first[s.group] + s.stop)
-                                     for s in window.slices])
+            places = np.concatenate(
+                [
+                    np.arange(first[s.group] + s.start, first[s.group] + s.stop)
+                    for s in window.slices
+                ]
+            )
             order = plan.order(epoch, window)
             rows.append(places if order is None else places[order])
-        streams.append(np.concatenate(rows)[:plan.steps * plan.stream_rows].reshape(plan.steps, plan.stream_rows))
+        streams.append(
+            np.concatenate(rows)[: plan.steps * plan.stream_rows].reshape(
+                plan.steps, plan.stream_rows
+            )
+        )
     return np.concatenate(streams, axis=1).reshape(-1)
 
 
 def figures(order: np.ndarray, rows: int) -> tuple[float, float, float]:
     """Travel, spread of the batches' mean place, and entropy of the tenths in a batch, not yet compared."""
-    batches = order[:len(order) // BATCH * BATCH].reshape(-1, BATCH)
+    batches = order[: len(order) // BATCH * BATCH].reshape(-1, BATCH)
     travel = np.abs(order - np.arange(len(order))).mean() / rows
     tenths = np.stack([(batches * 10 // rows == t).mean(1) for t in range(10)])
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -69,22 +77,27 @@ def clicks(rows: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
 
 def autocorrelation(labels: np.ndarray) -> float:
     """How the batches' click rates go along with those one batch on."""
-    rates = labels[:len(labels) // BATCH * BATCH].reshape(-1, BATCH).mean(1)
+    rates = labels[: len(labels) // BATCH * BATCH].reshape(-1, BATCH).mean(1)
     return float(np.corrcoef(rates[:-1], rates[1:])[0, 1])
 
 
 def learned(ids: np.ndarray, labels: np.ndarray, order: np.ndarray) -> float:
     """AUC over all rows after one epoch in this order."""
-    weights, sums, bias, bias_sum = np.zeros((FEATURES, IDS)), np.full((FEATURES, IDS), 1e-6), 0.0, 1e-6
+    weights, sums, bias, bias_sum = (
+        np.zeros((FEATURES, IDS)),
+        np.full((FEATURES, IDS), 1e-6),
+        0.0,
+        1e-6,
+    )
     features = np.arange(FEATURES)
     for at in range(0, len(order) - MODEL_BATCH + 1, MODEL_BATCH):
-        rows = order[at:at + MODEL_BATCH]
+        rows = order[at : at + MODEL_BATCH]
         gap = 1 / (1 + np.exp(-weights[features, ids[rows]].sum(1) - bias)) - labels[rows]
         slope = np.zeros_like(weights)
         np.add.at(slope, (features, ids[rows]), gap[:, None] / MODEL_BATCH)
         sums += slope**2
         weights -= RATE * slope / np.sqrt(sums)
-        bias_sum += gap.mean()**2
+        bias_sum += gap.mean() ** 2
         bias -= RATE * gap.mean() / np.sqrt(bias_sum)
     return auc(weights[features, ids].sum(1), labels)
 
@@ -98,10 +111,17 @@ def auc(scores: np.ndarray, labels: np.ndarray) -> float:
 
 
 def main(argv: list[str]) -> dict[str, Any]:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.shuffle", description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=int, default=2**20, help="rows of the table (default %(default)s)")
-    parser.add_argument("--row-group", type=int, default=2**15, help="rows of a row group (default %(default)s)")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.shuffle",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--rows", type=int, default=2**20, help="rows of the table (default %(default)s)"
+    )
+    parser.add_argument(
+        "--row-group", type=int, default=2**15, help="rows of a row group (default %(default)s)"
+    )
     arguments = parser.parse_args(argv)
     rows = arguments.rows
     groups = (tuple([arguments.row_group] * (rows // arguments.row_group)),)
@@ -114,16 +134,33 @@ def main(argv: list[str]) -> dict[str, Any]:
         travel, drift, cover = np.mean([figures(order, rows) for order in orders], 0) / best
         same = np.mean([autocorrelation(labels[order]) for order in orders])
         score = np.mean([learned(ids, labels, order) for order in orders])
-        found[name] = {"travel": round(travel, 3), "drift": round(drift, 2), "cover": round(cover, 3),
-                       "autocorrelation": round(same, 3), "auc": round(score, 4)}
-        say(f"{name:24} travel {travel:5.2f}   drift of batches {drift:6.2f}×   cover {cover:5.2f}   label "
-            f"autocorrelation {same:6.2f}   AUC {score:.4f}")
+        found[name] = {
+            "travel": round(travel, 3),
+            "drift": round(drift, 2),
+            "cover": round(cover, 3),
+            "autocorrelation": round(same, 3),
+            "auc": round(score, 4),
+        }
+        say(
+            f"{name:24} travel {travel:5.2f}   drift of batches {drift:6.2f}×   cover {cover:5.2f}   label "
+            f"autocorrelation {same:6.2f}   AUC {score:.4f}"
+        )
 
     tell("global", shuffled)
     tell("in the order of time", [np.arange(rows)])
-    for streams, window in ((1, 32768), (8, 4096), (8, 32768), (8, 131072), (16, 32768), (32, 32768), (64, 32768)):
-        plans = [RowsPlan(groups=groups, batch_size=BATCH, seed=s, streams=streams, window_rows=window)
-                 for s in range(SEEDS)]
+    for streams, window in (
+        (1, 32768),
+        (8, 4096),
+        (8, 32768),
+        (8, 131072),
+        (16, 32768),
+        (32, 32768),
+        (64, 32768),
+    ):
+        plans = [
+            RowsPlan(groups=groups, batch_size=BATCH, seed=s, streams=streams, window_rows=window)
+            for s in range(SEEDS)
+        ]
         tell(f"{streams} streams of {window}", [epoch_order(p, 0) for p in plans])
     return found
 

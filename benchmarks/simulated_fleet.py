@@ -79,7 +79,9 @@ class SimulatedFleet:
         for worker in self.workers:
             if before < worker.ready_at <= self.now:
                 took = worker.ready_at - worker.called_at
-                self.start_s = took if not self.start_s else self.start_s + 0.25 * (took - self.start_s)
+                self.start_s = (
+                    took if not self.start_s else self.start_s + 0.25 * (took - self.start_s)
+                )
         left = [worker for worker in self.workers if worker.ends_at > self.now]
         taken = len(left) - min(len(left), self.truth.most(self.now))
         if taken:
@@ -135,27 +137,53 @@ class FleetPipeline:
 
     def apply(self, knobs: Knobs) -> None:
         self.sim.apply(knobs)
-        self.fleet.use(math.ceil(self._requests / REQUESTS_A_CORE) if knobs.backend.get(self._name) == REMOTE else 0)
+        self.fleet.use(
+            math.ceil(self._requests / REQUESTS_A_CORE)
+            if knobs.backend.get(self._name) == REMOTE
+            else 0
+        )
         self._man()
 
     def advance(self, seconds: float) -> None:
         end = self.now + seconds
         while self.now < end - 1e-9:
             step_s = min(CHUNK_S, end - self.now)
-            before, speed = (self.sim.busy_s[0], self.sim.in_s[0], self.sim.out_s[0]), self.fleet.speed
+            before, speed = (
+                (self.sim.busy_s[0], self.sim.in_s[0], self.sim.out_s[0]),
+                self.fleet.speed,
+            )
             self.sim.advance(step_s)
-            self._count(step_s, speed, *(now - then for now, then in zip(
-                (self.sim.busy_s[0], self.sim.in_s[0], self.sim.out_s[0]), before, strict=True)))
+            self._count(
+                step_s,
+                speed,
+                *(
+                    now - then
+                    for now, then in zip(
+                        (self.sim.busy_s[0], self.sim.in_s[0], self.sim.out_s[0]),
+                        before,
+                        strict=True,
+                    )
+                ),
+            )
             self.fleet.pass_time(step_s)
             self._man()
 
     def snapshot(self) -> Snapshot:
         seen, fleet = self.sim.snapshot(), self.fleet
-        first = dataclasses.replace(seen.stages[0], busy_s=self._busy_s, wait_input_s=self._in_s,
-                                    wait_output_s=self._out_s)
-        return dataclasses.replace(seen, stages=(first, *seen.stages[1:]), elsewhere={
-            "workers": fleet.ready, "starting": fleet.wanted - fleet.ready, "core_s": fleet.core_s,
-            "requests_a_core": REQUESTS_A_CORE, "start_s": fleet.start_s})
+        first = dataclasses.replace(
+            seen.stages[0], busy_s=self._busy_s, wait_input_s=self._in_s, wait_output_s=self._out_s
+        )
+        return dataclasses.replace(
+            seen,
+            stages=(first, *seen.stages[1:]),
+            elsewhere={
+                "workers": fleet.ready,
+                "starting": fleet.wanted - fleet.ready,
+                "core_s": fleet.core_s,
+                "requests_a_core": REQUESTS_A_CORE,
+                "start_s": fleet.start_s,
+            },
+        )
 
     @property
     def _requests(self) -> int:

@@ -77,8 +77,14 @@ def write_input(folder: Path, rows: int, values: int, files: int) -> None:
     for number, (first, last) in enumerate(itertools.pairwise(bounds)):
         place = np.arange(first, last)
         user = np.where(draw.random(len(place)) < HOT, 0, place % values)
-        part = pa.table({"label": draw.integers(0, 2, len(place), np.int8), "user": user,
-                         "page": draw.integers(0, 1000, len(place)), "price": np.round(draw.random(len(place)), 3)})
+        part = pa.table(
+            {
+                "label": draw.integers(0, 2, len(place), np.int8),
+                "user": user,
+                "page": draw.integers(0, 1000, len(place)),
+                "price": np.round(draw.random(len(place)), 3),
+            }
+        )
         pa.csv.write_csv(part, folder / f"{number:05}.tsv", options)
 
 
@@ -158,27 +164,61 @@ def _is_executor(one: psutil.Process) -> bool:
 
 def submit(place: Path, output: Path, *words: str, then: Sequence[str] = ()) -> Submitted:
     """A job, with these words for spark-submit, and `then` these for the job."""
-    command = [_BIN / "spark-submit", "--properties-file", ROOT / "spark-defaults.conf", *words, ROOT / "etl/job.py",
-               "--spec", place / "spec.toml", "--input", place / "in", "--output", output, *then]
+    command = [
+        _BIN / "spark-submit",
+        "--properties-file",
+        ROOT / "spark-defaults.conf",
+        *words,
+        ROOT / "etl/job.py",
+        "--spec",
+        place / "spec.toml",
+        "--input",
+        place / "in",
+        "--output",
+        output,
+        *then,
+    ]
     env = {**os.environ, "PATH": f"{_BIN}:{os.environ['PATH']}", "SPARK_LOCAL_IP": "127.0.0.1"}
-    return Submitted(subprocess.Popen([str(word) for word in command], cwd=place, text=True, stdout=subprocess.PIPE,
-                                      stderr=subprocess.PIPE, env=env, start_new_session=True))
+    return Submitted(
+        subprocess.Popen(
+            [str(word) for word in command],
+            cwd=place,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=env,
+            start_new_session=True,
+        )
+    )
 
 
-def on_cluster(place: Path, name: str, options: argparse.Namespace, disturb: dict[str, float] | None = None
-               ) -> dict[str, Any]:
+def on_cluster(
+    place: Path, name: str, options: argparse.Namespace, disturb: dict[str, float] | None = None
+) -> dict[str, Any]:
     """One job on a cluster of its own; `disturb` says how long after the beginning of a stage something goes wrong."""
     begun: list[str] = []
     came: list[str] = []
-    with tempfile.TemporaryDirectory(prefix="cluster-", dir=place) as folder, \
-            StandaloneCluster(Path(folder)) as cluster:
+    with (
+        tempfile.TemporaryDirectory(prefix="cluster-", dir=place) as folder,
+        StandaloneCluster(Path(folder)) as cluster,
+    ):
         for _ in range(2):
             cluster.add_worker(cores=1, memory="512m")
-        settings = {"spark.pyspark.python": sys.executable, "spark.executor.memory": "512m",
-                    "spark.driver.memory": options.driver_memory}
-        job = submit(place, place / name, "--master", cluster.url, "--py-files", str(ROOT / "build/sluice.zip"),
-                     *[word for key, value in settings.items() for word in ("--conf", f"{key}={value}")],
-                     then=["--worker-memory", str(options.worker_memory)])
+        settings = {
+            "spark.pyspark.python": sys.executable,
+            "spark.executor.memory": "512m",
+            "spark.driver.memory": options.driver_memory,
+        }
+        job = submit(
+            place,
+            place / name,
+            "--master",
+            cluster.url,
+            "--py-files",
+            str(ROOT / "build/sluice.zip"),
+            *[word for key, value in settings.items() for word in ("--conf", f"{key}={value}")],
+            then=["--worker-memory", str(options.worker_memory)],
+        )
 
         def disturbing(line: str) -> None:
             for stage, whom in (("fitting", "executor"), ("writing", "worker")):
@@ -188,9 +228,17 @@ def on_cluster(place: Path, name: str, options: argparse.Namespace, disturb: dic
 
         result = job.followed(disturbing)
         table = FeatureTable.open(place / name)
-        return {"seconds": round(time.monotonic() - job.began, 1), "stages": job.seconds, "peak_mib": job.peak_mib,
-                "fingerprint": result["fingerprint"], "state": table.record.state, "ways": result["ways"],
-                "rows": table.rows, "files": [file.rows for file in table.files], "disturbed": came}
+        return {
+            "seconds": round(time.monotonic() - job.began, 1),
+            "stages": job.seconds,
+            "peak_mib": job.peak_mib,
+            "fingerprint": result["fingerprint"],
+            "state": table.record.state,
+            "ways": result["ways"],
+            "rows": table.rows,
+            "files": [file.rows for file in table.files],
+            "disturbed": came,
+        }
 
 
 def kill(whom: str, stage: str, came: list[str]) -> None:
@@ -198,7 +246,7 @@ def kill(whom: str, stage: str, came: list[str]) -> None:
     `came` is added to if there was one."""
     executors = [one for one in _family(os.getpid()) if _is_executor(one)]
     if executors:
-        for one in [executors[0].parent(), executors[0]][whom == "executor":]:
+        for one in [executors[0].parent(), executors[0]][whom == "executor" :]:
             one.send_signal(signal.SIGKILL)
         came.append(f"{whom} killed while {stage}")
         say(f"{came[-1]}: {executors[0].pid}")
@@ -220,25 +268,61 @@ def killed(place: Path, count: int, seed: int) -> dict[str, Any]:
         job.process.communicate()
         table = FeatureTable.open(place / "killed")
         problems = [problem for problem in table.check() if "orphan" not in problem]
-        if problems or table.version - versions[-1] not in (0, 1) or table.rows != first["rows_out"]:
-            raise RuntimeError(f"killed after {after:.2f} s: version {table.version} of {table.rows} rows: {problems}")
+        if (
+            problems
+            or table.version - versions[-1] not in (0, 1)
+            or table.rows != first["rows_out"]
+        ):
+            raise RuntimeError(
+                f"killed after {after:.2f} s: version {table.version} of {table.rows} rows: {problems}"
+            )
         versions.append(table.version)
         moments.append(round(after, 2))
-        say(f"{number + 1} of {count}: killed after {after:.1f} s of about {took:.1f}: version {table.version}")
-    return {"killed": count, "published": versions[-1] - 1, "nothing": count - versions[-1] + 1, "moments": moments}
+        say(
+            f"{number + 1} of {count}: killed after {after:.1f} s of about {took:.1f}: version {table.version}"
+        )
+    return {
+        "killed": count,
+        "published": versions[-1] - 1,
+        "nothing": count - versions[-1] + 1,
+        "moments": moments,
+    }
 
 
 def main(argv: list[str]) -> dict[str, Any]:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--work", type=Path, required=True, help="folder for input, tables and clusters; it is kept")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--work", type=Path, required=True, help="folder for input, tables and clusters; it is kept"
+    )
     parser.add_argument("--rows", type=int, default=50_000_000, help="(default: %(default)s)")
-    parser.add_argument("--values", type=int, default=20_000_000, help="of the large vocabulary (default: %(default)s)")
-    parser.add_argument("--files", type=int, default=10_000, help="of the input (default: %(default)s)")
-    parser.add_argument("--driver-memory", default="512m", help="the JVM's heap (default: %(default)s)")
-    parser.add_argument("--worker-memory", type=int, default=256, metavar="MIB", help="as etl/job.py has it (default: "
-                        "%(default)s); the less, the smaller a vocabulary that is joined with the rows")
-    parser.add_argument("--kills", type=int, default=0, help="kill so many jobs in local mode, and nothing else")
-    parser.add_argument("--seed", type=int, default=7, help="of the moments of --kills (default: %(default)s)")
+    parser.add_argument(
+        "--values",
+        type=int,
+        default=20_000_000,
+        help="of the large vocabulary (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--files", type=int, default=10_000, help="of the input (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--driver-memory", default="512m", help="the JVM's heap (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--worker-memory",
+        type=int,
+        default=256,
+        metavar="MIB",
+        help="as etl/job.py has it (default: "
+        "%(default)s); the less, the smaller a vocabulary that is joined with the rows",
+    )
+    parser.add_argument(
+        "--kills", type=int, default=0, help="kill so many jobs in local mode, and nothing else"
+    )
+    parser.add_argument(
+        "--seed", type=int, default=7, help="of the moments of --kills (default: %(default)s)"
+    )
     args = parser.parse_args(argv)
     place = args.work.resolve() / f"{args.rows}-{args.values}-{args.files}"
     if not (place / "spec.toml").exists():  # written last
@@ -256,9 +340,14 @@ def main(argv: list[str]) -> dict[str, Any]:
     disturbed = on_cluster(place, "disturbed", args, halves)
     say(f"disturbed: {disturbed}")
     same = all(calm[key] == disturbed[key] for key in ("fingerprint", "state", "rows", "files"))
-    return {"rows": args.rows, "values": args.values, "files": args.files, "same": same,
-            "calm": {**calm, "files": len(calm["files"])},
-            "disturbed": {**disturbed, "files": len(disturbed["files"])}}
+    return {
+        "rows": args.rows,
+        "values": args.values,
+        "files": args.files,
+        "same": same,
+        "calm": {**calm, "files": len(calm["files"])},
+        "disturbed": {**disturbed, "files": len(disturbed["files"])},
+    }
 
 
 if __name__ == "__main__":

@@ -35,7 +35,9 @@ def _ids(rng: np.random.Generator, rows: int, values: int) -> npt.NDArray[np.int
 
 
 def _clicks(rng: np.random.Generator, scores: _Floats, rate: float) -> npt.NDArray[np.int64]:
-    return (rng.random(len(scores)) < 1 / (1 + np.exp(-(scores - np.quantile(scores, 1 - rate))))).astype(np.int64)
+    return (
+        rng.random(len(scores)) < 1 / (1 + np.exp(-(scores - np.quantile(scores, 1 - rate))))
+    ).astype(np.int64)
 
 
 def _effects(rng: np.random.Generator, ids: npt.NDArray[np.int64], scale: float) -> _Floats:
@@ -56,7 +58,9 @@ def criteo(path: Path, rows: int, seed: int) -> None:
         scores += _effects(rng, ids, 0.4)
         columns.append(np.array([f"{(one * 2654435761 + n) % 2**32:08x}" for one in ids]))
     label = _clicks(rng, scores, 0.3)
-    path.write_text("".join("\t".join(map(str, row)) + "\n" for row in zip(label, *columns, strict=True)))
+    path.write_text(
+        "".join("\t".join(map(str, row)) + "\n" for row in zip(label, *columns, strict=True))
+    )
 
 
 def avazu(path: Path, rows: int, seed: int) -> None:
@@ -65,54 +69,112 @@ def avazu(path: Path, rows: int, seed: int) -> None:
     first = datetime.datetime(2014, 10, 21, tzinfo=datetime.UTC)
     told = [f"{first + datetime.timedelta(hours=int(hour)):%y%m%d%H}" for hour in hours]
     site, app, model = _ids(rng, rows, 400), _ids(rng, rows, 200), _ids(rng, rows, 1500)
-    c14, c17, c21, position = _ids(rng, rows, 300) + 375, _ids(rng, rows, 100) + 1722, _ids(rng, rows, 50), _ids(
-        rng, rows, 7)
+    c14, c17, c21, position = (
+        _ids(rng, rows, 300) + 375,
+        _ids(rng, rows, 100) + 1722,
+        _ids(rng, rows, 50),
+        _ids(rng, rows, 7),
+    )
     c20 = np.where(rng.random(rows) < 0.5, -1, 100_000 + _ids(rng, rows, 150))
-    scores = (_effects(rng, site, 0.7) + _effects(rng, app, 0.5) + _effects(rng, model, 0.2) + _effects(rng, c14, 0.5)
-              + _effects(rng, c21, 0.4) + 0.4 * np.sin(hours / 24 * 2 * np.pi))
-    _csv(path, {"id": [str(int(one)) for one in rng.integers(10**18, 2**63, rows)], "click": _clicks(rng, scores, 0.2),
-                "hour": told, "C1": 1000 + _ids(rng, rows, 7), "banner_pos": position,
-                "site_id": [f"{one * 2654435761 % 2**32:08x}" for one in site],
-                "app_id": [f"{one * 40503 % 2**32:08x}" for one in app],
-                "device_id": [f"{one:08x}" for one in rng.integers(0, 2**32, rows)],
-                "device_model": [f"{one * 69069 % 2**32:08x}" for one in model],
-                "device_type": rng.integers(0, 2, rows), "C14": c14, "C17": c17, "C20": c20, "C21": c21})
+    scores = (
+        _effects(rng, site, 0.7)
+        + _effects(rng, app, 0.5)
+        + _effects(rng, model, 0.2)
+        + _effects(rng, c14, 0.5)
+        + _effects(rng, c21, 0.4)
+        + 0.4 * np.sin(hours / 24 * 2 * np.pi)
+    )
+    _csv(
+        path,
+        {
+            "id": [str(int(one)) for one in rng.integers(10**18, 2**63, rows)],
+            "click": _clicks(rng, scores, 0.2),
+            "hour": told,
+            "C1": 1000 + _ids(rng, rows, 7),
+            "banner_pos": position,
+            "site_id": [f"{one * 2654435761 % 2**32:08x}" for one in site],
+            "app_id": [f"{one * 40503 % 2**32:08x}" for one in app],
+            "device_id": [f"{one:08x}" for one in rng.integers(0, 2**32, rows)],
+            "device_model": [f"{one * 69069 % 2**32:08x}" for one in model],
+            "device_type": rng.integers(0, 2, rows),
+            "C14": c14,
+            "C17": c17,
+            "C20": c20,
+            "C21": c21,
+        },
+    )
 
 
 def talking_data(path: Path, rows: int, seed: int) -> None:
     rng = np.random.default_rng(seed)
     at = np.sort(rng.integers(0, 4 * 86_400, rows))
-    ip, app, os, channel = _ids(rng, rows, 2000), _ids(rng, rows, 300), _ids(rng, rows, 100), _ids(rng, rows, 150) + 100
+    ip, app, os, channel = (
+        _ids(rng, rows, 2000),
+        _ids(rng, rows, 300),
+        _ids(rng, rows, 100),
+        _ids(rng, rows, 150) + 100,
+    )
     device = np.where(rng.random(rows) < 0.9, 1, _ids(rng, rows, 3000))
-    scores = _effects(rng, app, 1.0) + _effects(rng, channel, 0.7) + _effects(rng, os, 0.4) + _effects(rng, ip, 0.3)
+    scores = (
+        _effects(rng, app, 1.0)
+        + _effects(rng, channel, 0.7)
+        + _effects(rng, os, 0.4)
+        + _effects(rng, ip, 0.3)
+    )
     label = _clicks(rng, scores, 0.05)
 
     def told(seconds: int) -> str:
         return f"{_FIRST + datetime.timedelta(seconds=seconds):%Y-%m-%d %H:%M:%S}"
 
-    _csv(path, {"ip": ip, "app": app, "device": device, "os": os, "channel": channel,
-                "click_time": [told(int(one)) for one in at],
-                "attributed_time": [told(int(one) + 600) if positive else "" for one, positive in
-                                    zip(at, label, strict=True)],
-                "is_attributed": label})
+    _csv(
+        path,
+        {
+            "ip": ip,
+            "app": app,
+            "device": device,
+            "os": os,
+            "channel": channel,
+            "click_time": [told(int(one)) for one in at],
+            "attributed_time": [
+                told(int(one) + 600) if positive else ""
+                for one, positive in zip(at, label, strict=True)
+            ],
+            "is_attributed": label,
+        },
+    )
 
 
 def movie_lens(path: Path, rows: int, seed: int) -> None:
     rng = np.random.default_rng(seed)
     user, movie = np.sort(_ids(rng, rows, 600)), _ids(rng, rows, 1500)
-    liking = 3.6 + _effects(rng, user, 0.5) + _effects(rng, movie, 0.6) + rng.normal(size=rows) * 0.7
-    _csv(path, {"userId": user + 1, "movieId": movie + 1, "rating": np.clip(np.round(liking), 1, 5).astype(np.int64),
-                "timestamp": 956_703_932 + (rng.random(rows) * 8e7).astype(np.int64)})
+    liking = (
+        3.6 + _effects(rng, user, 0.5) + _effects(rng, movie, 0.6) + rng.normal(size=rows) * 0.7
+    )
+    _csv(
+        path,
+        {
+            "userId": user + 1,
+            "movieId": movie + 1,
+            "rating": np.clip(np.round(liking), 1, 5).astype(np.int64),
+            "timestamp": 956_703_932 + (rng.random(rows) * 8e7).astype(np.int64),
+        },
+    )
 
 
 def _csv(path: Path, columns: Mapping[str, Any]) -> None:
-    lines = [",".join(columns), *(",".join(map(str, row)) for row in zip(*columns.values(), strict=True))]
+    lines = [
+        ",".join(columns),
+        *(",".join(map(str, row)) for row in zip(*columns.values(), strict=True)),
+    ]
     path.write_text("\n".join(lines) + "\n")
 
 
 STAND_INS: Mapping[str, tuple[Callable[[Path, int, int], None], str]] = {
-    "criteo": (criteo, "tsv"), "avazu": (avazu, "csv"), "talking_data": (talking_data, "csv"),
-    "movie_lens": (movie_lens, "csv")}
+    "criteo": (criteo, "tsv"),
+    "avazu": (avazu, "csv"),
+    "talking_data": (talking_data, "csv"),
+    "movie_lens": (movie_lens, "csv"),
+}
 """What writes each stand-in, and the end of its file's name."""
 
 
@@ -124,27 +186,45 @@ def logistic_auc(table: Any, *, size: int = 2**15) -> float:
     from sluice.dlrm.evaluation.metrics import auc
 
     def part(split: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        rows = pa.concat_tables([pq.read_table(file.path, partitioning=None) for file in table.files_of(split)])
+        rows = pa.concat_tables(
+            [pq.read_table(file.path, partitioning=None) for file in table.files_of(split)]
+        )
         dense = [rows[f.name].to_numpy() for f in table.fields if f.role == "dense"]
-        sparse = [(rows[f.name].to_numpy().astype(np.int64) * 1_000_003 + 7919 * n) % size
-                  for n, f in enumerate(table.fields) if f.role == "sparse"]
+        sparse = [
+            (rows[f.name].to_numpy().astype(np.int64) * 1_000_003 + 7919 * n) % size
+            for n, f in enumerate(table.fields)
+            if f.role == "sparse"
+        ]
         label = next(rows[f.name].to_numpy() for f in table.fields if f.role == "label")
         numbers = np.stack([np.ones(len(label)), *dense], 1)
-        return (torch.tensor(numbers, dtype=torch.float32), torch.tensor(np.stack(sparse, 1)),
-                torch.tensor(label, dtype=torch.float32))
+        return (
+            torch.tensor(numbers, dtype=torch.float32),
+            torch.tensor(np.stack(sparse, 1)),
+            torch.tensor(label, dtype=torch.float32),
+        )
 
     splits = {split: part(split) for split in ("train", "validation", "test")}
     found = []
     for penalty in (1e-5, 1e-4, 1e-3):
-        found.append(tuple(auc(scores.double().numpy(), splits[split][2].double().numpy(), np.ones(len(scores)))
-                           for split, scores in _fitted(splits, size, penalty).items()))
+        found.append(
+            tuple(
+                auc(
+                    scores.double().numpy(), splits[split][2].double().numpy(), np.ones(len(scores))
+                )
+                for split, scores in _fitted(splits, size, penalty).items()
+            )
+        )
     return float(max(found)[1])
 
 
-def _fitted(splits: Mapping[str, tuple[torch.Tensor, torch.Tensor, torch.Tensor]], size: int, penalty: float
-            ) -> dict[str, torch.Tensor]:
+def _fitted(
+    splits: Mapping[str, tuple[torch.Tensor, torch.Tensor, torch.Tensor]], size: int, penalty: float
+) -> dict[str, torch.Tensor]:
     """The logits on the validation split and on the test split of a regression fitted to the training split."""
-    weights = [torch.zeros(size, requires_grad=True), torch.zeros(splits["train"][0].shape[1], requires_grad=True)]
+    weights = [
+        torch.zeros(size, requires_grad=True),
+        torch.zeros(splits["train"][0].shape[1], requires_grad=True),
+    ]
 
     def logits(numbers: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
         return weights[0][ids].sum(1) + numbers @ weights[1]
@@ -168,8 +248,18 @@ def guess_and_make(source: Path, folder: Path) -> Path:
     from sluice.tools.guess import guessed_spec
 
     (folder / "guessed.toml").write_text(guessed_spec(str(source)))
-    command = [sys.executable, "-m", "sluice", "etl", "--spec", str(folder / "guessed.toml"), "--input", str(source),
-               "--output", str(folder / "table")]
+    command = [
+        sys.executable,
+        "-m",
+        "sluice",
+        "etl",
+        "--spec",
+        str(folder / "guessed.toml"),
+        "--input",
+        str(source),
+        "--output",
+        str(folder / "table"),
+    ]
     subprocess.run(command, check=True, capture_output=True)
     return folder / "table"
 
@@ -188,10 +278,26 @@ def main() -> None:
                 folder = Path(there)
                 write(folder / f"log.{ending}", asked.rows, seed)
                 table = guess_and_make(folder / f"log.{ending}", folder)
-                trained = subprocess.run([sys.executable, "-m", "sluice", "train", "--data", str(table), "--run",
-                                          str(folder / "run")], check=True, capture_output=True, text=True)
+                trained = subprocess.run(
+                    [
+                        sys.executable,
+                        "-m",
+                        "sluice",
+                        "train",
+                        "--data",
+                        str(table),
+                        "--run",
+                        str(folder / "run"),
+                    ],
+                    check=True,
+                    capture_output=True,
+                    text=True,
+                )
                 auc = json.loads(trained.stdout.splitlines()[-1])["auc"]
-                print(f"| {name} | {seed} | {auc:.4f} | {logistic_auc(FeatureTable.open(table)):.4f} |", flush=True)
+                print(
+                    f"| {name} | {seed} | {auc:.4f} | {logistic_auc(FeatureTable.open(table)):.4f} |",
+                    flush=True,
+                )
 
 
 if __name__ == "__main__":

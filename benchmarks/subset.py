@@ -25,20 +25,29 @@ from sluice.common.program import run, say
 
 def kendall(one: Mapping[str, float], other: Mapping[str, float]) -> float:
     """The share of pairs in the same order, less the share in the opposite one."""
-    signs = [(one[a] - one[b]) * (other[a] - other[b]) for a, b in itertools.combinations(sorted(one), 2)]
+    signs = [
+        (one[a] - one[b]) * (other[a] - other[b]) for a, b in itertools.combinations(sorted(one), 2)
+    ]
     return sum((sign > 0) - (sign < 0) for sign in signs) / len(signs)
 
 
 def timed(*words: str) -> tuple[dict[str, float], float]:
     """The loaders' rows a second, and how long that took to find out."""
     began = time.perf_counter()
-    done = subprocess.run([sys.executable, "-m", "benchmarks.loaders", *words], cwd=ROOT, capture_output=True,
-                          text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.loaders", *words],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     return json.loads(done.stdout.splitlines()[-1])["rows_per_s"], time.perf_counter() - began
 
 
 def main(argv: list[str]) -> dict[str, Any]:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=3, help="runs of each (default %(default)s)")
     rounds = parser.parse_args(argv).rounds
     wholes, subsets = [], []
@@ -46,12 +55,18 @@ def main(argv: list[str]) -> dict[str, Any]:
         for found, words in ((wholes, ()), (subsets, ("--subset",))):
             found.append(timed(*words))
         say(f"round {number + 1}: whole {wholes[-1]}, subset {subsets[-1]}")
-    between = [kendall(whole, subset) for (whole, _), (subset, _) in itertools.product(wholes, subsets)]
+    between = [
+        kendall(whole, subset) for (whole, _), (subset, _) in itertools.product(wholes, subsets)
+    ]
     noise = [kendall(one, other) for (one, _), (other, _) in itertools.combinations(wholes, 2)]
     share = statistics.median(s / w for (_, w), (_, s) in zip(wholes, subsets, strict=True))
-    return {"kendall": round(statistics.median(between), 3), "kendall_least": round(min(between), 3),
-            "kendall_of_the_whole_with_itself": round(statistics.median(noise), 3) if noise else None,
-            "share_of_time": round(share, 3), "rounds": rounds}
+    return {
+        "kendall": round(statistics.median(between), 3),
+        "kendall_least": round(min(between), 3),
+        "kendall_of_the_whole_with_itself": round(statistics.median(noise), 3) if noise else None,
+        "share_of_time": round(share, 3),
+        "rounds": rounds,
+    }
 
 
 if __name__ == "__main__":

@@ -71,11 +71,15 @@ class Plain(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.tables = nn.ModuleList(nn.EmbeddingBag(ROWS, WIDTH, mode="sum") for _ in range(COLUMNS))
+        self.tables = nn.ModuleList(
+            nn.EmbeddingBag(ROWS, WIDTH, mode="sum") for _ in range(COLUMNS)
+        )
         self.tower = build(ModelConfig(width=WIDTH), dense=DENSE, columns=COLUMNS)
 
     def forward(self, dense: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-        pooled = torch.stack([table(column.unsqueeze(1)) for table, column in zip(self.tables, ids, strict=True)], 1)
+        pooled = torch.stack(
+            [table(column.unsqueeze(1)) for table, column in zip(self.tables, ids, strict=True)], 1
+        )
         logits: torch.Tensor = self.tower(dense, pooled)
         return logits
 
@@ -86,10 +90,18 @@ def synthetic(rows: int, count: int) -> list[Batch]:
     found = []
     for step in range(count):
         ids = (ROWS * torch.rand(COLUMNS, rows, generator=random) ** 3).int()
-        found.append(Batch(dense=torch.rand(DENSE, rows, generator=random).T, values=ids.flatten(),
-                           lengths=torch.ones(ids.numel(), dtype=torch.int32),
-                           label=(torch.rand(rows, generator=random) < 0.25).float(), weight=torch.ones(rows),
-                           rows=rows, epoch=0, step=step))
+        found.append(
+            Batch(
+                dense=torch.rand(DENSE, rows, generator=random).T,
+                values=ids.flatten(),
+                lengths=torch.ones(ids.numel(), dtype=torch.int32),
+                label=(torch.rand(rows, generator=random) < 0.25).float(),
+                weight=torch.ones(rows),
+                rows=rows,
+                epoch=0,
+                step=step,
+            )
+        )
     return found
 
 
@@ -102,7 +114,9 @@ def step(parts: TrainingParts, batch: Batch, number: int, here: Ranks) -> None:
     parts.dense.step()
 
 
-def in_turns(contenders: dict[str, Callable[[], int]], seconds: float, rounds: int) -> dict[str, list[float]]:
+def in_turns(
+    contenders: dict[str, Callable[[], int]], seconds: float, rounds: int
+) -> dict[str, list[float]]:
     """Rows a second of each, by rounds. A contender takes one step and says how many rows that was."""
     found: dict[str, list[float]] = {name: [] for name in contenders}
     for contender in contenders.values():
@@ -134,14 +148,22 @@ def plain(args: argparse.Namespace, here: Ranks) -> dict[str, Any]:
     def theirs() -> int:
         batch = next(batches)
         optimiser.zero_grad()
-        loss_of(other(batch.dense, batch.values.view(COLUMNS, -1)), batch.label, batch.weight).backward()  # type: ignore[no-untyped-call]
+        loss_of(
+            other(batch.dense, batch.values.view(COLUMNS, -1)), batch.label, batch.weight
+        ).backward()  # type: ignore[no-untyped-call]
         optimiser.step()
         return args.batch_size
 
     found = in_turns({"ours": ours, "plain": theirs}, args.seconds, args.rounds)
-    return {"ours": statistics.median(found["ours"]), "plain": statistics.median(found["plain"]),
-            "ratio": statistics.median(a / b for a, b in zip(found["ours"], found["plain"], strict=True)),
-            "state_bytes": COLUMNS * ROWS * 4, "plain_state_bytes": COLUMNS * ROWS * WIDTH * 4}
+    return {
+        "ours": statistics.median(found["ours"]),
+        "plain": statistics.median(found["plain"]),
+        "ratio": statistics.median(
+            a / b for a, b in zip(found["ours"], found["plain"], strict=True)
+        ),
+        "state_bytes": COLUMNS * ROWS * 4,
+        "plain_state_bytes": COLUMNS * ROWS * WIDTH * 4,
+    }
 
 
 def cached(args: argparse.Namespace, here: Ranks) -> dict[str, Any]:
@@ -172,9 +194,14 @@ def cached(args: argparse.Namespace, here: Ranks) -> dict[str, Any]:
             return batch.rows
 
         found = in_turns({"fed": fed, "cached": from_memory}, args.seconds, args.rounds)
-    return {"fed": statistics.median(found["fed"]), "cached": statistics.median(found["cached"]),
-            "ratio": statistics.median(a / b for a, b in zip(found["fed"], found["cached"], strict=True)),
-            "stall_fraction": wait[0] / wait[1]}
+    return {
+        "fed": statistics.median(found["fed"]),
+        "cached": statistics.median(found["cached"]),
+        "ratio": statistics.median(
+            a / b for a, b in zip(found["fed"], found["cached"], strict=True)
+        ),
+        "stall_fraction": wait[0] / wait[1],
+    }
 
 
 def evaluation(args: argparse.Namespace, here: Ranks) -> dict[str, Any]:
@@ -197,9 +224,15 @@ def evaluation(args: argparse.Namespace, here: Ranks) -> dict[str, Any]:
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
         with_gradients()
-    found = in_turns({"with_gradients": with_gradients, "without_gradients": torch.no_grad()(with_gradients)},
-                     args.seconds, args.rounds)
-    return {**{name: statistics.median(rates) for name, rates in found.items()}, "kept_bytes": sum(kept.values())}
+    found = in_turns(
+        {"with_gradients": with_gradients, "without_gradients": torch.no_grad()(with_gradients)},
+        args.seconds,
+        args.rounds,
+    )
+    return {
+        **{name: statistics.median(rates) for name, rates in found.items()},
+        "kept_bytes": sum(kept.values()),
+    }
 
 
 def start(args: argparse.Namespace, _here: Ranks) -> dict[str, Any]:
@@ -208,54 +241,116 @@ def start(args: argparse.Namespace, _here: Ranks) -> dict[str, Any]:
         with tempfile.TemporaryDirectory() as folder:
             began = time.perf_counter()
             process = subprocess.Popen(
-                [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m",
-                 "dlrm.train", "--data", args.data, "--run-dir", f"{folder}/run", "--log-every", "1"],
-                stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+                [
+                    sys.executable,
+                    "-m",
+                    "torch.distributed.run",
+                    "--standalone",
+                    "--nproc-per-node=2",
+                    "-m",
+                    "dlrm.train",
+                    "--data",
+                    args.data,
+                    "--run-dir",
+                    f"{folder}/run",
+                    "--log-every",
+                    "1",
+                ],
+                stderr=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                text=True,
+            )
             assert process.stderr is not None
-            found += [time.perf_counter() - began for line in process.stderr if line.startswith("step 1 ")
-                      for _ in [process.terminate()]]
+            found += [
+                time.perf_counter() - began
+                for line in process.stderr
+                if line.startswith("step 1 ")
+                for _ in [process.terminate()]
+            ]
             process.wait()
     return {"seconds_to_first_step": statistics.median(found), "all": found}
 
 
-def learned(config: Config, table: FeatureTable, steps: int | None, here: Ranks, *, split: str = "validation",
-            ) -> dict[str, Any]:
+def learned(
+    config: Config,
+    table: FeatureTable,
+    steps: int | None,
+    here: Ranks,
+    *,
+    split: str = "validation",
+) -> dict[str, Any]:
     """What so many steps come to, or a whole epoch, on a split."""
     now = run_plan.plan_run(config, table, machine(1, 1))
     with BatchLoader(table, batch_size=config.batch_size, seed=config.seed) as loader:
-        parts = parts_of(config, now.layout, len(loader.dense_names), now.placement, here, steps_per_epoch=len(loader))
+        parts = parts_of(
+            config,
+            now.layout,
+            len(loader.dense_names),
+            now.placement,
+            here,
+            steps_per_epoch=len(loader),
+        )
         began, worked, rows = time.perf_counter(), time.process_time(), 0
         for number, batch in enumerate(islice(loader, steps)):
             step(parts, batch, number, here)
             rows += batch.rows
         seconds, core_s = time.perf_counter() - began, time.process_time() - worked
     with loaders.evaluation(config, table, split, rank=0, local_ranks=1) as batches:
-        checker = BatchChecker({t.name: t.rows for t in now.layout.columns}, batches.dense_names, split)
+        checker = BatchChecker(
+            {t.name: t.rows for t in now.layout.columns}, batches.dense_names, split
+        )
         quality = evaluate(parts, batches, checker, here).quality
-    return {"auc": quality.auc, "ne": quality.ne, "samples_per_s": rows / seconds,
-            "core_us_per_sample": core_s / rows * 1e6, "state_bytes": now.state_bytes,
-            "gradient_bytes": now.gradient_bytes,
-            "table_bytes": sum(t.bytes for t in now.layout.tables), "parameters": now.count.parameters,
-            "weight_bytes": sum(shard.tensor.nbytes for w in parts.model.state_dict().values()
-                                if hasattr(w, "local_shards") for shard in w.local_shards()),
-            "flops": now.count.flops}
+    return {
+        "auc": quality.auc,
+        "ne": quality.ne,
+        "samples_per_s": rows / seconds,
+        "core_us_per_sample": core_s / rows * 1e6,
+        "state_bytes": now.state_bytes,
+        "gradient_bytes": now.gradient_bytes,
+        "table_bytes": sum(t.bytes for t in now.layout.tables),
+        "parameters": now.count.parameters,
+        "weight_bytes": sum(
+            shard.tensor.nbytes
+            for w in parts.model.state_dict().values()
+            if hasattr(w, "local_shards")
+            for shard in w.local_shards()
+        ),
+        "flops": now.count.flops,
+    }
 
 
-def _each(args: argparse.Namespace, here: Ranks, runs: dict[str, Config], table: FeatureTable) -> dict[str, Any]:
+def _each(
+    args: argparse.Namespace, here: Ranks, runs: dict[str, Config], table: FeatureTable
+) -> dict[str, Any]:
     found = {}
     for name, config in runs.items():
         found[name] = learned(config, table, args.steps, here)
-        say(f"{name:<28} auc {found[name]['auc']:.4f}  ne {found[name]['ne']:.4f}  "
+        say(
+            f"{name:<28} auc {found[name]['auc']:.4f}  ne {found[name]['ne']:.4f}  "
             f"{found[name]['samples_per_s']:,.0f} samples/s  tables {found[name]['table_bytes']:,} B  "
-            f"state {found[name]['state_bytes']:,} B")
+            f"state {found[name]['state_bytes']:,} B"
+        )
     return {"steps": args.steps, "runs": found}
 
 
 def optimisers(args: argparse.Namespace, here: Ranks) -> dict[str, Any]:
     config, table, _ = _run_of(args)
-    return _each(args, here, {f"{a} × {b}": replace(config, optim=OptimConfig(
-        table_optimiser=a, lr=RATES[a], dense_optimiser=b, dense_lr=DENSE_RATES[b]))
-        for a in TABLE_OPTIMISERS if a != "adam" or torch.cuda.is_available() for b in OPTIMISERS}, table)
+    return _each(
+        args,
+        here,
+        {
+            f"{a} × {b}": replace(
+                config,
+                optim=OptimConfig(
+                    table_optimiser=a, lr=RATES[a], dense_optimiser=b, dense_lr=DENSE_RATES[b]
+                ),
+            )
+            for a in TABLE_OPTIMISERS
+            if a != "adam" or torch.cuda.is_available()
+            for b in OPTIMISERS
+        },
+        table,
+    )
 
 
 def compress(args: argparse.Namespace, here: Ranks) -> dict[str, Any]:
@@ -279,14 +374,25 @@ def dtypes(args: argparse.Namespace, here: Ranks) -> dict[str, Any]:
     for seed in range(3):
         for name in (*TABLE_DTYPES, "fp16, nearest"):
             one = replace(config, seed=seed, model=ModelConfig(table_dtype=name.partition(",")[0]))
-            with patch.object(assemble, "take_over", lambda *_: []) if "," in name else nullcontext():
+            with (
+                patch.object(assemble, "take_over", lambda *_: []) if "," in name else nullcontext()
+            ):
                 found.setdefault(name, []).append(learned(one, table, None, here, split="test"))
-            say(f"{name:<14} seed {seed} auc {found[name][-1]['auc']:.4f} "
-                f"{found[name][-1]['core_us_per_sample']:.1f} µs of a core a sample")
-    return {name: {"auc": statistics.mean(one["auc"] for one in runs),
-                   "less": statistics.mean(a["auc"] - b["auc"] for a, b in zip(found["fp32"], runs, strict=True)),
-                   "core_us_per_sample": statistics.median(one["core_us_per_sample"] for one in runs),
-                   "weight_bytes": runs[0]["weight_bytes"]} for name, runs in found.items()}
+            say(
+                f"{name:<14} seed {seed} auc {found[name][-1]['auc']:.4f} "
+                f"{found[name][-1]['core_us_per_sample']:.1f} µs of a core a sample"
+            )
+    return {
+        name: {
+            "auc": statistics.mean(one["auc"] for one in runs),
+            "less": statistics.mean(
+                a["auc"] - b["auc"] for a, b in zip(found["fp32"], runs, strict=True)
+            ),
+            "core_us_per_sample": statistics.median(one["core_us_per_sample"] for one in runs),
+            "weight_bytes": runs[0]["weight_bytes"],
+        }
+        for name, runs in found.items()
+    }
 
 
 def seeds(args: argparse.Namespace, here: Ranks) -> dict[str, Any]:
@@ -299,8 +405,14 @@ def seeds(args: argparse.Namespace, here: Ranks) -> dict[str, Any]:
 def _copies(batches: Iterable[Batch]) -> Iterator[Batch]:
     """A loader uses its batches' memory again."""
     for b in batches:
-        yield replace(b, dense=b.dense.clone(), values=b.values.clone(), label=b.label.clone(), weight=b.weight.clone(),
-                      lengths=b.lengths.clone())
+        yield replace(
+            b,
+            dense=b.dense.clone(),
+            values=b.values.clone(),
+            label=b.label.clone(),
+            weight=b.weight.clone(),
+            lengths=b.lengths.clone(),
+        )
 
 
 def _run_of(args: argparse.Namespace) -> tuple[Config, FeatureTable, run_plan.RunPlan]:
@@ -311,22 +423,34 @@ def _run_of(args: argparse.Namespace) -> tuple[Config, FeatureTable, run_plan.Ru
     return config, table, run_plan.plan_run(config, table, machine(1, 1))
 
 
-CASES = {f.__name__: f for f in (plain, cached, evaluation, start, optimisers, compress, dtypes, seeds)}
+CASES = {
+    f.__name__: f for f in (plain, cached, evaluation, start, optimisers, compress, dtypes, seeds)
+}
 
 
 def main(argv: list[str]) -> dict[str, Any]:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("case", choices=CASES)
     parser.add_argument("--data", metavar="TABLE", help="feature table, for all cases but `plain`")
-    for flag, kind, default in (("--batch-size", int, 4096), ("--seconds", float, 4.0), ("--rounds", int, 5),
-                                ("--steps", int, 150)):
+    for flag, kind, default in (
+        ("--batch-size", int, 4096),
+        ("--seconds", float, 4.0),
+        ("--rounds", int, 5),
+        ("--steps", int, 150),
+    ):
         parser.add_argument(flag, type=kind, default=default, help="(default: %(default)s)")
     args = parser.parse_args(argv)
     quiet()
     if args.case == "start":
         return start(args, None)  # type: ignore[arg-type]
     with world() as here:
-        return {"case": args.case, "threads": torch.get_num_threads(), **CASES[args.case](args, here)}
+        return {
+            "case": args.case,
+            "threads": torch.get_num_threads(),
+            **CASES[args.case](args, here),
+        }
 
 
 if __name__ == "__main__":

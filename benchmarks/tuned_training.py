@@ -50,11 +50,15 @@ _LOOKUP_S, _ROWS = 0.012, 64  # for so many rows
 _LOOPS = 20  # times that each value's text is walked through
 _START_S, _END_S, _LOOK_S = 240.0, 30.0, 0.5
 _DRAWS = 4000
-_ACTIVATED = {**os.environ, "OMP_NUM_THREADS": "1",
-              "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"}
+_ACTIVATED = {
+    **os.environ,
+    "OMP_NUM_THREADS": "1",
+    "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
+}
 
 
 # ---- the transforms
+
 
 def lookup(columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Waits as for the answers of a service that is asked about a few rows at a time."""
@@ -108,20 +112,48 @@ class Workload:
 
 
 WORKLOADS = (
-    Workload(name="store", spec="criteo", group_rows=512, batch=1024, store="latency://50ms",
-             grid=("read=2", "read=4", "read=8", "read=16", "read=32")),
-    Workload(name="lookup", spec="criteo", group_rows=8192, batch=1024, transform="lookup",
-             grid=("lookup=2", "lookup=4", "lookup=8", "lookup=16", "lookup=8,read=2")),
-    Workload(name="python", spec="criteo", group_rows=8192, batch=1024, transform="walk",
-             grid=("walk=2", "walk=1,walk.backend=process", "walk=2,walk.backend=process",
-                   "walk=4,walk.backend=process")),
-    Workload(name="raw", spec="criteo_raw", group_rows=8192, batch=4096,
-             grid=("read=2", "read=2,shuffle=2", "read=3", "read=4,shuffle=2")),
+    Workload(
+        name="store",
+        spec="criteo",
+        group_rows=512,
+        batch=1024,
+        store="latency://50ms",
+        grid=("read=2", "read=4", "read=8", "read=16", "read=32"),
+    ),
+    Workload(
+        name="lookup",
+        spec="criteo",
+        group_rows=8192,
+        batch=1024,
+        transform="lookup",
+        grid=("lookup=2", "lookup=4", "lookup=8", "lookup=16", "lookup=8,read=2"),
+    ),
+    Workload(
+        name="python",
+        spec="criteo",
+        group_rows=8192,
+        batch=1024,
+        transform="walk",
+        grid=(
+            "walk=2",
+            "walk=1,walk.backend=process",
+            "walk=2,walk.backend=process",
+            "walk=4,walk.backend=process",
+        ),
+    ),
+    Workload(
+        name="raw",
+        spec="criteo_raw",
+        group_rows=8192,
+        batch=4096,
+        grid=("read=2", "read=2,shuffle=2", "read=3", "read=4,shuffle=2"),
+    ),
 )
 PARTS = (*(one.name for one in WORKLOADS), "cost", "schema")
 
 
 # ---- one training
+
 
 @dataclass(frozen=True, slots=True)
 class Trained:
@@ -152,16 +184,37 @@ class Training:
         log = folder.with_suffix(".log")
         with open(log, "w") as out:
             process = subprocess.Popen(
-                [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}", "-m",
-                 "dlrm.train", "--run-dir", str(folder), "--epochs", "100000", "--seed", str(SEED), *words], cwd=ROOT,
-                stdout=out, stderr=out, start_new_session=True, env=_ACTIVATED)
+                [
+                    sys.executable,
+                    "-m",
+                    "torch.distributed.run",
+                    "--standalone",
+                    f"--nproc-per-node={RANKS}",
+                    "-m",
+                    "dlrm.train",
+                    "--run-dir",
+                    str(folder),
+                    "--epochs",
+                    "100000",
+                    "--seed",
+                    str(SEED),
+                    *words,
+                ],
+                cwd=ROOT,
+                stdout=out,
+                stderr=out,
+                start_new_session=True,
+                env=_ACTIVATED,
+            )
             try:
                 self._wait(process, folder, seconds, after, log)
             finally:
                 _end(process)
         return Run.read(folder)
 
-    def _wait(self, process: subprocess.Popen[bytes], folder: Path, seconds: float, after: str, log: Path) -> None:
+    def _wait(
+        self, process: subprocess.Popen[bytes], folder: Path, seconds: float, after: str, log: Path
+    ) -> None:
         began, since = time.monotonic(), None
         while since is None or time.monotonic() < since + seconds:
             if process.poll() is not None:
@@ -174,9 +227,16 @@ class Training:
 
     def figures(self, run: Run) -> Trained:
         looks = started(run.looks())
-        later = [look for look in looks if look["at"] >= looks[0]["at"] + self.settle_s] or looks[-1:]
-        return Trained(mean(later, "rows_per_s") or 0.0, mean(looks, "rows_per_s") or 0.0, mean(later, "stall") or 0.0,
-                       len(run.of("decision")), Knobs.from_dict(looks[-1]["knobs"]).text)
+        later = [look for look in looks if look["at"] >= looks[0]["at"] + self.settle_s] or looks[
+            -1:
+        ]
+        return Trained(
+            mean(later, "rows_per_s") or 0.0,
+            mean(looks, "rows_per_s") or 0.0,
+            mean(later, "stall") or 0.0,
+            len(run.of("decision")),
+            Knobs.from_dict(looks[-1]["knobs"]).text,
+        )
 
 
 def _going(folder: Path, after: str) -> bool:
@@ -185,7 +245,9 @@ def _going(folder: Path, after: str) -> bool:
         return False
     run = Run.read(folder)
     events = run.of(after)
-    return bool(events) and any(look["at"] > events[-1]["at"] and look["rows_per_s"] for look in run.looks())
+    return bool(events) and any(
+        look["at"] > events[-1]["at"] and look["rows_per_s"] for look in run.looks()
+    )
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -200,23 +262,49 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 # ---- the parts
 
-def made(work: Path, spec: str, name: str, *, group_rows: int = 8192, more: str = "", mode: str = "create") -> Path:
+
+def made(
+    work: Path,
+    spec: str,
+    name: str,
+    *,
+    group_rows: int = 8192,
+    more: str = "",
+    mode: str = "create",
+) -> Path:
     """The table of a shipped spec with other row groups, and with `more` in its spec; made once."""
     at = work / name
     if at.exists() and mode == "create":
         return at
-    text = (ROOT / f"features/{spec}.toml").read_text().replace("row_group_rows = 32768",
-                                                                f"row_group_rows = {group_rows}")
+    text = (
+        (ROOT / f"features/{spec}.toml")
+        .read_text()
+        .replace("row_group_rows = 32768", f"row_group_rows = {group_rows}")
+    )
     (own := work / f"{name}-{mode}.toml").write_text(text + more)
     if not (work / "raw").exists():
         _sluice("synth", "--rows", str(ROWS), "--seed", str(SEED), "--out", str(work / "raw"))
-    _sluice("etl", "--engine", "local", "--spec", str(own), "--input", str(work / "raw"), "--output", str(at), "--mode",
-            mode, *(["--reuse-state"] if mode == "overwrite" else []))
+    _sluice(
+        "etl",
+        "--engine",
+        "local",
+        "--spec",
+        str(own),
+        "--input",
+        str(work / "raw"),
+        "--output",
+        str(at),
+        "--mode",
+        mode,
+        *(["--reuse-state"] if mode == "overwrite" else []),
+    )
     return at
 
 
 def _sluice(*words: str) -> None:
-    subprocess.run(["sluice", *words], check=True, cwd=ROOT, env=_ACTIVATED, stdout=subprocess.DEVNULL)
+    subprocess.run(
+        ["sluice", *words], check=True, cwd=ROOT, env=_ACTIVATED, stdout=subprocess.DEVNULL
+    )
 
 
 def in_turns(arms: Mapping[str, Callable[[], Trained]], rounds: int) -> dict[str, list[Trained]]:
@@ -226,40 +314,68 @@ def in_turns(arms: Mapping[str, Callable[[], Trained]], rounds: int) -> dict[str
     for number in range(rounds):
         for name in order.permutation(list(arms)).tolist():
             found[name].append(one := arms[name]())
-            say(f"  round {number + 1}: {name} {one.settled:,.0f} samples/s, stall {one.stall:.1%}, {one.knobs}")
+            say(
+                f"  round {number + 1}: {name} {one.settled:,.0f} samples/s, stall {one.stall:.1%}, {one.knobs}"
+            )
     return found
 
 
 def ratio(over: Sequence[float], under: Sequence[float]) -> list[float]:
     """The median over the rounds of one arm over another, and its 95 % interval."""
     each = np.asarray(over) / np.asarray(under)
-    drawn = np.median(each[np.random.default_rng(0).integers(0, len(each), (_DRAWS, len(each)))], axis=1)
-    return [round(float(value), 3) for value in (np.median(each), *np.percentile(drawn, [2.5, 97.5]))]
+    drawn = np.median(
+        each[np.random.default_rng(0).integers(0, len(each), (_DRAWS, len(each)))], axis=1
+    )
+    return [
+        round(float(value), 3) for value in (np.median(each), *np.percentile(drawn, [2.5, 97.5]))
+    ]
 
 
 def workload(one: Workload, training: Training, options: argparse.Namespace) -> dict[str, Any]:
-    words = one.words(made(options.work, one.spec, f"{one.spec}-{one.group_rows}", group_rows=one.group_rows))
+    words = one.words(
+        made(options.work, one.spec, f"{one.spec}-{one.group_rows}", group_rows=one.group_rows)
+    )
 
     def arm(tuning: str, knobs: str, seconds: float) -> Trained:
-        return training.figures(training.run([*words, "--tuning", tuning, "--knobs", knobs], seconds))
+        return training.figures(
+            training.run([*words, "--tuning", tuning, "--knobs", knobs], seconds)
+        )
 
     say(f"{one.name}: the grid")
     alone = ",".join(f"{stage}=1" for stage in one.stages)
-    survey = {setting: arm("fixed", f"{alone},{setting}", options.survey) for setting in (*one.grid, ALONE)}
+    survey = {
+        setting: arm("fixed", f"{alone},{setting}", options.survey)
+        for setting in (*one.grid, ALONE)
+    }
     best = max(survey, key=lambda setting: survey[setting].settled)
     cores = ",".join(f"{stage}={max(1, int(Machine().cores()))}" for stage in one.stages)
-    rounds = in_turns({name: lambda tuning=tuning, knobs=knobs: arm(tuning, knobs, options.seconds)  # type: ignore[misc]
-                       for name, tuning, knobs in (("one", "fixed", alone), ("cores", "fixed", cores),
-                                                   ("best", "fixed", f"{alone},{best}"), ("auto", "auto", alone))},
-                      options.rounds)
+    rounds = in_turns(
+        {
+            name: lambda tuning=tuning, knobs=knobs: arm(tuning, knobs, options.seconds)  # type: ignore[misc]
+            for name, tuning, knobs in (
+                ("one", "fixed", alone),
+                ("cores", "fixed", cores),
+                ("best", "fixed", f"{alone},{best}"),
+                ("auto", "auto", alone),
+            )
+        },
+        options.rounds,
+    )
     rates = {name: [t.settled for t in each] for name, each in rounds.items()}
     auto = rounds["auto"]
-    return {"workload": one.name, **{name: round(statistics.median(each)) for name, each in rates.items()},
-            "best setting": best, "stall one": _median(t.stall for t in rounds["one"]),
-            "stall auto": _median(t.stall for t in auto),
-            **{f"auto ÷ {name}": ratio(rates["auto"], rates[name]) for name in ("one", "cores", "best")},
-            "from the start ÷ best": ratio([t.whole for t in auto], rates["best"]),
-            "decisions": [t.decisions for t in auto], "auto at": auto[-1].knobs}
+    return {
+        "workload": one.name,
+        **{name: round(statistics.median(each)) for name, each in rates.items()},
+        "best setting": best,
+        "stall one": _median(t.stall for t in rounds["one"]),
+        "stall auto": _median(t.stall for t in auto),
+        **{
+            f"auto ÷ {name}": ratio(rates["auto"], rates[name]) for name in ("one", "cores", "best")
+        },
+        "from the start ÷ best": ratio([t.whole for t in auto], rates["best"]),
+        "decisions": [t.decisions for t in auto],
+        "auto at": auto[-1].knobs,
+    }
 
 
 def cost(training: Training, options: argparse.Namespace) -> dict[str, Any]:
@@ -271,32 +387,69 @@ def cost(training: Training, options: argparse.Namespace) -> dict[str, Any]:
         looks = started(run.looks())
         shares.append(run.of("verdict")[-1]["cost_s"] / max(1e-9, looks[-1]["at"] - looks[0]["at"]))
         stalls.append(training.figures(run).stall)
-    return {"share of a core": round(statistics.median(shares), 5), "each": [round(s, 5) for s in shares],
-            "stall": _median(stalls)}
+    return {
+        "share of a core": round(statistics.median(shares), 5),
+        "each": [round(s, 5) for s in shares],
+        "stall": _median(stalls),
+    }
 
 
 def schema(training: Training, options: argparse.Namespace) -> dict[str, Any]:
     """Tuned over the change, and frozen at what the tuned run had settled on before it."""
-    one = '[[transform]]\nname = "{0}"\nfunction = "' + _MODULE + ':{0}"\ninputs = ["I1"]\noutputs = ["I1"]\n'
+    one = (
+        '[[transform]]\nname = "{0}"\nfunction = "'
+        + _MODULE
+        + ':{0}"\ninputs = ["I1"]\noutputs = ["I1"]\n'
+    )
     at, first = options.work / "followed", one.format("lookup")
     if not at.exists():
         made(options.work, "criteo", "followed", more=first)
-        made(options.work, "criteo", "followed", more=first + one.format("dearer"), mode="overwrite")
-    words = ["--data", str(at), "--version", "0", "--follow", "--allow-code", _MODULE, "--batch-size", "1024", *SMALL]
+        made(
+            options.work, "criteo", "followed", more=first + one.format("dearer"), mode="overwrite"
+        )
+    words = [
+        "--data",
+        str(at),
+        "--version",
+        "0",
+        "--follow",
+        "--allow-code",
+        _MODULE,
+        "--batch-size",
+        "1024",
+        *SMALL,
+    ]
     found: list[dict[str, float]] = []
     for _ in range(options.rounds):
-        own = training.run([*words, "--tuning", "auto", "--knobs", "read=1,shuffle=1,lookup=1"], options.seconds,
-                           after="follow")
+        own = training.run(
+            [*words, "--tuning", "auto", "--knobs", "read=1,shuffle=1,lookup=1"],
+            options.seconds,
+            after="follow",
+        )
         settled = [look for look in started(own.looks()) if look["at"] < own.of("follow")[0]["at"]]
         knobs = Knobs.from_dict(settled[-1]["knobs"]).text
-        other = training.run([*words, "--tuning", "fixed", "--knobs", knobs], options.seconds, after="follow")
-        (changed,), (frozen,) = ([o for o in occasions(run) if o.what == "schema"] for run in (own, other))
-        found.append({"settles at": changed.after or 0.0, "frozen": frozen.after or 0.0,
-                      "back after s": float("inf") if changed.recovered_s is None else changed.recovered_s})
+        other = training.run(
+            [*words, "--tuning", "fixed", "--knobs", knobs], options.seconds, after="follow"
+        )
+        (changed,), (frozen,) = (
+            [o for o in occasions(run) if o.what == "schema"] for run in (own, other)
+        )
+        found.append(
+            {
+                "settles at": changed.after or 0.0,
+                "frozen": frozen.after or 0.0,
+                "back after s": float("inf")
+                if changed.recovered_s is None
+                else changed.recovered_s,
+            }
+        )
         say(f"  {found[-1]}; {'; '.join(changed.did)}")
-    return {"settles at": _median(f["settles at"] for f in found), "frozen": _median(f["frozen"] for f in found),
-            "÷ frozen": ratio([f["settles at"] for f in found], [f["frozen"] for f in found]),
-            "back after s": [round(f["back after s"], 1) for f in found]}
+    return {
+        "settles at": _median(f["settles at"] for f in found),
+        "frozen": _median(f["frozen"] for f in found),
+        "÷ frozen": ratio([f["settles at"] for f in found], [f["frozen"] for f in found]),
+        "back after s": [round(f["back after s"], 1) for f in found],
+    }
 
 
 def _median(values: Any) -> float:
@@ -304,19 +457,50 @@ def _median(values: Any) -> float:
 
 
 def main(argv: list[str]) -> dict[str, Any]:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.tuned_training", description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.tuned_training",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     add = parser.add_argument
-    add("--work", type=Path, required=True, help="folder for tables and runs; tables in it are used again")
-    add("--only", action="append", default=[], metavar="WORKLOAD", help=f"{', '.join(PARTS)}; may be given again")
+    add(
+        "--work",
+        type=Path,
+        required=True,
+        help="folder for tables and runs; tables in it are used again",
+    )
+    add(
+        "--only",
+        action="append",
+        default=[],
+        metavar="WORKLOAD",
+        help=f"{', '.join(PARTS)}; may be given again",
+    )
     add("--rounds", type=int, default=3, help="(default: %(default)s)")
-    add("--seconds", type=float, default=30.0, help="of each turn, from the first rows on (default: %(default)s)")
-    add("--settle", type=float, default=10.0, help="seconds that count as the start (default: %(default)s)")
-    add("--survey", type=float, default=8.0, help="seconds of each setting of the grid (default: %(default)s)")
+    add(
+        "--seconds",
+        type=float,
+        default=30.0,
+        help="of each turn, from the first rows on (default: %(default)s)",
+    )
+    add(
+        "--settle",
+        type=float,
+        default=10.0,
+        help="seconds that count as the start (default: %(default)s)",
+    )
+    add(
+        "--survey",
+        type=float,
+        default=8.0,
+        help="seconds of each setting of the grid (default: %(default)s)",
+    )
     options = parser.parse_args(argv)
     for name in options.only:
         if name not in PARTS:
-            raise UsageError(f"--only: there is no {name!r}{nearest(name, PARTS)}: {', '.join(PARTS)}")
+            raise UsageError(
+                f"--only: there is no {name!r}{nearest(name, PARTS)}: {', '.join(PARTS)}"
+            )
     if options.rounds < 1 or min(options.seconds, options.survey) <= 0:
         raise UsageError("--rounds is at least 1, --seconds and --survey are above 0")
     options.work = options.work.resolve()

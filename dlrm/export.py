@@ -23,11 +23,11 @@ from sluice.etl.table.table import FeatureTable
 
 NOT_EXPORTED = {
     "embedding tables": "they are sharded, and too large for one program: look rows up where they are kept, and hand "
-                        "in the sums of each bag's rows (sluice serve does)",
+    "in the sums of each bag's rows (sluice serve does)",
     "compressed columns": "their parts are looked up and put together before the dense side, see "
-                          "dlrm/model/table_compression.py",
+    "dlrm/model/table_compression.py",
     "features": "text and vocabularies are no tensors: the spec and the fitted state make them, see "
-                "etl/apply/features.py",
+    "etl/apply/features.py",
 }
 
 
@@ -58,30 +58,57 @@ def main(argv: list[str]) -> dict[str, Any]:
     head.tower.load_state_dict(CheckpointReader(path).tower())
     longest = 0
     if model.history:
-        fields = FeatureTable.open(meta.config["data"], meta.version, allow_code=args.code.permission,
-                                   transforms=meta.config["transforms"]).fields
+        fields = FeatureTable.open(
+            meta.config["data"],
+            meta.version,
+            allow_code=args.code.permission,
+            transforms=meta.config["transforms"],
+        ).fields
         longest = next(f.bag[2] for f in fields if f.name == model.history and f.bag)
-    batches = [example(model, dense=len(meta.dense), columns=len(columns), longest=longest, rows=n) for n in SIZES]
+    batches = [
+        example(model, dense=len(meta.dense), columns=len(columns), longest=longest, rows=n)
+        for n in SIZES
+    ]
     out = args.out or args.run / "export"
     out.mkdir(parents=True, exist_ok=True)
     program = exported(head, batches[-1])
     torch.export.save(program, out / "dense.pt2")
     largest = difference(head, torch.export.load(out / "dense.pt2").module(), batches)
-    say(f"{out / 'dense.pt2'}: equal to the model at {', '.join(map(str, SIZES))} rows (largest difference "
-        f"{largest:.2g})")
-    result: dict[str, Any] = {"checkpoint": path.name, "written": [str(out / "dense.pt2")], "difference": largest}
+    say(
+        f"{out / 'dense.pt2'}: equal to the model at {', '.join(map(str, SIZES))} rows (largest difference "
+        f"{largest:.2g})"
+    )
+    result: dict[str, Any] = {
+        "checkpoint": path.name,
+        "written": [str(out / "dense.pt2")],
+        "difference": largest,
+    }
     if args.compile:
         try:
-            result["compiled_difference"] = difference(head, compiled(program, out / "dense-compiled.pt2"), batches)
+            result["compiled_difference"] = difference(
+                head, compiled(program, out / "dense-compiled.pt2"), batches
+            )
             result["written"].append(str(out / "dense-compiled.pt2"))
-            say(f"{out / 'dense-compiled.pt2'}: as equal (largest difference {result['compiled_difference']:.2g})")
+            say(
+                f"{out / 'dense-compiled.pt2'}: as equal (largest difference {result['compiled_difference']:.2g})"
+            )
         except Exception as error:  # whatever a compiler may say
-            result["not_compiled"] = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+            result["not_compiled"] = (
+                f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+            )
             say(f"not compiled: {result['not_compiled']}")
-    about = {"checkpoint": path.name, "step": meta.step, "model": model.kind, "width": model.width,
-             "table_width": model.table_width or model.width,
-             "dense": list(meta.dense), "columns": columns, "inputs": list(tower_of(model.kind).inputs),
-             "output": "one logit a row; its sigmoid is the probability", "not_exported": NOT_EXPORTED}
+    about = {
+        "checkpoint": path.name,
+        "step": meta.step,
+        "model": model.kind,
+        "width": model.width,
+        "table_width": model.table_width or model.width,
+        "dense": list(meta.dense),
+        "columns": columns,
+        "inputs": list(tower_of(model.kind).inputs),
+        "output": "one logit a row; its sigmoid is the probability",
+        "not_exported": NOT_EXPORTED,
+    }
     (out / "export.json").write_text(json.dumps(about, indent=1) + "\n")
     for what, why in NOT_EXPORTED.items():
         say(f"not in it: {what}: {why}")

@@ -28,8 +28,11 @@ def runs(column: Mapping[str, Any], rows: int) -> Runs:
     found = []
     for name, count in column["bins"].items():
         kind, _, number = name.partition(" ")
-        low, high = (2**int(number), 2**(int(number) + 1)) if kind == "octave" else (0, _LOW)
-        low, high = min(low, rows - 1), min(high, rows)  # what lies beyond was hashed or is of another version
+        low, high = (2 ** int(number), 2 ** (int(number) + 1)) if kind == "octave" else (0, _LOW)
+        low, high = (
+            min(low, rows - 1),
+            min(high, rows),
+        )  # what lies beyond was hashed or is of another version
         found.append((low, max(high, low + 1), count / total))
     return tuple(sorted(found))
 
@@ -44,7 +47,9 @@ def spread_runs(frequent: Sequence[tuple[int, float]], rows: int, stride: int) -
     """The runs of a table whose row i lies at i · stride mod rows: even, except for the most frequent ids."""
     if not frequent:
         return ()
-    singles = [(at, at + 1, share) for at, share in ((i * stride % rows, share) for i, share in frequent)]
+    singles = [
+        (at, at + 1, share) for at, share in ((i * stride % rows, share) for i, share in frequent)
+    ]
     return tuple(sorted([(0, rows, max(0.0, 1 - sum(share for _, share in frequent))), *singles]))
 
 
@@ -52,13 +57,20 @@ def share(use: Runs, rows: int, low: int, high: int) -> float:
     """The share of the lookups that fall on rows from `low` up to, but without, `high`."""
     if not use:
         return (high - low) / rows
-    return sum(part * max(0, min(high, after) - max(low, first)) / (after - first) for first, after, part in use)
+    return sum(
+        part * max(0, min(high, after) - max(low, first)) / (after - first)
+        for first, after, part in use
+    )
 
 
 def spread_out(model: ModelConfig, tables: Sequence[Table]) -> ModelConfig:
     """The model with `spread` for each large table whose first eighth gets more than a quarter of the lookups, unless
     something else was chosen. This is decided when a run begins and kept with it, as it says where a row lies, on any
     number of ranks."""
-    left = [t for t in tables if t.rows >= SPREAD_ROWS and t.name not in (*model.compress, model.history)]
+    left = [
+        t
+        for t in tables
+        if t.rows >= SPREAD_ROWS and t.name not in (*model.compress, model.history)
+    ]
     chosen = {t.name: "spread" for t in left if share(t.use, t.rows, 0, t.rows // 8) > 0.25}
     return replace(model, compress={**model.compress, **chosen}) if chosen else model

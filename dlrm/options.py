@@ -26,10 +26,17 @@ if TYPE_CHECKING:
     from sluice.etl.table.table import FeatureTable
 
 _TOWERS = "sluice.dlrm.model.towers"
-MODELS = {"dlrm": f"{_TOWERS}:Dlrm", "dcn": f"{_TOWERS}:Dcn", "wide_deep": f"{_TOWERS}:WideDeep",
-          "deepfm": f"{_TOWERS}:DeepFm", "xdeepfm": "sluice.dlrm.model.xdeepfm:XDeepFm", "dien": f"{_TOWERS}:Dien",
-          "autoint": "sluice.dlrm.model.autoint:AutoInt", "pnn": "sluice.dlrm.model.pnn:Pnn",
-          "dnn": "sluice.dlrm.model.dnn:Dnn"}
+MODELS = {
+    "dlrm": f"{_TOWERS}:Dlrm",
+    "dcn": f"{_TOWERS}:Dcn",
+    "wide_deep": f"{_TOWERS}:WideDeep",
+    "deepfm": f"{_TOWERS}:DeepFm",
+    "xdeepfm": "sluice.dlrm.model.xdeepfm:XDeepFm",
+    "dien": f"{_TOWERS}:Dien",
+    "autoint": "sluice.dlrm.model.autoint:AutoInt",
+    "pnn": "sluice.dlrm.model.pnn:Pnn",
+    "dnn": "sluice.dlrm.model.dnn:Dnn",
+}
 """The name of a model → the class of its tower, which is imported when a model is made."""
 OPTIMISERS = ("adam", "adagrad", "sgd", "lamb")
 TABLE_OPTIMISERS = ("rowwise_adagrad", "adagrad", "adam", "sgd")
@@ -52,7 +59,9 @@ FOLLOWS = ("", "epochs", "parts")
 
 
 def _kinds_help() -> str:
-    return ", ".join([*SHARDING_KINDS, *(f"{kind} ({what})" for kind, what in ASKED_SHARDING_KINDS.items())])
+    return ", ".join(
+        [*SHARDING_KINDS, *(f"{kind} ({what})" for kind, what in ASKED_SHARDING_KINDS.items())]
+    )
 
 
 class ConfigError(UsageError):
@@ -77,8 +86,10 @@ class Table:
 
     def __post_init__(self) -> None:
         if self.rows > MOST_ROWS:
-            raise ConfigError(f"table {self.name!r}: {self.rows:,} rows, and a column's ids are numbers of 32 bits, "
-                              f"for {MOST_ROWS:,} rows; hash them into fewer, or split them over several columns")
+            raise ConfigError(
+                f"table {self.name!r}: {self.rows:,} rows, and a column's ids are numbers of 32 bits, "
+                f"for {MOST_ROWS:,} rows; hash them into fewer, or split them over several columns"
+            )
 
     @property
     def bytes(self) -> int:
@@ -93,37 +104,79 @@ class ModelConfig:
     title = "model"
     kind: str = setting("dlrm", "which tower", flags=("--model",), choices=tuple(MODELS))
     width: int = setting(16, "width of every embedding, and of the dense tower's output", least=1)
-    table_width: int = setting(0, "width of the tables, a part of --width: vectors are held, sent and updated so "
-                               "narrow, and "
-                               "repeated to the full width for the tower (default: the full width)", metavar="N",
-                               least=0)
-    dense_layers: tuple[int, ...] = setting((128, 64), "hidden layers for the dense features in dlrm and dcn; a last "
-                                            "one of --width is added", metavar="N,N", least=1)
-    over_layers: tuple[int, ...] = setting((256, 128), "hidden layers after the interaction; a last one of 1 is added",
-                                           metavar="N,N", least=1)
-    table_dtype: str = setting("fp32", "number type of the tables' weights; updates are made in float32 and, for 16 "
-                               "bits, rounded by chance, so that small ones count", choices=TABLE_DTYPES)
-    bags: dict[str, str] = setting({}, "how a bag's ids are weighed: sum, mean, sqrt (by the root of their number) or "
-                                   "decay:RATE (the last one most) (default: sum)", metavar="COLUMN=KIND,…")
+    table_width: int = setting(
+        0,
+        "width of the tables, a part of --width: vectors are held, sent and updated so "
+        "narrow, and "
+        "repeated to the full width for the tower (default: the full width)",
+        metavar="N",
+        least=0,
+    )
+    dense_layers: tuple[int, ...] = setting(
+        (128, 64),
+        "hidden layers for the dense features in dlrm and dcn; a last one of --width is added",
+        metavar="N,N",
+        least=1,
+    )
+    over_layers: tuple[int, ...] = setting(
+        (256, 128),
+        "hidden layers after the interaction; a last one of 1 is added",
+        metavar="N,N",
+        least=1,
+    )
+    table_dtype: str = setting(
+        "fp32",
+        "number type of the tables' weights; updates are made in float32 and, for 16 "
+        "bits, rounded by chance, so that small ones count",
+        choices=TABLE_DTYPES,
+    )
+    bags: dict[str, str] = setting(
+        {},
+        "how a bag's ids are weighed: sum, mean, sqrt (by the root of their number) or "
+        "decay:RATE (the last one most) (default: sum)",
+        metavar="COLUMN=KIND,…",
+    )
     cross_layers: int = setting(3, "number of cross layers in dcn", metavar="N", least=1)
-    cross_rank: int = setting(0, "rank of a cross layer's matrix (default: full)", metavar="N", least=0)
-    cross_experts: int = setting(1, "number of low-rank experts in a cross layer; 1: no gates", metavar="N", least=1)
-    cin_layers: tuple[int, ...] = setting((16, 16), "maps in each layer of xdeepfm's interactions", metavar="N,N",
-                                          least=1)
-    attention_layers: int = setting(2, "number of attention layers in autoint", metavar="N", least=1)
+    cross_rank: int = setting(
+        0, "rank of a cross layer's matrix (default: full)", metavar="N", least=0
+    )
+    cross_experts: int = setting(
+        1, "number of low-rank experts in a cross layer; 1: no gates", metavar="N", least=1
+    )
+    cin_layers: tuple[int, ...] = setting(
+        (16, 16), "maps in each layer of xdeepfm's interactions", metavar="N,N", least=1
+    )
+    attention_layers: int = setting(
+        2, "number of attention layers in autoint", metavar="N", least=1
+    )
     attention_heads: int = setting(2, "heads of each, as wide as a vector", metavar="N", least=1)
-    history: str = setting("", "column of bags that dien reads as a history, the oldest item first", metavar="COLUMN")
+    history: str = setting(
+        "", "column of bags that dien reads as a history, the oldest item first", metavar="COLUMN"
+    )
     target: str = setting("", "column of the item in question, for dien", metavar="COLUMN")
-    history_table: str = setting("auto", "where dien looks a history's items up: in the target's table, where the same "
-                                 "id means the same item (auto, by the spec), or in one of their own",
-                                 choices=HISTORY_TABLES)
-    auxiliary: float = setting(1.0, "weight of dien's auxiliary loss, which has each state of a history foretell the "
-                               "next item; 0: none", least=0)
-    precision: str = setting("fp32", "precision of the dense layers' products; weights and the loss stay float32",
-                             choices=PRECISIONS)
-    compress: dict[str, str] = setting({}, "smaller tables: hash:ROWS, modulo:ROWS, quotient:ROWS[:add|concat], "
-                                       "product:ROWS[:PARTS], or spread (as large, its use even over its rows)",
-                                       metavar="COLUMN=KIND,…")
+    history_table: str = setting(
+        "auto",
+        "where dien looks a history's items up: in the target's table, where the same "
+        "id means the same item (auto, by the spec), or in one of their own",
+        choices=HISTORY_TABLES,
+    )
+    auxiliary: float = setting(
+        1.0,
+        "weight of dien's auxiliary loss, which has each state of a history foretell the "
+        "next item; 0: none",
+        least=0,
+    )
+    precision: str = setting(
+        "fp32",
+        "precision of the dense layers' products; weights and the loss stay float32",
+        choices=PRECISIONS,
+    )
+    compress: dict[str, str] = setting(
+        {},
+        "smaller tables: hash:ROWS, modulo:ROWS, quotient:ROWS[:add|concat], "
+        "product:ROWS[:PARTS], or spread (as large, its use even over its rows)",
+        metavar="COLUMN=KIND,…",
+    )
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "dense_layers", tuple(self.dense_layers))
@@ -131,10 +184,14 @@ class ModelConfig:
         object.__setattr__(self, "cin_layers", tuple(self.cin_layers))
         check(self, ConfigError)
         if self.table_width and (self.width % self.table_width or self.history):
-            raise ConfigError(f"table_width: {self.table_width} cannot be repeated to a width of {self.width}"
-                              + (f" in {self.kind}, which reads the tables' own vectors" if self.history else ""))
+            raise ConfigError(
+                f"table_width: {self.table_width} cannot be repeated to a width of {self.width}"
+                + (f" in {self.kind}, which reads the tables' own vectors" if self.history else "")
+            )
         if self.cross_experts > 1 and not self.cross_rank:
-            raise ConfigError(f"cross_experts: {self.cross_experts} experts need a cross_rank above 0")
+            raise ConfigError(
+                f"cross_experts: {self.cross_experts} experts need a cross_rank above 0"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,21 +199,41 @@ class OptimConfig:
     """Tables are updated within the backward pass; dense layers by an optimiser of their own."""
 
     title = "optimisers"
-    table_optimiser: str = setting("rowwise_adagrad", "what updates the tables, within the backward pass",
-                                   choices=TABLE_OPTIMISERS)
+    table_optimiser: str = setting(
+        "rowwise_adagrad",
+        "what updates the tables, within the backward pass",
+        choices=TABLE_OPTIMISERS,
+    )
     lr: float = setting(0.05, "learning rate of the embedding tables", above=0)
-    schedule: str = setting("constant", "how that rate changes: constant, or any of "
-                            "warmup=,decay_start=,decay=,power=,floor=,"
-                            "by=step|epoch")
+    schedule: str = setting(
+        "constant",
+        "how that rate changes: constant, or any of "
+        "warmup=,decay_start=,decay=,power=,floor=,"
+        "by=step|epoch",
+    )
     dense_optimiser: str = setting("adam", "what updates the dense layers", choices=OPTIMISERS)
-    dense_lr: float = setting(0.001, "learning rate of the dense layers (default: 0.001 below 40,000 training rows, "
-                              "else 0.003)", above=0)
+    dense_lr: float = setting(
+        0.001,
+        "learning rate of the dense layers (default: 0.001 below 40,000 training rows, else 0.003)",
+        above=0,
+    )
     dense_schedule: str = setting("constant", "how that rate changes, as in --schedule")
-    clip: float = setting(0.0, "largest length of the dense layers' gradients together; 0: any (default: none)",
-                          metavar="LENGTH", least=0)
-    table_decay: float = setting(0.0, "pull of each vector that is looked up towards 0: D/2 · its squared length is "
-                                 "added to a row's loss", metavar="D", least=0)
-    dense_decay: float = setting(0.0, "the dense optimiser's own weight decay", metavar="D", least=0)
+    clip: float = setting(
+        0.0,
+        "largest length of the dense layers' gradients together; 0: any (default: none)",
+        metavar="LENGTH",
+        least=0,
+    )
+    table_decay: float = setting(
+        0.0,
+        "pull of each vector that is looked up towards 0: D/2 · its squared length is "
+        "added to a row's loss",
+        metavar="D",
+        least=0,
+    )
+    dense_decay: float = setting(
+        0.0, "the dense optimiser's own weight decay", metavar="D", least=0
+    )
 
     def __post_init__(self) -> None:
         check(self, ConfigError)
@@ -167,15 +244,25 @@ class DataSettings:
     """Which table a run trains on, and whether it follows that."""
 
     title = "what"
-    data: str = setting(help="feature table, as etl/job.py writes it (with --resume: the checkpoint's)",
-                        metavar="TABLE",
-                        later=True)
-    version: int = setting(help="version of it (default: the newest; with --resume: the checkpoint's)", later=True)
-    follow: str = setting("", "take up newer versions of the table, with columns that come and go: `epochs` (or "
-                          "nothing) the newest one at each epoch's end; `parts` one after the other, training once on "
-                          "what each added, after an evaluation on it", bare="epochs", choices=FOLLOWS)
-    follow_wait: float = setting(0.0, "with `parts`: how long to wait for another one at the end", metavar="SECONDS",
-                                 least=0)
+    data: str = setting(
+        help="feature table, as etl/job.py writes it (with --resume: the checkpoint's)",
+        metavar="TABLE",
+        later=True,
+    )
+    version: int = setting(
+        help="version of it (default: the newest; with --resume: the checkpoint's)", later=True
+    )
+    follow: str = setting(
+        "",
+        "take up newer versions of the table, with columns that come and go: `epochs` (or "
+        "nothing) the newest one at each epoch's end; `parts` one after the other, training once on "
+        "what each added, after an evaluation on it",
+        bare="epochs",
+        choices=FOLLOWS,
+    )
+    follow_wait: float = setting(
+        0.0, "with `parts`: how long to wait for another one at the end", metavar="SECONDS", least=0
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,25 +271,57 @@ class LoopSettings:
 
     title = "training"
     epochs: int = setting(1, "how often all rows are trained on", least=1)
-    batch_size: int = setting(4096, "rows of a global batch; each rank takes an equal part (default: follows the "
-                              "rows: at least 200 steps an epoch, at most 8192)", least=1)
-    last: str = setting("pad", "the rows at the end of an epoch that fill no batch: pad theirs with rows of weight 0,"
-                        " or drop them", choices=LAST)
+    batch_size: int = setting(
+        4096,
+        "rows of a global batch; each rank takes an equal part (default: follows the "
+        "rows: at least 200 steps an epoch, at most 8192)",
+        least=1,
+    )
+    last: str = setting(
+        "pad",
+        "the rows at the end of an epoch that fill no batch: pad theirs with rows of weight 0,"
+        " or drop them",
+        choices=LAST,
+    )
     seed: int = setting(0, "decides first weights and row order")
-    save_every: int = setting(0, "checkpoint also within epochs, so many steps apart (default: after each epoch)",
-                              metavar="STEPS", least=0)
+    save_every: int = setting(
+        0,
+        "checkpoint also within epochs, so many steps apart (default: after each epoch)",
+        metavar="STEPS",
+        least=0,
+    )
     keep: int = setting(3, "newest checkpoints to keep, beside the best", metavar="N", least=1)
-    log_every: int = setting(20, "steps between two lines of the log; ranks agree there whether to stop",
-                             metavar="STEPS", least=1)
-    on_nonfinite: str = setting("stop", "a batch whose loss is no number: stop, or skip it on all ranks before any "
-                                "weight changes, and count it", choices=ON_NONFINITE)
-    profile: int = setting(0, "write a trace of so many steps (from the tenth) into DIR (default: none)",
-                           metavar="STEPS", least=0)
-    metrics_port: str = setting("", "serve figures for Prometheus, on this machine alone unless HOST says otherwise; a "
-                                "machine's rank n takes PORT + n (default: none)", metavar="[HOST:]PORT")
-    stall_after: float = setting(MOST_S, "a rank that stands still for so long is named, and all end; less where steps "
-                                 "are quick: 20 times the slowest of late, but at least 10 s", metavar="SECONDS",
-                                 least=1)
+    log_every: int = setting(
+        20,
+        "steps between two lines of the log; ranks agree there whether to stop",
+        metavar="STEPS",
+        least=1,
+    )
+    on_nonfinite: str = setting(
+        "stop",
+        "a batch whose loss is no number: stop, or skip it on all ranks before any "
+        "weight changes, and count it",
+        choices=ON_NONFINITE,
+    )
+    profile: int = setting(
+        0,
+        "write a trace of so many steps (from the tenth) into DIR (default: none)",
+        metavar="STEPS",
+        least=0,
+    )
+    metrics_port: str = setting(
+        "",
+        "serve figures for Prometheus, on this machine alone unless HOST says otherwise; a "
+        "machine's rank n takes PORT + n (default: none)",
+        metavar="[HOST:]PORT",
+    )
+    stall_after: float = setting(
+        MOST_S,
+        "a rank that stands still for so long is named, and all end; less where steps "
+        "are quick: 20 times the slowest of late, but at least 10 s",
+        metavar="SECONDS",
+        least=1,
+    )
     mllog: bool = setting(False, "write MLPerf's log lines into DIR, too")
 
 
@@ -212,11 +331,16 @@ class RankSettings:
 
     title = "ranks"
     ranks: int = 1
-    sharding: str = setting("auto", "how tables are spread over ranks; torchrec: as TorchRec's planner has it; FILE: "
-                            f"JSON, {{table: KIND[:KERNEL]}}, auto for the rest; kinds: {_kinds_help()}; kernels on "
-                            "GPUs: fused, uvm (in the host's memory), uvm_caching",
-                            metavar="|".join([*SHARDINGS, "FILE"]))
-    wire: str = setting("fp32", "what embeddings and their gradients travel as between ranks", choices=WIRES)
+    sharding: str = setting(
+        "auto",
+        "how tables are spread over ranks; torchrec: as TorchRec's planner has it; FILE: "
+        f"JSON, {{table: KIND[:KERNEL]}}, auto for the rest; kinds: {_kinds_help()}; kernels on "
+        "GPUs: fused, uvm (in the host's memory), uvm_caching",
+        metavar="|".join([*SHARDINGS, "FILE"]),
+    )
+    wire: str = setting(
+        "fp32", "what embeddings and their gradients travel as between ranks", choices=WIRES
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -224,12 +348,24 @@ class EvaluationSettings:
     """When a run is judged on the validation split, and what follows from that."""
 
     title = "evaluation"
-    evals: int = setting(1, "evaluations an epoch on the validation split, each with a checkpoint", metavar="N",
-                         least=1)
-    stop_auc: float | None = setting(None, "end once the validation split reaches it", metavar="AUC")
-    slices: tuple[str, ...] = setting((), "AUC also for the most frequent ids of these", metavar="COLUMN,…")
-    stuck_after: int = setting(500, "from there on an AUC near 0.5 is a warning that names likely causes",
-                               metavar="STEPS", least=0)
+    evals: int = setting(
+        1,
+        "evaluations an epoch on the validation split, each with a checkpoint",
+        metavar="N",
+        least=1,
+    )
+    stop_auc: float | None = setting(
+        None, "end once the validation split reaches it", metavar="AUC"
+    )
+    slices: tuple[str, ...] = setting(
+        (), "AUC also for the most frequent ids of these", metavar="COLUMN,…"
+    )
+    stuck_after: int = setting(
+        500,
+        "from there on an AUC near 0.5 is a warning that names likely causes",
+        metavar="STEPS",
+        least=0,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -237,18 +373,38 @@ class InputSettings(KnobOptions, TransformOptions):
     """How a rank's loader works, beside its knobs."""
 
     title = "input"
-    tuning: str = setting("auto", "who turns the loader's knobs while it runs", choices=policies.MODES)
-    memory_limit: int | None = setting(None, "what one rank's loader may use, for instance 2GiB (default: what the "
-                                       "machine and "
-                                       "its control groups leave)", metavar="BYTES", parse=parse_bytes)
-    missing: str = setting("refuse", "dense features that are no finite numbers: an error, or counted and 0",
-                           choices=MISSING)
-    reader: str = setting("auto", "who decodes; auto: petastorm where it is installed", choices=READERS)
+    tuning: str = setting(
+        "auto", "who turns the loader's knobs while it runs", choices=policies.MODES
+    )
+    memory_limit: int | None = setting(
+        None,
+        "what one rank's loader may use, for instance 2GiB (default: what the "
+        "machine and "
+        "its control groups leave)",
+        metavar="BYTES",
+        parse=parse_bytes,
+    )
+    missing: str = setting(
+        "refuse",
+        "dense features that are no finite numbers: an error, or counted and 0",
+        choices=MISSING,
+    )
+    reader: str = setting(
+        "auto", "who decodes; auto: petastorm where it is installed", choices=READERS
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(DataSettings, LoopSettings, OrderOptions, RankSettings, EvaluationSettings, InputSettings,
-             PetastormRequest, PageOptions):
+class Config(
+    DataSettings,
+    LoopSettings,
+    OrderOptions,
+    RankSettings,
+    EvaluationSettings,
+    InputSettings,
+    PetastormRequest,
+    PageOptions,
+):
     """Everything that decides what a run does: it is written into the run folder and into each checkpoint."""
 
     model: ModelConfig = field(default_factory=ModelConfig)
@@ -265,10 +421,14 @@ class Config(DataSettings, LoopSettings, OrderOptions, RankSettings, EvaluationS
         if self.streams is None:  # the run keeps its number, whatever a later program would choose
             object.__setattr__(self, "streams", default_streams(self.batch_size))
         if self.batch_size % self.ranks:
-            raise ConfigError(f"batch size {self.batch_size} cannot be cut into equal parts for {self.ranks} ranks")
+            raise ConfigError(
+                f"batch size {self.batch_size} cannot be cut into equal parts for {self.ranks} ranks"
+            )
         if self.reader == "arrow" and self.functions:
-            raise ConfigError(f"--{next(iter(self.functions)).replace('_', '-')}: Petastorm's Reader does that; take "
-                              "--reader petastorm")
+            raise ConfigError(
+                f"--{next(iter(self.functions)).replace('_', '-')}: Petastorm's Reader does that; take "
+                "--reader petastorm"
+            )
         if self.stop_auc is not None and not 0.5 < self.stop_auc < 1:
             raise ConfigError(f"stop_auc: {self.stop_auc!r} is not between 0.5 and 1")
 
@@ -279,10 +439,18 @@ class Config(DataSettings, LoopSettings, OrderOptions, RankSettings, EvaluationS
     def from_dict(cls, values: dict[str, Any]) -> Config:
         """Reads what `to_dict` gave; ConfigError if it holds a setting that is unknown here."""
         try:
-            return cls(**{**values, "model": ModelConfig(**values["model"]), "optim": OptimConfig(**values["optim"]),
-                          "conditions": RunOptions(**values["conditions"])})
+            return cls(
+                **{
+                    **values,
+                    "model": ModelConfig(**values["model"]),
+                    "optim": OptimConfig(**values["optim"]),
+                    "conditions": RunOptions(**values["conditions"]),
+                }
+            )
         except (TypeError, KeyError, AttributeError) as error:
-            raise ConfigError(f"the run's settings cannot be understood by this program ({error})") from None
+            raise ConfigError(
+                f"the run's settings cannot be understood by this program ({error})"
+            ) from None
 
 
 def profile_of(table: FeatureTable) -> Mapping[str, Mapping[str, Any]]:
@@ -290,8 +458,11 @@ def profile_of(table: FeatureTable) -> Mapping[str, Mapping[str, Any]]:
     return table.record.profile if table.records else {}
 
 
-def tables_of(fields: Sequence[Field], model: ModelConfig, profile: Mapping[str, Mapping[str, Any]] | None = None,
-              ) -> tuple[Table, ...]:
+def tables_of(
+    fields: Sequence[Field],
+    model: ModelConfig,
+    profile: Mapping[str, Mapping[str, Any]] | None = None,
+) -> tuple[Table, ...]:
     """The embedding tables that a feature table's columns need, in its order. `profile` says how ids are used."""
     width = model.table_width or model.width
     if width % 4:
@@ -301,15 +472,26 @@ def tables_of(fields: Sequence[Field], model: ModelConfig, profile: Mapping[str,
         if f.role not in ("sparse", "id_list"):
             continue
         if f.cardinality is None:
-            raise ConfigError(f"column {f.name!r}: no cardinality in the table, so its embedding has no size")
+            raise ConfigError(
+                f"column {f.name!r}: no cardinality in the table, so its embedding has no size"
+            )
         # Ids that the loader makes were not counted.
         seen = None if f.online or f.transforms else (profile or {}).get(f.name)
-        found.append(Table(name=f.name, rows=f.cardinality, width=width, lookups=f.bag[1] if f.bag else 1.0,
-                           longest=f.bag[2] if f.bag else 1,
-                           use=lookup_frequencies.runs(seen, f.cardinality) if seen else (),
-                           top=lookup_frequencies.top(seen, f.cardinality) if seen else ()))
+        found.append(
+            Table(
+                name=f.name,
+                rows=f.cardinality,
+                width=width,
+                lookups=f.bag[1] if f.bag else 1.0,
+                longest=f.bag[2] if f.bag else 1,
+                use=lookup_frequencies.runs(seen, f.cardinality) if seen else (),
+                top=lookup_frequencies.top(seen, f.cardinality) if seen else (),
+            )
+        )
     if not found:
-        raise ConfigError("the table has no sparse column: a DLRM needs at least one (role \"sparse\" in the spec)")
+        raise ConfigError(
+            'the table has no sparse column: a DLRM needs at least one (role "sparse" in the spec)'
+        )
     if not any(f.role == "label" for f in fields):
-        raise ConfigError("the table has no label column (role \"label\" in the spec)")
+        raise ConfigError('the table has no label column (role "label" in the spec)')
     return tuple(found)

@@ -14,7 +14,15 @@ from sluice.dlrm.options import SHARDING_KINDS, ModelConfig, Table, profile_of, 
 from sluice.dlrm.sharding.apply import asked, describe
 from sluice.dlrm.sharding.machine import read
 from sluice.dlrm.sharding.placement import place
-from sluice.dlrm.sharding.shard_sizes import DTYPES, STATES, DoesNotFit, ModelPlacement, PlacementError, Storage, gb
+from sluice.dlrm.sharding.shard_sizes import (
+    DTYPES,
+    STATES,
+    DoesNotFit,
+    ModelPlacement,
+    PlacementError,
+    Storage,
+    gb,
+)
 from sluice.etl.spec.code_options import CodeOptions
 from sluice.etl.table.table import FeatureTable
 
@@ -41,12 +49,17 @@ class PlanOptions:
     rows: str = setting("", "rows of each table, instead of --data", metavar="N,…")
     width: str = setting("16", "embedding width of each table, or one for all", metavar="W,…")
     lookups: str = setting("1", "ids a sample brings to each table, with --rows", metavar="L,…")
-    dtype: str = setting("fp32", "number type of the weights, as sluice train's --table-dtype", choices=tuple(DTYPES))
-    optimiser: str = setting("rowwise_adagrad", "whose state lies beside the weights, in float32",
-                             choices=tuple(STATES))
+    dtype: str = setting(
+        "fp32", "number type of the weights, as sluice train's --table-dtype", choices=tuple(DTYPES)
+    )
+    optimiser: str = setting(
+        "rowwise_adagrad", "whose state lies beside the weights, in float32", choices=tuple(STATES)
+    )
     machine: str = setting("8x80GB", "RANKSxMEMORY or a JSON file", metavar="MACHINE")
     sharding: str = setting("auto", "how every table is spread", choices=("auto", *SHARDING_KINDS))
-    batch_size: int = setting(65_536, "global batch that the step's time is reckoned for", metavar="B", least=1)
+    batch_size: int = setting(
+        65_536, "global batch that the step's time is reckoned for", metavar="B", least=1
+    )
     code: CodeOptions = field(default_factory=CodeOptions)
 
     def __post_init__(self) -> None:
@@ -65,21 +78,27 @@ def tables(args: PlanOptions) -> tuple[Table, ...]:
     rows = _numbers("--rows", args.rows, None)
     widths = _numbers("--width", args.width, len(rows))
     lookups = _numbers("--lookups", args.lookups, len(rows), whole=False)
-    return tuple(Table(name=f"t{i}", rows=r, width=w, lookups=n)
-                 for i, (r, w, n) in enumerate(zip(rows, widths, lookups, strict=True)))
+    return tuple(
+        Table(name=f"t{i}", rows=r, width=w, lookups=n)
+        for i, (r, w, n) in enumerate(zip(rows, widths, lookups, strict=True))
+    )
 
 
 def _numbers(flag: str, text: str, count: int | None, *, whole: bool = True) -> list[Any]:
     try:
         found = [int(part.replace("_", "")) if whole else float(part) for part in text.split(",")]
     except ValueError:
-        raise UsageError(f"{flag}: {text!r} is not a list of numbers with commas between them") from None
+        raise UsageError(
+            f"{flag}: {text!r} is not a list of numbers with commas between them"
+        ) from None
     if min(found) <= 0:
         raise UsageError(f"{flag}: {min(found)} is not above 0")
     if count is None or len(found) == count:
         return found
     if len(found) != 1:
-        raise UsageError(f"{flag}: {len(found)} numbers for {count} tables; give one for all, or one for each")
+        raise UsageError(
+            f"{flag}: {len(found)} numbers for {count} tables; give one for all, or one for each"
+        )
     return found * count
 
 
@@ -89,12 +108,23 @@ def main(argv: list[str]) -> dict[str, Any]:
     storage = Storage(dtype=args.dtype, optimiser=args.optimiser)
     weights = sum(storage.weights(t.rows, t.width) for t in found)
     state = sum(storage.state(t.rows, t.width) for t in found)
-    say(f"{len(found)} tables, {sum(t.rows for t in found):,} rows: {gb(weights)} of {args.dtype} weights, "
-        f"{gb(state)} of {args.optimiser} state")
-    say(f"{machine.ranks} ranks on {machine.hosts} host{'s' * (machine.hosts > 1)}, {gb(machine.memory_bytes)} each, "
-        f"{gb(machine.usable_bytes)} of it for tables")
-    result: dict[str, Any] = {"fits": False, "weights_bytes": weights, "state_bytes": state, "missing_bytes": 0,
-                              "ranks": machine.ranks, "usable_bytes": machine.usable_bytes, "ways": {}}
+    say(
+        f"{len(found)} tables, {sum(t.rows for t in found):,} rows: {gb(weights)} of {args.dtype} weights, "
+        f"{gb(state)} of {args.optimiser} state"
+    )
+    say(
+        f"{machine.ranks} ranks on {machine.hosts} host{'s' * (machine.hosts > 1)}, {gb(machine.memory_bytes)} each, "
+        f"{gb(machine.usable_bytes)} of it for tables"
+    )
+    result: dict[str, Any] = {
+        "fits": False,
+        "weights_bytes": weights,
+        "state_bytes": state,
+        "missing_bytes": 0,
+        "ranks": machine.ranks,
+        "usable_bytes": machine.usable_bytes,
+        "ways": {},
+    }
     placed: dict[str, ModelPlacement | PlacementError] = {}
     for way in ("auto", *SHARDING_KINDS):
         try:
@@ -107,22 +137,46 @@ def main(argv: list[str]) -> dict[str, Any]:
     if isinstance(chosen, PlacementError):
         if isinstance(chosen, DoesNotFit):
             result["missing_bytes"] = chosen.missing
-            print(json.dumps(result), flush=True)  # refused, but the figures are printed for those who asked
+            print(
+                json.dumps(result), flush=True
+            )  # refused, but the figures are printed for those who asked
         raise chosen
     say(describe(chosen, found, machine))
     seconds = chosen.step_time(machine, args.batch_size)
-    say(f"a global batch of {args.batch_size:,}, forwards, on the slowest rank: reading "
-        f"{seconds['read_s'] * 1e3:.3g} ms, exchange {seconds['exchange_s'] * 1e3:.3g} ms at the machine's figures")
-    return {**result, "fits": True, "bytes_per_rank": [chosen.bytes_on(r) for r in range(machine.ranks)], **seconds,
-            "balance": result["ways"][args.sharding]["balance"],
-            "plan": [{"table": p.name, "rows": t.rows, "width": t.width, "bytes": p.bytes, "kind": p.kind,
-                      "ranks": list(p.ranks), "why": p.why} for p, t in zip(chosen.places, found, strict=True)]}
+    say(
+        f"a global batch of {args.batch_size:,}, forwards, on the slowest rank: reading "
+        f"{seconds['read_s'] * 1e3:.3g} ms, exchange {seconds['exchange_s'] * 1e3:.3g} ms at the machine's figures"
+    )
+    return {
+        **result,
+        "fits": True,
+        "bytes_per_rank": [chosen.bytes_on(r) for r in range(machine.ranks)],
+        **seconds,
+        "balance": result["ways"][args.sharding]["balance"],
+        "plan": [
+            {
+                "table": p.name,
+                "rows": t.rows,
+                "width": t.width,
+                "bytes": p.bytes,
+                "kind": p.kind,
+                "ranks": list(p.ranks),
+                "why": p.why,
+            }
+            for p, t in zip(chosen.places, found, strict=True)
+        ],
+    }
 
 
 def _way(placed: ModelPlacement | PlacementError) -> dict[str, Any]:
     if isinstance(placed, ModelPlacement):
-        return {"fits": True, "fullest_rank_bytes": max(placed.bytes_on(r) for r in range(placed.ranks)),
-                "balance": dict(zip(("bytes", "reads"), (round(b, 4) for b in placed.balance), strict=True))}
+        return {
+            "fits": True,
+            "fullest_rank_bytes": max(placed.bytes_on(r) for r in range(placed.ranks)),
+            "balance": dict(
+                zip(("bytes", "reads"), (round(b, 4) for b in placed.balance), strict=True)
+            ),
+        }
     return {"fits": False, "why": str(placed)}
 
 
@@ -130,8 +184,10 @@ def _in_words(placed: ModelPlacement | PlacementError) -> str:
     if isinstance(placed, PlacementError):
         return f"no: {placed}"
     held, read_ = placed.balance
-    return (f"fits: {gb(max(placed.bytes_on(r) for r in range(placed.ranks)))} on the fullest rank; largest over mean "
-            f"{held:.2f} in bytes, {read_:.2f} in reads")
+    return (
+        f"fits: {gb(max(placed.bytes_on(r) for r in range(placed.ranks)))} on the fullest rank; largest over mean "
+        f"{held:.2f} in bytes, {read_:.2f} in reads"
+    )
 
 
 def program() -> NoReturn:

@@ -30,8 +30,13 @@ def gather(value: Any, ranks: int, group: Any) -> list[Any]:
     dist.all_gather(sizes, torch.tensor([len(payload)]), group=group)
     longest = int(max(sizes))
     parts = [torch.zeros(longest, dtype=torch.uint8) for _ in range(ranks)]
-    dist.all_gather(parts, torch.nn.functional.pad(payload, (0, longest - len(payload))), group=group)
-    return [unpacked(part[:int(size)].numpy().tobytes()) for part, size in zip(parts, sizes, strict=True)]
+    dist.all_gather(
+        parts, torch.nn.functional.pad(payload, (0, longest - len(payload))), group=group
+    )
+    return [
+        unpacked(part[: int(size)].numpy().tobytes())
+        for part, size in zip(parts, sizes, strict=True)
+    ]
 
 
 def packed(value: Any) -> bytes:
@@ -52,7 +57,11 @@ def _plain(value: Any, tail: list[bytes]) -> Any:
         return value
     if isinstance(value, (list, tuple)):
         return [_plain(inner, tail) for inner in value]
-    if isinstance(value, dict) and _ARRAY not in value and all(isinstance(key, str) for key in value):
+    if (
+        isinstance(value, dict)
+        and _ARRAY not in value
+        and all(isinstance(key, str) for key in value)
+    ):
         return {key: _plain(inner, tail) for key, inner in value.items()}
     if isinstance(value, (np.ndarray, torch.Tensor)):
         array = value.numpy() if isinstance(value, torch.Tensor) else value
@@ -128,18 +137,28 @@ class Ranks:
 def machine(ranks: int, local_ranks: int) -> machines.TrainingMachine:
     """The machine that tables are placed on: each rank's GPU, or its part of this machine's memory."""
     if torch.cuda.is_available():
-        return machines.TrainingMachine(ranks=ranks, ranks_per_host=local_ranks,
-                                memory_bytes=torch.cuda.get_device_properties(0).total_memory,
-                                host_memory_bytes=Machine().memory_limit() // 2 // local_ranks)
+        return machines.TrainingMachine(
+            ranks=ranks,
+            ranks_per_host=local_ranks,
+            memory_bytes=torch.cuda.get_device_properties(0).total_memory,
+            host_memory_bytes=Machine().memory_limit() // 2 // local_ranks,
+        )
     # Half is kept for the loader's buffers and the dense layers, which share the memory here.
-    return machines.TrainingMachine(ranks=ranks, ranks_per_host=local_ranks, reserve=0.5, device="cpu",
-                            memory_bytes=Machine().memory_limit() // local_ranks)
+    return machines.TrainingMachine(
+        ranks=ranks,
+        ranks_per_host=local_ranks,
+        reserve=0.5,
+        device="cpu",
+        memory_bytes=Machine().memory_limit() // local_ranks,
+    )
 
 
 @contextmanager
 def world() -> Iterator[Ranks]:
     """The process group, for as long as the context lasts."""
-    local_rank, local_ranks = (int(os.environ.get(n, d)) for n, d in (("LOCAL_RANK", "0"), ("LOCAL_WORLD_SIZE", "1")))
+    local_rank, local_ranks = (
+        int(os.environ.get(n, d)) for n, d in (("LOCAL_RANK", "0"), ("LOCAL_WORLD_SIZE", "1"))
+    )
     cuda = torch.cuda.is_available()
     device = torch.device("cuda", local_rank) if cuda else torch.device("cpu")
     if cuda:
@@ -161,10 +180,17 @@ def world() -> Iterator[Ranks]:
         dist.init_process_group(backend, store=alone, rank=0, world_size=1)
     try:
         group = dist.group.WORLD
-        yield Ranks(rank=dist.get_rank(), ranks=dist.get_world_size(), local_rank=local_rank, local_ranks=local_ranks,
-                    host=int(os.environ.get("GROUP_RANK", "0")), device=device, group=group,
-                    control=dist.new_group(backend="gloo") if cuda else group,
-                    saving=dist.new_group(backend="gloo"),
-                    store=dist.distributed_c10d._get_default_store())
+        yield Ranks(
+            rank=dist.get_rank(),
+            ranks=dist.get_world_size(),
+            local_rank=local_rank,
+            local_ranks=local_ranks,
+            host=int(os.environ.get("GROUP_RANK", "0")),
+            device=device,
+            group=group,
+            control=dist.new_group(backend="gloo") if cuda else group,
+            saving=dist.new_group(backend="gloo"),
+            store=dist.distributed_c10d._get_default_store(),
+        )
     finally:
         dist.destroy_process_group()

@@ -42,49 +42,79 @@ class RunPlan:
     """The plan as a person reads it."""
 
     def to_dict(self) -> dict[str, Any]:
-        return {"plan": summary(self.placement, self.layout.tables), "balance": list(self.placement.balance),
-                "parameters": self.count.parameters, "flops_per_sample": self.count.flops,
-                "state_bytes": self.state_bytes, "gradient_bytes": self.gradient_bytes,
-                "bytes_per_step": self.bytes_per_step}
+        return {
+            "plan": summary(self.placement, self.layout.tables),
+            "balance": list(self.placement.balance),
+            "parameters": self.count.parameters,
+            "flops_per_sample": self.count.flops,
+            "state_bytes": self.state_bytes,
+            "gradient_bytes": self.gradient_bytes,
+            "bytes_per_step": self.bytes_per_step,
+        }
 
 
 def plan_run(config: Config, table: FeatureTable, machine: TrainingMachine) -> RunPlan:
     """Makes the plan, or raises what is wrong with the settings."""
     columns = tables_of(table.fields, config.model, profile_of(table))
     if config.optim.table_optimiser == "adam" and machine.device == "cpu":
-        raise ConfigError("table optimiser: 'adam' has no kernel for a CPU; use rowwise_adagrad, adagrad or sgd here")
+        raise ConfigError(
+            "table optimiser: 'adam' has no kernel for a CPU; use rowwise_adagrad, adagrad or sgd here"
+        )
     dense = tuple(f.name for f in table.fields if f.role == "dense")
     single = [f.name for f in table.fields if f.role == "sparse"]
     for name in config.slices:
         if name not in single:
-            raise ConfigError(f"slices: no sparse column {name!r} with one id a row{nearest(name, single)}")
+            raise ConfigError(
+                f"slices: no sparse column {name!r} with one id a row{nearest(name, single)}"
+            )
     for text in (config.optim.schedule, config.optim.dense_schedule):
         RateSchedule.read(text)
-    layout = TableLayout(with_item_table(config.model, table), columns,
-                         MissingNumbers(dense) if config.missing == "mask" else None)
+    layout = TableLayout(
+        with_item_table(config.model, table),
+        columns,
+        MissingNumbers(dense) if config.missing == "mask" else None,
+    )
     placement = placed(config, layout.tables, machine)
-    whole = cost_of(config.model, dense=len(dense), columns=len(layout.compressor.columns),
-                    history=layout.history.longest if layout.history else 0)["total"]
+    whole = cost_of(
+        config.model,
+        dense=len(dense),
+        columns=len(layout.compressor.columns),
+        history=layout.history.longest if layout.history else 0,
+    )["total"]
     a_row, an_element = STATES[config.optim.table_optimiser]
     state = sum(t.rows * (a_row + an_element * t.width) for t in layout.tables)
     sent = bytes_per_step(placement, layout, whole.parameters, config)
     vectors = sum(t.width * len(layout.keys[t.name]) for t in layout.tables)
-    copied = sum(t.bytes for t, p in zip(layout.tables, placement.places, strict=True) if p.kind == "data")
+    copied = sum(
+        t.bytes for t, p in zip(layout.tables, placement.places, strict=True) if p.kind == "data"
+    )
     gradients = 4 * (whole.parameters + 3 * (config.batch_size // machine.ranks) * vectors) + copied
     held, read = placement.balance
-    text = "\n".join([
-        describe(placement, layout.tables, machine),
-        (f"largest over mean load of a rank: {held:.2f} in bytes, {read:.2f} in reads; a rank sends "
-         f"{format_bytes(sent)} a step"),
-        (f"{config.model.kind}: {whole.parameters:,} parameters in dense layers, {whole.flops:,} operations a sample; "
-         f"{sum(t.rows * t.width for t in layout.tables):,} in tables, {format_bytes(state)} of "
-         f"{config.optim.table_optimiser} state"),
-        (f"gradients: {format_bytes(gradients)} a rank at most, {format_bytes(copied)} of it of whole tables "
-         f"({format_bytes(sum(t.bytes for t in layout.tables))} in all)")])
+    text = "\n".join(
+        [
+            describe(placement, layout.tables, machine),
+            (
+                f"largest over mean load of a rank: {held:.2f} in bytes, {read:.2f} in reads; a rank sends "
+                f"{format_bytes(sent)} a step"
+            ),
+            (
+                f"{config.model.kind}: {whole.parameters:,} parameters in dense layers, {whole.flops:,} "
+                f"operations a sample; "
+                f"{sum(t.rows * t.width for t in layout.tables):,} in tables, {format_bytes(state)} of "
+                f"{config.optim.table_optimiser} state"
+            ),
+            (
+                f"gradients: {format_bytes(gradients)} a rank at most, {format_bytes(copied)} of it of whole tables "
+                f"({format_bytes(sum(t.bytes for t in layout.tables))} in all)"
+            ),
+        ]
+    )
     return RunPlan(layout, placement, whole, state, gradients, sent, text)
 
 
-def bytes_per_step(placement: ModelPlacement, layout: TableLayout, parameters: int, config: Config) -> int:
+def bytes_per_step(
+    placement: ModelPlacement, layout: TableLayout, parameters: int, config: Config
+) -> int:
     """The bytes that the busiest rank sends: ids to where their tables are, pooled vectors back, their gradients the
     same way, and its part in the mean of the dense layers' gradients."""
     ranks, batch = placement.ranks, config.batch_size
@@ -104,7 +134,9 @@ def bytes_per_step(placement: ModelPlacement, layout: TableLayout, parameters: i
         # Each id and each length has four bytes; by columns, each holder gets all of them.
         copies = len(holders) if place.kind == "column" else 1
         ids += mine * (ranks - 1) / ranks * 4 * (table.lookups * copies + vectors * len(holders))
-        gradients += sum(mine * vectors * part.width * element for part in holders) * (ranks - 1) / ranks
+        gradients += (
+            sum(mine * vectors * part.width * element for part in holders) * (ranks - 1) / ranks
+        )
     return round(max(pooled) + gradients + ids + 2 * parameters * 4 * (ranks - 1) / ranks)
 
 

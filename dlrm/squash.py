@@ -20,7 +20,11 @@ _LEVELS = np.tanh(_AT / 4)
 
 def squash(columns: dict[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
     """Maps counts of any size to numbers from -1 to 1, along a curve given by its knots."""
-    return {name: np.interp(columns[name], _AT, _LEVELS).astype(np.float32) for name in columns if name.startswith("I")}
+    return {
+        name: np.interp(columns[name], _AT, _LEVELS).astype(np.float32)
+        for name in columns
+        if name.startswith("I")
+    }
 
 
 def levels(columns: dict[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:

@@ -36,7 +36,9 @@ def main(argv: list[str]) -> dict[str, Any] | None:
         given = start_options.parse(argv, __doc__)
         point = start.start_point(given)
         if "check" in given:
-            return start.check(point, resume="resume" in given, ranks_per_host=given.get("ranks_per_host"), say=say)
+            return start.check(
+                point, resume="resume" in given, ranks_per_host=given.get("ranks_per_host"), say=say
+            )
         from sluice.dlrm.telemetry.silence_warnings import quiet
 
         quiet()
@@ -71,7 +73,9 @@ def _report_error(error: Exception, *, first: bool) -> int:
 
 def program() -> NoReturn:
     """The whole program, as its command runs it."""
-    run(main, at_once=True)  # gloo's threads abort about one ended run in ten while Python goes down
+    run(
+        main, at_once=True
+    )  # gloo's threads abort about one ended run in ten while Python goes down
 
 
 if __name__ == "__main__":

@@ -34,18 +34,33 @@ class VacuumRequest:
     dry_run: bool = setting(False, "say what would go, and remove nothing")
 
     def answer(self, say: Say) -> dict[str, Any]:
-        from sluice.tools.packing import forget_copies  # loads numba, which other commands need not wait for
+        from sluice.tools.packing import (
+            forget_copies,
+        )  # loads numba, which other commands need not wait for
 
-        done = vacuum(TableStore(self.table), keep=self.keep, now=time.time(), dry_run=self.dry_run,
-                      forget=forget_copies)
+        done = vacuum(
+            TableStore(self.table),
+            keep=self.keep,
+            now=time.time(),
+            dry_run=self.dry_run,
+            forget=forget_copies,
+        )
         for path in done.files:
             say(f"{'would go' if self.dry_run else 'removed'}: {path}")
         for path in done.passed_over:
             say(f"passed over: {path}, which is a link, or which no job of this table wrote")
-        say(f"{len(done.files)} files, {done.bytes / 2**20:,.1f} MiB; kept: version "
-            f"{', '.join(map(str, done.kept_versions))}")
-        return {"removed": len(done.files), "bytes": done.bytes, "kept_versions": list(done.kept_versions),
-                "pinned": list(done.pinned), "passed_over": list(done.passed_over), "dry_run": self.dry_run}
+        say(
+            f"{len(done.files)} files, {done.bytes / 2**20:,.1f} MiB; kept: version "
+            f"{', '.join(map(str, done.kept_versions))}"
+        )
+        return {
+            "removed": len(done.files),
+            "bytes": done.bytes,
+            "kept_versions": list(done.kept_versions),
+            "pinned": list(done.pinned),
+            "passed_over": list(done.passed_over),
+            "dry_run": self.dry_run,
+        }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,11 +72,18 @@ class AuditRequest:
     row, and the value before and after. Nothing is published. For a table, give all files that it was made from."""
 
     title = "what"
-    subject: str = setting(help="a table's folder or URI, or a spec, a TOML file", metavar="TABLE|SPEC",
-                           positional=True)
-    input: tuple[str, ...] = setting(help="raw files, folders or globs", metavar="PATH", several=True)
+    subject: str = setting(
+        help="a table's folder or URI, or a spec, a TOML file",
+        metavar="TABLE|SPEC",
+        positional=True,
+    )
+    input: tuple[str, ...] = setting(
+        help="raw files, folders or globs", metavar="PATH", several=True
+    )
     version: int | None = setting(None, "an older version of a table (default: the newest)")
-    flips: int = setting(50, "how many rows have their labels flipped one by one", metavar="N", least=1)
+    flips: int = setting(
+        50, "how many rows have their labels flipped one by one", metavar="N", least=1
+    )
     seed: int = setting(0, "decides which rows these are")
     code: CodeOptions = field(default_factory=CodeOptions)
 
@@ -70,37 +92,58 @@ class AuditRequest:
         from sluice.etl.engines import choose, opened
         from sluice.etl.jobs.progress import JobProgress
 
-        table = None if Path(self.subject).is_file() else FeatureTable.open(
-            self.subject, self.version, allow_code=self.code.permission)
+        table = (
+            None
+            if Path(self.subject).is_file()
+            else FeatureTable.open(self.subject, self.version, allow_code=self.code.permission)
+        )
         spec = table.spec() if table else Spec.read(self.subject)
-        with opened(choose(None, spec, [], lambda _: None), self.input, JobProgress(sys.stderr)) as engine_for:
-            found = audit_table(table, self.input, engine_for, flips=self.flips, seed=self.seed) if table else \
-                audit_spec(spec, self.input, engine_for, flips=self.flips, seed=self.seed)
+        with opened(
+            choose(None, spec, [], lambda _: None), self.input, JobProgress(sys.stderr)
+        ) as engine_for:
+            found = (
+                audit_table(table, self.input, engine_for, flips=self.flips, seed=self.seed)
+                if table
+                else audit_spec(spec, self.input, engine_for, flips=self.flips, seed=self.seed)
+            )
         for leak in found.leaks:
             say(leak.text)
         for what, times in found.tried.items():
             say(f"looked for {what}: {times} {'time' if times == 1 else 'times'}")
-        say(f"{found.rows:,} of {found.table_rows:,} rows were recomputed from this input: "
-            f"{len(found.leaks) or 'no'} {'leak' if len(found.leaks) == 1 else 'leaks'}")
+        say(
+            f"{found.rows:,} of {found.table_rows:,} rows were recomputed from this input: "
+            f"{len(found.leaks) or 'no'} {'leak' if len(found.leaks) == 1 else 'leaks'}"
+        )
         return found.to_json()
 
 
-COMMANDS = {"synth": SynthRequest, "show": ShowRequest, "check": CheckRequest, "audit": AuditRequest,
-            "vacuum": VacuumRequest}
+COMMANDS = {
+    "synth": SynthRequest,
+    "show": ShowRequest,
+    "check": CheckRequest,
+    "audit": AuditRequest,
+    "vacuum": VacuumRequest,
+}
 _EXAMPLES = """examples:
   sluice synth --rows 1000000 --seed 1 --out logs/clicks.tsv
   sluice show table
   sluice check table --version 3"""
-_USAGE = """usage: sluice COMMAND …
+_USAGE = (
+    """usage: sluice COMMAND …
 
 Synthetic raw logs, and a look at feature tables. (`sluice etl` and etl/job.py make tables.)
 
 commands:
-""" + "\n".join(f"  {name:7} {(kind.__doc__ or '').splitlines()[0]}" for name, kind in COMMANDS.items()) + f"""
+"""
+    + "\n".join(
+        f"  {name:7} {(kind.__doc__ or '').splitlines()[0]}" for name, kind in COMMANDS.items()
+    )
+    + f"""
 
 sluice COMMAND --help tells more.
 
 {_EXAMPLES}"""
+)
 
 
 def main(argv: list[str]) -> dict[str, Any] | None:

@@ -24,26 +24,37 @@ class EngineError(UsageError):
     """An engine that cannot do the job: its message says why, and the command that does it."""
 
 
-def choose(asked: str | None, spec: Spec, arguments: list[str], say: Callable[[str], None],
-           environment: Mapping[str, str] = os.environ) -> str:
+def choose(
+    asked: str | None,
+    spec: Spec,
+    arguments: list[str],
+    say: Callable[[str], None],
+    environment: Mapping[str, str] = os.environ,
+) -> str:
     """The engine for a job that was started with these `arguments`: the one that was `asked` for; in spark-submit,
     Spark; otherwise local, unless the spec needs Spark or a cluster is configured. What was not asked for is said."""
     submitted = "PYSPARK_GATEWAY_PORT" in environment
     if asked == "local" and submitted:
-        raise EngineError("--engine local: spark-submit has started Spark already; run: sluice etl "
-                          f"{shlex.join(arguments)}")
+        raise EngineError(
+            "--engine local: spark-submit has started Spark already; run: sluice etl "
+            f"{shlex.join(arguments)}"
+        )
     why = _only_spark(spec)
     if asked == "local" and why is not None:
         place = os.path.relpath(Path(__file__).resolve().parent.parent)
-        raise EngineError(f"--engine local: {why}; run: spark-submit --properties-file "
-                          f"{os.path.join(place, 'spark-defaults.conf')} {os.path.join(place, 'etl/job.py')} "
-                          f"{shlex.join(_without_engine(arguments))}")
+        raise EngineError(
+            f"--engine local: {why}; run: spark-submit --properties-file "
+            f"{os.path.join(place, 'spark-defaults.conf')} {os.path.join(place, 'etl/job.py')} "
+            f"{shlex.join(_without_engine(arguments))}"
+        )
     if asked is not None or submitted:
         return asked or "spark"
     why = why or _cluster(environment)
     if why is None:
-        say("engine: local, on this machine's processors, as no row of this spec must meet another (--engine spark "
-            "makes the same table)")
+        say(
+            "engine: local, on this machine's processors, as no row of this spec must meet another (--engine spark "
+            "makes the same table)"
+        )
         return "local"
     say(f"engine: spark, as {why}")
     return "spark"
@@ -76,13 +87,17 @@ def _cluster(environment: Mapping[str, str]) -> str | None:
     settings = Path(folder or ".") / "spark-defaults.conf"
     if folder and settings.is_file():
         text = settings.read_text("utf-8", "replace")
-        if (master := re.search(r"^\s*spark\.master[\s=]+(\S+)", text, re.M)) and not master[1].startswith("local"):
+        if (master := re.search(r"^\s*spark\.master[\s=]+(\S+)", text, re.M)) and not master[
+            1
+        ].startswith("local"):
             return f"{settings} names {master[1]}"
     return None
 
 
 @contextlib.contextmanager
-def opened(name: str, inputs: Sequence[str], progress: JobProgress) -> Iterator[Callable[[Job], Engine]]:
+def opened(
+    name: str, inputs: Sequence[str], progress: JobProgress
+) -> Iterator[Callable[[Job], Engine]]:
     """Starts an engine, and yields what takes a job to it. What goes wrong in it is a `JobFailure` of one line, or a
     user's mistake."""
     if name == "local":

@@ -60,23 +60,34 @@ class Estimate:
         row_cpu_s = max(0.0, (many.cpu_s - few.cpu_s) / more)
         row_bytes = max(0.0, (many.bytes - few.bytes) / more)
         held = min(row_bytes * rows, limit / 2)
-        return cls(rows=rows, row_s=row_s, seconds=max(0.0, few.seconds - few.rows * row_s) + rows * row_s,
-                   cpu_s=max(0.0, few.cpu_s - few.rows * row_cpu_s) + rows * row_cpu_s,
-                   memory=int(base_bytes + max(0.0, few.bytes - few.rows * row_bytes) + held), processors=processors())
+        return cls(
+            rows=rows,
+            row_s=row_s,
+            seconds=max(0.0, few.seconds - few.rows * row_s) + rows * row_s,
+            cpu_s=max(0.0, few.cpu_s - few.rows * row_cpu_s) + rows * row_cpu_s,
+            memory=int(base_bytes + max(0.0, few.bytes - few.rows * row_bytes) + held),
+            processors=processors(),
+        )
 
     def pays(self, spark: Mapping[str, Any] | None) -> str:
         """From which size on Spark pays, by what a job of it on this machine took, if there was one."""
         if spark is None:
-            return ("Spark: no job of it on this machine is on this table's record, so that its time is not known; it "
-                    "pays on more machines, or where joins need it")
+            return (
+                "Spark: no job of it on this machine is on this table's record, so that its time is not known; it "
+                "pays on more machines, or where joins need it"
+            )
         row_s = spark["seconds"] / max(1.0, spark["rows"])
         ratio = row_s / self.row_s
         if ratio < 1:
-            return (f"Spark: {row_s * 1e6:.1f} µs a row in its last job here, less than local's "
-                    f"{self.row_s * 1e6:.1f}: it pays from {spark['start_s'] / (self.row_s - row_s):,.0f} rows on")
+            return (
+                f"Spark: {row_s * 1e6:.1f} µs a row in its last job here, less than local's "
+                f"{self.row_s * 1e6:.1f}: it pays from {spark['start_s'] / (self.row_s - row_s):,.0f} rows on"
+            )
         start = spark["start_s"]
-        text = (f"Spark: {row_s * 1e6:.1f} µs a row in its last job here and {start:.0f} s to start, local "
-                f"{self.row_s * 1e6:.1f}: it pays here at no size")
+        text = (
+            f"Spark: {row_s * 1e6:.1f} µs a row in its last job here and {start:.0f} s to start, local "
+            f"{self.row_s * 1e6:.1f}: it pays here at no size"
+        )
         many = 2 * ratio  # machines, each as fast as this one
         return f"{text}; on {many:.0f} machines like this one from {start / (self.row_s / 2):,.0f} rows on"
 
@@ -107,8 +118,12 @@ def _done(job: Job, folder: Path, table: Path, rows: int, clock: Callable[[], fl
     before, began, used = pa.total_allocated_bytes(), clock(), time.process_time()
     with opened("local", sample.inputs, JobProgress(io.StringIO())) as engine_for:
         sample.run(engine_for(sample))
-    return Took(rows=rows, seconds=clock() - began, cpu_s=time.process_time() - used,
-                bytes=max(0, (pa.default_memory_pool().max_memory() or before) - before))
+    return Took(
+        rows=rows,
+        seconds=clock() - began,
+        cpu_s=time.process_time() - used,
+        bytes=max(0, (pa.default_memory_pool().max_memory() or before) - before),
+    )
 
 
 def last_spark_job(job: Job) -> Mapping[str, Any] | None:
@@ -116,14 +131,19 @@ def last_spark_job(job: Job) -> Mapping[str, Any] | None:
     if job.base.version is None:
         return None
     table = FeatureTable.open(job.store.uri, job.base.version)
-    done = [record for record in table.records.values() if record.engine == "spark" and record.took.get(
-        "machine") == this_machine()]
+    done = [
+        record
+        for record in table.records.values()
+        if record.engine == "spark" and record.took.get("machine") == this_machine()
+    ]
     return max(done, key=lambda record: record.version).took if done else None
 
 
 def lines_of(found: Estimate, record: Mapping[str, Any] | None) -> list[str]:
     """What a person is told."""
-    here = (f"local: {found.rows:,} rows in about {found.seconds:.0f} s on {found.processors} processors, if they stay "
-            f"as busy as now ({found.cpu_s:.1f} s of processor time, ± {ERROR:.0%}), and {found.memory / 2**20:,.0f} "
-            f"MiB: {found.row_s * 1e6:.1f} µs a row, measured on the first {ROWS:,}")
+    here = (
+        f"local: {found.rows:,} rows in about {found.seconds:.0f} s on {found.processors} processors, if they stay "
+        f"as busy as now ({found.cpu_s:.1f} s of processor time, ± {ERROR:.0%}), and {found.memory / 2**20:,.0f} "
+        f"MiB: {found.row_s * 1e6:.1f} µs a row, measured on the first {ROWS:,}"
+    )
     return [here, found.pays(record)]

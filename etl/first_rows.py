@@ -41,7 +41,8 @@ def refuse_by_first_rows(job: Job, environment: Mapping[str, str] = os.environ) 
     too many rejects in any case, or if a function of the user's fails on them. What is not on this machine, or of a
     form that Spark alone reads, is left to Spark."""
     elsewhere = any("://" in path for path in job.inputs) or any(
-        environment.get(name) for name in ("HADOOP_CONF_DIR", "YARN_CONF_DIR"))
+        environment.get(name) for name in ("HADOOP_CONF_DIR", "YARN_CONF_DIR")
+    )
     if elsewhere or importlib.util.find_spec("sluice.etl.local") is None:
         return
     if (first := _first_rows(job.spec.input, job.inputs)) is None:
@@ -52,15 +53,20 @@ def refuse_by_first_rows(job: Job, environment: Mapping[str, str] = os.environ) 
         every = parser.parse(first.batch)
         if not every.rows:
             number, reason, text, _ = next(iter(texts_of(first.batch, every.rejected)))
-            raise InputError(f"{first.file}: none of its first {first.batch.num_rows:,} rows parses, more than "
-                             f"--max-rejects {job.max_rejects:g} allows (row {number + 1}: {reason}: {text[:200]!r}); "
-                             f"mend input in {spec.name}, or the file")
+            raise InputError(
+                f"{first.file}: none of its first {first.batch.num_rows:,} rows parses, more than "
+                f"--max-rejects {job.max_rejects:g} allows (row {number + 1}: {reason}: {text[:200]!r}); "
+                f"mend input in {spec.name}, or the file"
+            )
     features = Features(spec, FittedState(), ahead=False)
     try:
         for column in spec.columns:
             learning = (n for n, op in enumerate(column.ops) if isinstance(op, Fitted) or op.needs)
-            before = column.left_to_spark[:next(learning, len(column.ops))]
-            if any(op.name == "python" for op in before) and set(column.sources) <= parsed.columns.keys():
+            before = column.left_to_spark[: next(learning, len(column.ops))]
+            if (
+                any(op.name == "python" for op in before)
+                and set(column.sources) <= parsed.columns.keys()
+            ):
                 features.run(column, before, parsed.columns, {})
     except FeatureError as failure:
         raise JobFailure(f"{first.file}: {failure}; nothing was published") from failure
@@ -85,7 +91,9 @@ def _first_rows(source: Input, paths: tuple[str, ...]) -> FirstRows | None:
     if source.format == "parquet":
         try:
             with file.open() as stream:
-                rows = flattened(next(pq.ParquetFile(stream).iter_batches(ROWS, columns=list(source.columns))))
+                rows = flattened(
+                    next(pq.ParquetFile(stream).iter_batches(ROWS, columns=list(source.columns)))
+                )
             typed = {name: converted(rows[name], kind) for name, kind in source.read_as.items()}
             if any(lost is not None and lost.any() for _, lost in typed.values()):
                 return None
@@ -97,4 +105,6 @@ def _first_rows(source: Input, paths: tuple[str, ...]) -> FirstRows | None:
         refuse_header(file.name, first_line(file, source.encoding), source)
     piece = next(pieces_of([file], PIECE_BYTES))
     heads = tuple(header.encode(source.encoding) for header in headers_of(source))
-    return FirstRows(file.name, next(piece.batches(heads)), piece.size / sum(file.size for file in files))
+    return FirstRows(
+        file.name, next(piece.batches(heads)), piece.size / sum(file.size for file in files)
+    )

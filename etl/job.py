@@ -71,8 +71,11 @@ def program() -> NoReturn:
         own = _HERE.parent / ".venv/bin/python"
         if _SUBMITTED in os.environ and own.exists() and own != Path(sys.executable):
             os.execv(own, [str(own), *sys.argv])
-        print(f"error: {sys.executable} has no {missing.name}; tell spark-submit which Python has it: "
-              "--conf spark.pyspark.python=PYTHON", file=sys.stderr)
+        print(
+            f"error: {sys.executable} has no {missing.name}; tell spark-submit which Python has it: "
+            "--conf spark.pyspark.python=PYTHON",
+            file=sys.stderr,
+        )
         sys.exit(2)
     from sluice.common.program import run
     from sluice.etl.jobs.engine import JobFailure

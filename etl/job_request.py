@@ -29,25 +29,47 @@ class JobInput:
 
     title = "what"
     spec: str = setting(help="feature spec, a TOML file", metavar="SPEC")
-    input: tuple[str, ...] = setting(help="files, folders or globs, any URI that the engine reads", metavar="PATH",
-                                     several=True)
+    input: tuple[str, ...] = setting(
+        help="files, folders or globs, any URI that the engine reads", metavar="PATH", several=True
+    )
     output: str = setting(help="the table's folder or URI", metavar="TABLE")
-    mode: str = setting("create", "create a table, append to it, or overwrite it",
-                        choices=("create", "append", "overwrite"))
+    mode: str = setting(
+        "create",
+        "create a table, append to it, or overwrite it",
+        choices=("create", "append", "overwrite"),
+    )
     engine: str | None = setting(
-        None, "what does the work: Spark, as always in spark-submit, or this machine's own threads, which make the "
+        None,
+        "what does the work: Spark, as always in spark-submit, or this machine's own threads, which make the "
         "same table without Java, but cannot join rows with other rows (default: local where the spec allows it and no "
-        "cluster is configured)", choices=("local", "spark"))
-    place: str | None = setting(None, "where each column's operators are applied, in the ETL or in the loader, instead "
-                                "of where the spec has them; auto: where a run like that of --for is fastest and the "
-                                "table smallest, by what is foretold of each", choices=("auto",))
-    for_run: str | None = setting(None, "the run folder of a training, bench or Loader run over a table of this spec, "
-                                  "whose stages, trainer and cores decide", flags=("--for",), metavar="RUN")
-    packed: str | None = setting(None, "keep a packed copy of the version's row groups beside its files, too, from "
-                                 "which loaders on this machine with --packed read faster, and never more than so much "
-                                 "of the disk (default: no copy; without a number: 10GiB)", metavar="LIMIT",
-                                 bare="10GiB")
-    explain: bool = setting(False, "say what would be done, and do nothing: columns, operators, passes, joins, memory")
+        "cluster is configured)",
+        choices=("local", "spark"),
+    )
+    place: str | None = setting(
+        None,
+        "where each column's operators are applied, in the ETL or in the loader, instead "
+        "of where the spec has them; auto: where a run like that of --for is fastest and the "
+        "table smallest, by what is foretold of each",
+        choices=("auto",),
+    )
+    for_run: str | None = setting(
+        None,
+        "the run folder of a training, bench or Loader run over a table of this spec, "
+        "whose stages, trainer and cores decide",
+        flags=("--for",),
+        metavar="RUN",
+    )
+    packed: str | None = setting(
+        None,
+        "keep a packed copy of the version's row groups beside its files, too, from "
+        "which loaders on this machine with --packed read faster, and never more than so much "
+        "of the disk (default: no copy; without a number: 10GiB)",
+        metavar="LIMIT",
+        bare="10GiB",
+    )
+    explain: bool = setting(
+        False, "say what would be done, and do nothing: columns, operators, passes, joins, memory"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,16 +77,30 @@ class LearningOptions:
     """What is learned anew, and what is taken over from the table's newest version."""
 
     title = "what is learned"
-    reuse_state: bool = setting(False, "apply what the table's newest version learned instead of learning anew; an "
-                                "append always does, so that no id changes its value")
-    update_state: bool = setting(False, "keep every id that the table's newest version gave, and add values not seen "
-                                 "before; with append or overwrite")
-    refit: bool = setting(False, "learn everything anew on the training split, whatever the table's newest version "
-                          "learned; every id is given anew; with overwrite")
-    worker_memory: int = setting(256, "what a Python worker may hold of what was learned; larger vocabularies are "
-                                 "joined "
-                                 "with the rows instead, and the driver collects fewer of them", metavar="MIB", least=1,
-                                 most=2**20)
+    reuse_state: bool = setting(
+        False,
+        "apply what the table's newest version learned instead of learning anew; an "
+        "append always does, so that no id changes its value",
+    )
+    update_state: bool = setting(
+        False,
+        "keep every id that the table's newest version gave, and add values not seen "
+        "before; with append or overwrite",
+    )
+    refit: bool = setting(
+        False,
+        "learn everything anew on the training split, whatever the table's newest version "
+        "learned; every id is given anew; with overwrite",
+    )
+    worker_memory: int = setting(
+        256,
+        "what a Python worker may hold of what was learned; larger vocabularies are "
+        "joined "
+        "with the rows instead, and the driver collects fewer of them",
+        metavar="MIB",
+        least=1,
+        most=2**20,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,38 +108,70 @@ class JobRequest(JobInput, LearningOptions):
     """A job, as its command line asks for it, with what is done about rows that are not as they should be."""
 
     title = "rows that do not fit"
-    rejects: str | None = setting(None, "where rows that do not parse go (default: _sluice/rejects/<job> in the table)",
-                                  metavar="PATH")
-    max_rejects: float = setting(0.01, "refuse the job if more than this share of rows is rejected", metavar="SHARE",
-                                 least=0, most=1)
+    rejects: str | None = setting(
+        None,
+        "where rows that do not parse go (default: _sluice/rejects/<job> in the table)",
+        metavar="PATH",
+    )
+    max_rejects: float = setting(
+        0.01,
+        "refuse the job if more than this share of rows is rejected",
+        metavar="SHARE",
+        least=0,
+        most=1,
+    )
     accept_nulls: tuple[str, ...] = setting(
-        (), "publish although these columns have lost many more of their values than in the version before: twice the "
-        "share and 5 points more are missing or cannot be read", metavar="COLUMN", several=True)
-    split_moved: str = setting("refuse", "what to do where rows would change their split, because a column that it "
-                               "hangs "
-                               "on is missing, renamed or of another type, or the split is cut in another way",
-                               choices=("refuse", "accept"))
+        (),
+        "publish although these columns have lost many more of their values than in the version before: twice the "
+        "share and 5 points more are missing or cannot be read",
+        metavar="COLUMN",
+        several=True,
+    )
+    split_moved: str = setting(
+        "refuse",
+        "what to do where rows would change their split, because a column that it "
+        "hangs "
+        "on is missing, renamed or of another type, or the split is cut in another way",
+        choices=("refuse", "accept"),
+    )
 
     def job(self) -> Job:
         if (self.place is None) != (self.for_run is None):
             raise UsageError("--place auto and --for RUN go together: the run says what decides")
         if self.place and self.mode == "append":
-            raise UsageError("--place auto: what is appended lies as the version before does; leave it out, or give "
-                             "all of the input with --mode overwrite")
+            raise UsageError(
+                "--place auto: what is appended lies as the version before does; leave it out, or give "
+                "all of the input with --mode overwrite"
+            )
         from sluice.etl.jobs.job_run import Job
 
-        return Job(spec=Spec.read(self.spec), inputs=self.input, store=TableStore(self.output), mode=self.mode,
-                   rejects=self.rejects, max_rejects=self.max_rejects, reuse_state=self.reuse_state,
-                   update_state=self.update_state, refit=self.refit, accept_nulls=self.accept_nulls,
-                   split_moved=self.split_moved, worker_bytes=self.worker_memory * 2**20)
+        return Job(
+            spec=Spec.read(self.spec),
+            inputs=self.input,
+            store=TableStore(self.output),
+            mode=self.mode,
+            rejects=self.rejects,
+            max_rejects=self.max_rejects,
+            reuse_state=self.reuse_state,
+            update_state=self.update_state,
+            refit=self.refit,
+            accept_nulls=self.accept_nulls,
+            split_moved=self.split_moved,
+            worker_bytes=self.worker_memory * 2**20,
+        )
 
-    def answer(self, progress: JobProgress, argv: list[str], placed: Placed, packing: Packing) -> dict[str, Any]:
+    def answer(
+        self, progress: JobProgress, argv: list[str], placed: Placed, packing: Packing
+    ) -> dict[str, Any]:
         """Does the job, which was started with `argv`, or says what it would do; returns the program's last line.
         `placed` decides where operators are applied, and `packing` makes a packed copy, if that is asked for."""
         from sluice.etl.engines import choose, opened
         from sluice.etl.first_rows import refuse_by_first_rows
 
-        start, pack = time.monotonic(), None if self.packed is None else packing(self.packed, progress.say)
+        start, pack = (
+            time.monotonic(),
+            None if self.packed is None else packing(self.packed, progress.say),
+        )
         job = self.job()
         engine = choose(self.engine, job.spec, argv, progress.say)
         about: dict[str, Any] = {}
@@ -121,11 +189,18 @@ class JobRequest(JobInput, LearningOptions):
             with progress.stage("packing a copy"):
                 about |= pack(job.store.uri, result.version)
         seconds = round(time.monotonic() - start, 1)
-        progress.say(f"version {result.version} of {job.store.uri}: {result.rows_out:,} rows in {result.files} files, "
-                     f"{seconds} s")
-        for line in aligned([("read", f"{result.rows_in:,}"), ("rejected", f"{sum(result.rejected.values()):,}"),
-                             ("written", f"{result.rows_out:,}"),
-                             *((f"  {split}", f"{rows:,}") for split, rows in result.splits.items())]):
+        progress.say(
+            f"version {result.version} of {job.store.uri}: {result.rows_out:,} rows in {result.files} files, "
+            f"{seconds} s"
+        )
+        for line in aligned(
+            [
+                ("read", f"{result.rows_in:,}"),
+                ("rejected", f"{sum(result.rejected.values()):,}"),
+                ("written", f"{result.rows_out:,}"),
+                *((f"  {split}", f"{rows:,}") for split, rows in result.splits.items()),
+            ]
+        ):
             progress.say(line)
         return {**dataclasses.asdict(result), **about, "seconds": seconds}
 

@@ -48,9 +48,13 @@ class Field:
 
     def __post_init__(self) -> None:
         if self.role not in ROLES:
-            raise FieldError(f"column {self.name!r}: role {self.role!r} is none of {', '.join(ROLES)}")
+            raise FieldError(
+                f"column {self.name!r}: role {self.role!r} is none of {', '.join(ROLES)}"
+            )
         if self.layout not in LAYOUTS:
-            raise FieldError(f"column {self.name!r}: layout {self.layout!r} is none of {', '.join(LAYOUTS)}")
+            raise FieldError(
+                f"column {self.name!r}: layout {self.layout!r} is none of {', '.join(LAYOUTS)}"
+            )
         if self.cardinality is not None and self.cardinality < 1:
             raise FieldError(f"column {self.name!r}: cardinality {self.cardinality} is below 1")
 
@@ -82,13 +86,17 @@ class Fingerprint:
     """Hash of the cardinalities: if it changes, the embeddings have another shape."""
 
     @classmethod
-    def of(cls, fields: Iterable[Field], transforms: Sequence[Mapping[str, Any]] = ()) -> Fingerprint:
+    def of(
+        cls, fields: Iterable[Field], transforms: Sequence[Mapping[str, Any]] = ()
+    ) -> Fingerprint:
         """`transforms` describe what is done to the columns besides, as plain values."""
         fields = sorted(fields, key=lambda f: f.name)
         bags = {f.name: f.bag and [f.bag[0], round(f.bag[1]), f.bag[2]] for f in fields}
         layout = [[f.name, f.role, f.type, f.layout, list(f.online), bags[f.name]] for f in fields]
-        return cls(layout=digest([*layout, *transforms]),
-                   vocabulary=digest([[f.name, f.cardinality] for f in fields]))
+        return cls(
+            layout=digest([*layout, *transforms]),
+            vocabulary=digest([[f.name, f.cardinality] for f in fields]),
+        )
 
 
 def digest(value: Any) -> str:

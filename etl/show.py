@@ -17,20 +17,40 @@ _SHOWN_COLUMNS = 60
 def describe_table(table: FeatureTable) -> str:
     """Describes the table's versions, splits and columns as aligned text."""
     size = sum(f.bytes for f in table.files)
-    title = (f"{table.uri}, version {table.version}: {table.rows:,} rows in {len(table.files)} files, "
-             f"{size / 2**20:,.1f} MiB")
-    lines = [title, f"fingerprint: layout {table.fingerprint.layout}, vocabulary {table.fingerprint.vocabulary}",
-             *([f"learned from the rows of split {table.fitted_on!r}"] if table.records and table.record.state else []),
-             ""]
-    lines += aligned([("split", "rows", "files"),
-                       *((s, f"{table.rows_of(s):,}", str(len(table.files_of(s)))) for s in table.splits)])
+    title = (
+        f"{table.uri}, version {table.version}: {table.rows:,} rows in {len(table.files)} files, "
+        f"{size / 2**20:,.1f} MiB"
+    )
+    lines = [
+        title,
+        f"fingerprint: layout {table.fingerprint.layout}, vocabulary {table.fingerprint.vocabulary}",
+        *(
+            [f"learned from the rows of split {table.fitted_on!r}"]
+            if table.records and table.record.state
+            else []
+        ),
+        "",
+    ]
+    lines += aligned(
+        [
+            ("split", "rows", "files"),
+            *((s, f"{table.rows_of(s):,}", str(len(table.files_of(s)))) for s in table.splits),
+        ]
+    )
     shown = table.fields[:_SHOWN_COLUMNS]
     lines += ["", *aligned([_HEAD, *(_of_column(table, f) for f in shown)])]
     if len(table.fields) > len(shown):
         lines.append(f"and {len(table.fields) - len(shown)} more")
     history = table.history()
-    lines += ["", *aligned([("version", "at", "mode", "rows"),
-                             *((str(v.version), v.at, v.mode, f"{v.rows:,}") for v in history[:_SHOWN_VERSIONS])])]
+    lines += [
+        "",
+        *aligned(
+            [
+                ("version", "at", "mode", "rows"),
+                *((str(v.version), v.at, v.mode, f"{v.rows:,}") for v in history[:_SHOWN_VERSIONS]),
+            ]
+        ),
+    ]
     if len(history) > _SHOWN_VERSIONS:
         lines.append(f"and {len(history) - _SHOWN_VERSIONS} older")
     return "\n".join(lines)
@@ -53,9 +73,19 @@ def _of_column(table: FeatureTable, f: Field) -> tuple[str, ...]:
     top = max(found.get("top", {"": 0}).values()) / rows
     bag = "" if f.bag is None else f"{f.bag[0]} / {f.bag[1]:.1f} / {f.bag[2]}"
     kind = f"by {f.transforms[0]}" if f.made else f.type
-    return (f.name, f.role, kind, f"{f.cardinality:,}" if f.cardinality else "", str(f.width or ""), span,
-            _percent(nulls), _percent(found.get("unseen", 0) / rows), _percent(top), bag,
-            f"{moved['psi']:.3f}" if moved else "")
+    return (
+        f.name,
+        f.role,
+        kind,
+        f"{f.cardinality:,}" if f.cardinality else "",
+        str(f.width or ""),
+        span,
+        _percent(nulls),
+        _percent(found.get("unseen", 0) / rows),
+        _percent(top),
+        bag,
+        f"{moved['psi']:.3f}" if moved else "",
+    )
 
 
 def _percent(share: float) -> str:
@@ -82,13 +112,17 @@ def draw_table(table: FeatureTable) -> str:
         rows.append(f"<tr{mark}>{cells}<td>{_bars(found.get('bins', {}))}</td></tr>")
     head = "".join(f"<th>{name}</th>" for name in (*_HEAD, "distribution"))
     splits = ", ".join(f"{html.escape(s)} {table.rows_of(s):,}" for s in table.splits)
-    versions = "".join(f"<tr><td>{v.version}</td><td>{v.at}</td><td>{v.mode}</td><td>{v.rows:,}</td></tr>"
-                       for v in table.history())
-    return (f"<!doctype html><html lang=en><meta charset=utf-8><title>{html.escape(table.uri)}</title>"
-            f"<style>{_STYLE}</style><h1>{html.escape(table.uri)}</h1>"
-            f"<p>Version {table.version}, {table.rows:,} rows ({splits}) in {len(table.files)} files.</p>"
-            f"<table><tr>{head}</tr>{''.join(rows)}</table><h2>Versions</h2>"
-            f"<table><tr><th>version<th>at<th>mode<th>rows</tr>{versions}</table></html>")
+    versions = "".join(
+        f"<tr><td>{v.version}</td><td>{v.at}</td><td>{v.mode}</td><td>{v.rows:,}</td></tr>"
+        for v in table.history()
+    )
+    return (
+        f"<!doctype html><html lang=en><meta charset=utf-8><title>{html.escape(table.uri)}</title>"
+        f"<style>{_STYLE}</style><h1>{html.escape(table.uri)}</h1>"
+        f"<p>Version {table.version}, {table.rows:,} rows ({splits}) in {len(table.files)} files.</p>"
+        f"<table><tr>{head}</tr>{''.join(rows)}</table><h2>Versions</h2>"
+        f"<table><tr><th>version<th>at<th>mode<th>rows</tr>{versions}</table></html>"
+    )
 
 
 def _bars(bins: Mapping[str, int]) -> str:
@@ -96,14 +130,19 @@ def _bars(bins: Mapping[str, int]) -> str:
     if not names:
         return ""
     most, width = max(bins.values()), max(3, min(12, 240 // len(names)))
-    bars = "".join(_bar(i * width, bins[name] / most, width, f"{name}: {bins[name]:,}") for i, name in enumerate(names))
+    bars = "".join(
+        _bar(i * width, bins[name] / most, width, f"{name}: {bins[name]:,}")
+        for i, name in enumerate(names)
+    )
     return f'<svg width="{width * len(names)}" height="32" role="img" aria-label="distribution">{bars}</svg>'
 
 
 def _bar(x: int, height: float, width: int, title: str) -> str:
     tall = max(1, round(30 * height))
-    return (f'<rect x="{x}" y="{32 - tall}" width="{width - 1}" height="{tall}" fill="#4878a8">'
-            f"<title>{html.escape(title)}</title></rect>")
+    return (
+        f'<rect x="{x}" y="{32 - tall}" width="{width - 1}" height="{tall}" fill="#4878a8">'
+        f"<title>{html.escape(title)}</title></rect>"
+    )
 
 
 def _place(name: str) -> tuple[int, float]:

@@ -29,21 +29,36 @@ class SynthRequest:
 
     rows: int = setting(help="how many rows are written", least=1)
     seed: int = setting(0, "decides everything that is random")
-    out: Path = setting(help="file to write; with --days above 1 a folder, which gets day_0, day_1, …", metavar="PATH")
+    out: Path = setting(
+        help="file to write; with --days above 1 a folder, which gets day_0, day_1, …",
+        metavar="PATH",
+    )
     format: str = setting("tsv", "format of what is written", choices=FORMATS)
-    shape: str = setting("criteo", "shape of the rows; all but criteo are one file in the format of "
-                         "features/SHAPE.toml",
-                         choices=tuple(SHAPES) if "criteo" in SHAPES else ("criteo", *SHAPES))
-    days: int = setting(1, "files to spread the rows over; each later day brings values never seen before", least=1)
+    shape: str = setting(
+        "criteo",
+        "shape of the rows; all but criteo are one file in the format of features/SHAPE.toml",
+        choices=tuple(SHAPES) if "criteo" in SHAPES else ("criteo", *SHAPES),
+    )
+    days: int = setting(
+        1, "files to spread the rows over; each later day brings values never seen before", least=1
+    )
 
     def answer(self, _say: Say) -> dict[str, Any]:
         try:
             if self.shape != "criteo":
                 return synthesize_shape(self.shape, self.out, rows=self.rows, seed=self.seed)
-            return synthesize(self.out, rows=self.rows, seed=self.seed, form=self.format, days=self.days,
-                              progress=sys.stderr)
+            return synthesize(
+                self.out,
+                rows=self.rows,
+                seed=self.seed,
+                form=self.format,
+                days=self.days,
+                progress=sys.stderr,
+            )
         except OSError as error:
-            raise UsageError(f"{error.filename or self.out}: cannot be written ({error.strerror})") from None
+            raise UsageError(
+                f"{error.filename or self.out}: cannot be written ({error.strerror})"
+            ) from None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +79,9 @@ class ShowRequest(TableChoice):
     """Says what a table holds."""
 
     html: Path | None = setting(None, "also draw it, in one file", metavar="FILE")
-    json: bool = setting(False, "end with the JSON object on a terminal, too, as into a pipe or file")
+    json: bool = setting(
+        False, "end with the JSON object on a terminal, too, as into a pipe or file"
+    )
 
     def answer(self, say: Say) -> dict[str, Any] | None:
         table = self.open()
@@ -73,16 +90,27 @@ class ShowRequest(TableChoice):
             try:
                 self.html.write_text(draw_table(table), "utf-8")
             except OSError as error:
-                raise UsageError(f"--html {self.html}: cannot be written ({error.strerror}); name another file"
-                                 ) from None
+                raise UsageError(
+                    f"--html {self.html}: cannot be written ({error.strerror}); name another file"
+                ) from None
         if sys.stdout.isatty() and not self.json:
             return None  # a person has read everything above
-        fields = [{"name": f.name, "role": f.role, "type": f.type, "cardinality": f.cardinality} for f in table.fields]
-        return {"version": table.version, "rows": table.rows, "splits": {s: table.rows_of(s) for s in table.splits},
-                "fitted_on": table.fitted_on if table.records else None,
-                "drift": dict(table.record.drift) if table.records else {},
-                "fingerprint": {"layout": table.fingerprint.layout, "vocabulary": table.fingerprint.vocabulary},
-                "fields": fields}
+        fields = [
+            {"name": f.name, "role": f.role, "type": f.type, "cardinality": f.cardinality}
+            for f in table.fields
+        ]
+        return {
+            "version": table.version,
+            "rows": table.rows,
+            "splits": {s: table.rows_of(s) for s in table.splits},
+            "fitted_on": table.fitted_on if table.records else None,
+            "drift": dict(table.record.drift) if table.records else {},
+            "fingerprint": {
+                "layout": table.fingerprint.layout,
+                "vocabulary": table.fingerprint.vocabulary,
+            },
+            "fields": fields,
+        }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,6 +122,8 @@ class CheckRequest(TableChoice):
         problems = table.check()
         for problem in problems:
             say(problem)
-        say(f"version {table.version}: {len(table.files)} files, {len(problems) or 'no'} "
-            f"{'problem' if len(problems) == 1 else 'problems'}")
+        say(
+            f"version {table.version}: {len(table.files)} files, {len(problems) or 'no'} "
+            f"{'problem' if len(problems) == 1 else 'problems'}"
+        )
         return {"version": table.version, "rows": table.rows, "problems": problems}

@@ -24,11 +24,16 @@ Batch = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 Loss = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
-def planted_clicks(folder: Path, rows: int, *, seed: int, shop: int = 0, drift: float = 0.0) -> float:
+def planted_clicks(
+    folder: Path, rows: int, *, seed: int, shop: int = 0, drift: float = 0.0
+) -> float:
     """Writes clicks to a new folder, and returns the AUC of their true chances. `drift` is how much of each vector's
     variance is the shop's own: with 0 all shops are the same."""
     world, random = np.random.default_rng(0), np.random.default_rng(seed)
-    common, own = (rng.normal(size=(COLUMNS, IDS, HIDDEN)) for rng in (world, np.random.default_rng(1000 + shop)))
+    common, own = (
+        rng.normal(size=(COLUMNS, IDS, HIDDEN))
+        for rng in (world, np.random.default_rng(1000 + shop))
+    )
     vectors = np.sqrt(1 - drift) * common + np.sqrt(drift) * own
     numbers = random.normal(size=(rows, NUMBERS)).astype(np.float32)
     ids = (IDS * random.random((rows, COLUMNS)) ** 2).astype(np.int32)
@@ -38,21 +43,40 @@ def planted_clicks(folder: Path, rows: int, *, seed: int, shop: int = 0, drift: 
         logit = logit + 0.6 * (looked_up[:, one] * looked_up[:, other]).sum(1)
     clicks = (random.random(rows) < 1 / (1 + np.exp(-logit))).astype(np.float32)
     folder.mkdir(parents=True)
-    pq.write_table(pa.table({**{f"I{n}": numbers[:, n] for n in range(NUMBERS)},
-                             **{f"C{n}": ids[:, n] for n in range(COLUMNS)}, "click": clicks}),
-                   folder / "clicks.parquet", row_group_size=16_384)
+    pq.write_table(
+        pa.table(
+            {
+                **{f"I{n}": numbers[:, n] for n in range(NUMBERS)},
+                **{f"C{n}": ids[:, n] for n in range(COLUMNS)},
+                "click": clicks,
+            }
+        ),
+        folder / "clicks.parquet",
+        row_group_size=16_384,
+    )
     return auc(torch.from_numpy(logit), torch.from_numpy(clicks))
 
 
 def batches_of(folder: Path, batch_size: int = 256, *, shuffle: bool = True) -> list[Batch]:
     """All batches of an epoch: numbers [rows, NUMBERS], ids [COLUMNS, rows] and clicks. They are kept, as many models
     learn from the same ones."""
-    with Loader(str(folder), batch_size=batch_size, roles=ROLES, order=Order(shuffle=shuffle, last="pad"),
-                tuning="fixed") as loader:
+    with Loader(
+        str(folder),
+        batch_size=batch_size,
+        roles=ROLES,
+        order=Order(shuffle=shuffle, last="pad"),
+        tuning="fixed",
+    ) as loader:
         found = []
         for batch in loader:
             real = batch.weight > 0
-            found.append((batch.dense[real], batch.values.view(COLUMNS, -1)[:, real].long(), batch.label[real]))
+            found.append(
+                (
+                    batch.dense[real],
+                    batch.values.view(COLUMNS, -1)[:, real].long(),
+                    batch.label[real],
+                )
+            )
     return found
 
 
@@ -60,7 +84,9 @@ class Model(torch.nn.Module):
     """Embeddings, a way for them to meet, and layers over all: `layers` alone, beside the products of all pairs of
     vectors (`dots`), or over a cross layer (`cross`)."""
 
-    def __init__(self, kind: str = "dots", width: int = 8, layers: Sequence[int] = (64, 32)) -> None:
+    def __init__(
+        self, kind: str = "dots", width: int = 8, layers: Sequence[int] = (64, 32)
+    ) -> None:
         super().__init__()
         self.kind, entering = kind, NUMBERS + COLUMNS * width
         self.table = torch.nn.Embedding(COLUMNS * IDS, width)
@@ -69,7 +95,11 @@ class Model(torch.nn.Module):
         self.register_buffer("pairs", torch.triu_indices(COLUMNS, COLUMNS, 1))
         self.cross = torch.nn.Linear(entering, entering) if kind == "cross" else None
         sizes = [entering + (self.pairs.shape[1] if kind == "dots" else 0), *layers]
-        parts = [part for a, b in itertools.pairwise(sizes) for part in (torch.nn.Linear(a, b), torch.nn.ReLU())]
+        parts = [
+            part
+            for a, b in itertools.pairwise(sizes)
+            for part in (torch.nn.Linear(a, b), torch.nn.ReLU())
+        ]
         self.over = torch.nn.Sequential(*parts, torch.nn.Linear(sizes[-1], 1))
 
     def forward(self, dense: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
@@ -83,15 +113,20 @@ class Model(torch.nn.Module):
         return self.over(entering).squeeze(1)
 
 
-def trained(model: Model, batches: Sequence[Batch], *, rate: float = 0.01, loss: Loss | None = None) -> Model:
+def trained(
+    model: Model, batches: Sequence[Batch], *, rate: float = 0.01, loss: Loss | None = None
+) -> Model:
     """The model after an epoch of Adam. `loss` is one of logits, clicks and a batch's numbers and ids; None: the
     cross-entropy."""
     optimizer = torch.optim.Adam(model.parameters(), lr=rate)
     for dense, ids, clicks in batches:
         optimizer.zero_grad()
         logits = model(dense, ids)
-        (binary_cross_entropy_with_logits(logits, clicks) if loss is None else loss(logits, clicks, dense, ids)
-         ).backward()
+        (
+            binary_cross_entropy_with_logits(logits, clicks)
+            if loss is None
+            else loss(logits, clicks, dense, ids)
+        ).backward()
         optimizer.step()
     return model
 

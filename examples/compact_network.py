@@ -52,12 +52,14 @@ def candidates(count: int, seed: int) -> list[Candidate]:
     return random.Random(seed).sample(every, count)
 
 
-def parts_of(model: Model, dense: torch.Tensor, ids: torch.Tensor, clicks: torch.Tensor) -> dict[str, float]:
+def parts_of(
+    model: Model, dense: torch.Tensor, ids: torch.Tensor, clicks: torch.Tensor
+) -> dict[str, float]:
     """The four parts of a model's score, from one batch."""
     weights = list(model.parameters())
 
     def gradient(row: int) -> torch.Tensor:
-        found = torch.autograd.grad(model(dense[row:row + 1], ids[:, row:row + 1])[0], weights)
+        found = torch.autograd.grad(model(dense[row : row + 1], ids[:, row : row + 1])[0], weights)
         return torch.cat([part.flatten() for part in found])
 
     rows = torch.stack([gradient(row) for row in range(len(clicks))])
@@ -69,11 +71,15 @@ def parts_of(model: Model, dense: torch.Tensor, ids: torch.Tensor, clicks: torch
     kernel = centre @ kernel @ centre
     loss = binary_cross_entropy_with_logits(model(dense, ids), clicks)
     gradients = torch.autograd.grad(loss, weights)
-    salient = sum(float((w * g).detach().abs().sum()) for w, g in zip(weights, gradients, strict=True))
-    return {"complexity": float(torch.tensor(sum(w.numel() for w in weights)).log()),
-            "expressivity": float(torch.logdet(alike + 1e-3 * torch.eye(len(alike)))),
-            "saliency": float(torch.tensor(salient).log()),
-            "fit": float(beyond @ kernel @ beyond / (kernel.norm() * beyond @ beyond))}
+    salient = sum(
+        float((w * g).detach().abs().sum()) for w, g in zip(weights, gradients, strict=True)
+    )
+    return {
+        "complexity": float(torch.tensor(sum(w.numel() for w in weights)).log()),
+        "expressivity": float(torch.logdet(alike + 1e-3 * torch.eye(len(alike)))),
+        "saliency": float(torch.tensor(salient).log()),
+        "fit": float(beyond @ kernel @ beyond / (kernel.norm() * beyond @ beyond)),
+    }
 
 
 def ranks(values: Sequence[float]) -> list[int]:
@@ -83,7 +89,10 @@ def ranks(values: Sequence[float]) -> list[int]:
 
 def kendall(one: Sequence[float], other: Sequence[float]) -> float:
     """The share of pairs in the same order, less the share in the opposite one."""
-    signs = [(one[a] - one[b]) * (other[a] - other[b]) for a, b in itertools.combinations(range(len(one)), 2)]
+    signs = [
+        (one[a] - one[b]) * (other[a] - other[b])
+        for a, b in itertools.combinations(range(len(one)), 2)
+    ]
     return sum((sign > 0) - (sign < 0) for sign in signs) / len(signs)
 
 
@@ -94,17 +103,26 @@ def scored(parts: Sequence[dict[str, float]]) -> list[float]:
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name, number, what in (("--rows", 100_000, "of the trainings"), ("--candidates", 30, "that are compared"),
-                               ("--batch", 128, "rows that a score looks at"), ("--seed", 0, "")):
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    for name, number, what in (
+        ("--rows", 100_000, "of the trainings"),
+        ("--candidates", 30, "that are compared"),
+        ("--batch", 128, "rows that a score looks at"),
+        ("--seed", 0, ""),
+    ):
         parser.add_argument(name, type=int, default=number, help=f"{what} (default %(default)s)")
     given = parser.parse_args(argv)
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as made:
         planted_clicks(Path(made, "train"), given.rows, seed=given.seed + 1)
         best = planted_clicks(Path(made, "test"), 40_000, seed=given.seed + 2)
-        train, test = batches_of(Path(made, "train")), batches_of(Path(made, "test"), 8192, shuffle=False)
-        some = train[0][0][:given.batch], train[0][1][:, :given.batch], train[0][2][:given.batch]
+        train, test = (
+            batches_of(Path(made, "train")),
+            batches_of(Path(made, "test"), 8192, shuffle=False),
+        )
+        some = train[0][0][: given.batch], train[0][1][:, : given.batch], train[0][2][: given.batch]
         all_of_them = candidates(given.candidates, given.seed)
         began = time.process_time()
         parts = [parts_of(one.model(given.seed), *some) for one in all_of_them]
@@ -118,11 +136,17 @@ def main(argv: list[str] | None = None) -> None:
             size = sum(parameter.numel() for parameter in model.parameters())
             print(f"| {name} | {size:,} | {score:.1f} | {aucs[-1]:.4f} |", flush=True)
         first = max(range(len(scores)), key=scores.__getitem__)
-        found = {"kendall": round(kendall(scores, aucs), 3),
-                 "kendall_of_parts": {name: round(kendall([p[name] for p in parts], aucs), 3) for name in PARTS},
-                 "first_below_best": round(max(aucs) - aucs[first], 4), "best_auc": round(max(aucs), 4),
-                 "auc_of_true_chances": round(best, 4), "scoring_cpu_s": round(scoring_s, 1),
-                 "training_cpu_s": round(time.process_time() - began, 1)}
+        found = {
+            "kendall": round(kendall(scores, aucs), 3),
+            "kendall_of_parts": {
+                name: round(kendall([p[name] for p in parts], aucs), 3) for name in PARTS
+            },
+            "first_below_best": round(max(aucs) - aucs[first], 4),
+            "best_auc": round(max(aucs), 4),
+            "auc_of_true_chances": round(best, 4),
+            "scoring_cpu_s": round(scoring_s, 1),
+            "training_cpu_s": round(time.process_time() - began, 1),
+        }
         print(json.dumps(found))
 
 

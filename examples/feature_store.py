@@ -47,8 +47,14 @@ class FeatureStore:
     """For each row, the number of its key times the number of moments, and the number of its moment: it rises."""
 
     @classmethod
-    def open(cls, uri: str | os.PathLike[str], version: int | None = None, *, key: str | None = None,
-             time: str | None = None) -> FeatureStore:
+    def open(
+        cls,
+        uri: str | os.PathLike[str],
+        version: int | None = None,
+        *,
+        key: str | None = None,
+        time: str | None = None,
+    ) -> FeatureStore:
         """Reads a version, or the newest. `key` and `time` name the columns to go by where the table has several of
         those roles. Raises TableError if it has none."""
         table = FeatureTable.open(uri, version)
@@ -56,14 +62,22 @@ class FeatureStore:
         rows = _rows(table)
         rows = rows.filter(pc.and_(pc.is_valid(rows[key]), pc.is_finite(rows[time])))
         rows = rows.append_column(_POSITION, pa.array(np.arange(rows.num_rows)))
-        rows = rows.sort_by([(key, "ascending"), (time, "ascending"), (_POSITION, "ascending")]).combine_chunks()
+        rows = rows.sort_by(
+            [(key, "ascending"), (time, "ascending"), (_POSITION, "ascending")]
+        ).combine_chunks()
         by_key = as_text(rows[key].combine_chunks()).dictionary_encode()
         places = by_key.indices.to_numpy(zero_copy_only=False).astype(np.int64)
         moments, ranks = np.unique(rows[time].to_numpy().astype(np.float64), return_inverse=True)
         last = np.searchsorted(places, np.arange(len(by_key.dictionary)), side="right") - 1
         newest = dict(zip(by_key.dictionary.to_pylist(), last.tolist(), strict=True))
-        return cls(table, rows.drop_columns([key, _POSITION]), by_key.dictionary, newest, moments,
-                   places * len(moments) + ranks)
+        return cls(
+            table,
+            rows.drop_columns([key, _POSITION]),
+            by_key.dictionary,
+            newest,
+            moments,
+            places * len(moments) + ranks,
+        )
 
     def __len__(self) -> int:
         """The number of keys."""
@@ -80,10 +94,17 @@ class FeatureStore:
     def newest(self, keys: pa.Array | pa.ChunkedArray | Iterable[Any]) -> pa.Table:
         """A row of the newest values for each key, nulls for one that is not there."""
         asked = as_text(_array(keys))
-        return self._rows_at(np.array([self._newest.get(key, -1) for key in asked.to_pylist()], np.int64))
+        return self._rows_at(
+            np.array([self._newest.get(key, -1) for key in asked.to_pylist()], np.int64)
+        )
 
-    def as_of(self, keys: pa.Array | pa.ChunkedArray | Iterable[Any],
-              times: pa.Array | pa.ChunkedArray | Iterable[Any], *, before: bool = False) -> pa.Table:
+    def as_of(
+        self,
+        keys: pa.Array | pa.ChunkedArray | Iterable[Any],
+        times: pa.Array | pa.ChunkedArray | Iterable[Any],
+        *,
+        before: bool = False,
+    ) -> pa.Table:
         """A row for each key and time: the values of the key's latest row that is not later, or, with `before`, that is
         earlier; nulls where there is none. With `before`, rows may be asked for what the store knew when they came,
         although they are in it themselves."""
@@ -91,11 +112,17 @@ class FeatureStore:
         try:
             at = as_number(given).to_numpy(zero_copy_only=False)
         except pa.ArrowException:
-            raise ValueError(f"times: are {given.type}; give numbers as the table's times are, for instance seconds "
-                             "since 1970") from None
+            raise ValueError(
+                f"times: are {given.type}; give numbers as the table's times are, for instance seconds "
+                "since 1970"
+            ) from None
         if len(asked) != len(at):
             raise ValueError(f"{len(asked)} keys, but {len(at)} times: each key needs one")
-        places = pc.fill_null(pc.index_in(asked, self.keys), -1).to_numpy(zero_copy_only=False).astype(np.int64)
+        places = (
+            pc.fill_null(pc.index_in(asked, self.keys), -1)
+            .to_numpy(zero_copy_only=False)
+            .astype(np.int64)
+        )
         ranks = np.searchsorted(self._moments, at, side="left" if before else "right") - 1
         first = places * len(self._moments)
         rows = np.searchsorted(self._order, first + ranks, side="right") - 1
@@ -118,11 +145,15 @@ def _column(table: FeatureTable, role: str, named: str | None) -> str:
     found = [f.name for f in table.stored if f.role == role]
     there_are = ", ".join(found) or "none"
     if named is not None and named not in found:
-        raise TableError(f"{table.uri}: {named!r} is no column of role {role} (there are: {there_are})")
+        raise TableError(
+            f"{table.uri}: {named!r} is no column of role {role} (there are: {there_are})"
+        )
     if named is None and len(found) != 1:
         advice = f"say which by {role}=…" if found else f'add one to the spec (role = "{role}")'
-        raise TableError(f"{table.uri}: a feature store needs one column of role {role}, and the table has "
-                         f"{there_are}: {advice}")
+        raise TableError(
+            f"{table.uri}: a feature store needs one column of role {role}, and the table has "
+            f"{there_are}: {advice}"
+        )
     return named if named is not None else found[0]
 
 
@@ -132,7 +163,11 @@ def _rows(table: FeatureTable) -> pa.Table:
     for file in table.files:
         place = TableStore(file.path)
         with place.fs.open_input_file(place.root) as source:
-            parts.append(pq.ParquetFile(source, page_checksum_verification=True).read([f.name for f in table.stored]))
+            parts.append(
+                pq.ParquetFile(source, page_checksum_verification=True).read(
+                    [f.name for f in table.stored]
+                )
+            )
     rows = pa.concat_tables(parts).combine_chunks() if parts else table.schema.empty_table()
     for f in table.stored:
         if f.layout == "bytes":

@@ -34,20 +34,44 @@ class SluiceDataLoader:
     `data_path` is a file, a folder of files, or either without `.parquet`. Without `shuffle` rows come as they lie.
     `hash` and `fill` are those of `sluice.Loader`, for files that FuxiCTR has not prepared."""
 
-    def __init__(self, feature_map: Any, data_path: str, *, batch_size: int = 32, shuffle: bool = False, seed: int = 0,
-                 epochs: int = 1, hash: Mapping[str, int] | None = None,
-                 fill: Mapping[str, float] | float | None = None, **_: Any):
+    def __init__(
+        self,
+        feature_map: Any,
+        data_path: str,
+        *,
+        batch_size: int = 32,
+        shuffle: bool = False,
+        seed: int = 0,
+        epochs: int = 1,
+        hash: Mapping[str, int] | None = None,
+        fill: Mapping[str, float] | float | None = None,
+        **_: Any,
+    ):
         self._features, self._labels = feature_map.features, feature_map.labels
         kinds = {name: spec["type"] for name, spec in self._features.items()}
         if vectors := [name for name, kind in kinds.items() if kind == "embedding"]:
-            raise ValueError(f"{', '.join(vectors)}: vectors have no role here; take FuxiCTR's own loader")
-        roles = {"label": self._labels[0],
-                 "dense": [name for name, kind in kinds.items() if kind == "numeric"] + self._labels[1:],
-                 "sparse": [name for name, kind in kinds.items() if kind != "numeric"]}
-        files = next((path for path in (data_path, f"{data_path}.parquet") if os.path.exists(path)), data_path)
-        self.loader = Loader(files, batch_size=batch_size, roles=roles, hash=hash, fill=fill, seed=seed,
-                             read_ahead_epochs=epochs,
-                             order=Order(shuffle=shuffle, last="pad", streams=None if shuffle else 1))
+            raise ValueError(
+                f"{', '.join(vectors)}: vectors have no role here; take FuxiCTR's own loader"
+            )
+        roles = {
+            "label": self._labels[0],
+            "dense": [name for name, kind in kinds.items() if kind == "numeric"] + self._labels[1:],
+            "sparse": [name for name, kind in kinds.items() if kind != "numeric"],
+        }
+        files = next(
+            (path for path in (data_path, f"{data_path}.parquet") if os.path.exists(path)),
+            data_path,
+        )
+        self.loader = Loader(
+            files,
+            batch_size=batch_size,
+            roles=roles,
+            hash=hash,
+            fill=fill,
+            seed=seed,
+            read_ahead_epochs=epochs,
+            order=Order(shuffle=shuffle, last="pad", streams=None if shuffle else 1),
+        )
         self.num_samples = sum(map(sum, self.loader.plan.groups))
         self.num_blocks = len(self.loader.plan.groups)
 
@@ -57,32 +81,56 @@ class SluiceDataLoader:
     def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
         for batch in self.loader:
             columns = batch.as_dict()
-            found = {name: self._matrix(name, columns[name]) for name in (*self._features, *self._labels)}
+            found = {
+                name: self._matrix(name, columns[name]) for name in (*self._features, *self._labels)
+            }
             if batch.rows < len(batch):  # the last one has rows that only fill it
                 real = batch.weight > 0
-                found = {name: column if len(column) == batch.rows else column[real] for name, column in found.items()}
+                found = {
+                    name: column if len(column) == batch.rows else column[real]
+                    for name, column in found.items()
+                }
             yield found
 
     def _matrix(self, name: str, column: torch.Tensor | BagColumn) -> torch.Tensor:
         """A column; a sequence has one length for all rows, as FuxiCTR pads it."""
-        return column.values.view(-1, self._features[name]["max_len"]) if isinstance(column, BagColumn) else column
+        return (
+            column.values.view(-1, self._features[name]["max_len"])
+            if isinstance(column, BagColumn)
+            else column
+        )
 
 
 def make_table(folder: Path, rows: int) -> None:
     """What FuxiCTR's preprocessing leaves: numbers of 8 bytes, ids, a feature map; as files, and as npz."""
-    columns = {name: values.astype(np.int64 if name in CATEGORIES else np.float64)
-               for name, values in made_clicks(rows).items()}
+    columns = {
+        name: values.astype(np.int64 if name in CATEGORIES else np.float64)
+        for name, values in made_clicks(rows).items()
+    }
     for name, part in (("train", slice(rows // 5, None)), ("valid", slice(rows // 5))):
         table = pa.table({column: values[part] for column, values in columns.items()})
         np.savez(folder / f"{name}.npz", **{column: table[column].to_numpy() for column in columns})
         (folder / "blocks" / name).mkdir(parents=True)
         some = -(-table.num_rows // 8)
         for number in range(8):
-            pq.write_table(table.slice(number * some, some), folder / "blocks" / name / f"part_{number}.parquet")
+            pq.write_table(
+                table.slice(number * some, some),
+                folder / "blocks" / name / f"part_{number}.parquet",
+            )
     features = [{name: {"source": "", "type": "numeric"}} for name in NUMBERS]
-    features += [{name: {"source": "", "type": "categorical", "vocab_size": VALUES}} for name in CATEGORIES]
-    (folder / "feature_map.json").write_text(json.dumps(
-        {"dataset_id": "clicks", "labels": ["click"], "input_length": len(features), "features": features}))
+    features += [
+        {name: {"source": "", "type": "categorical", "vocab_size": VALUES}} for name in CATEGORIES
+    ]
+    (folder / "feature_map.json").write_text(
+        json.dumps(
+            {
+                "dataset_id": "clicks",
+                "labels": ["click"],
+                "input_length": len(features),
+                "features": features,
+            }
+        )
+    )
 
 
 def dcn(feature_map: Any, folder: str) -> Any:
@@ -92,25 +140,37 @@ def dcn(feature_map: Any, folder: str) -> Any:
 
     class DCN(BaseModel):
         def __init__(self) -> None:
-            super().__init__(feature_map, model_id="DCN", verbose=0, model_root=folder, metrics=["AUC"])
+            super().__init__(
+                feature_map, model_id="DCN", verbose=0, model_root=folder, metrics=["AUC"]
+            )
             os.makedirs(self.model_dir, exist_ok=True)
             width = feature_map.sum_emb_out_dim()
             self.embedding, self.cross = FeatureEmbedding(feature_map, 8), CrossNetV2(width, 2)
-            self.deep = MLP_Block(width, hidden_units=[64], output_dim=1, output_activation="Sigmoid")
+            self.deep = MLP_Block(
+                width, hidden_units=[64], output_dim=1, output_activation="Sigmoid"
+            )
             self.compile("adam", "binary_crossentropy", lr=0.003)
 
         def forward(self, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-            return {"y_pred": self.deep(self.cross(self.embedding(self.get_inputs(inputs), flatten_emb=True)))}
+            return {
+                "y_pred": self.deep(
+                    self.cross(self.embedding(self.get_inputs(inputs), flatten_emb=True))
+                )
+            }
 
     torch.manual_seed(0)
     return DCN()
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     for name, number in (("--rows", 200_000), ("--batch-size", 8192), ("--rounds", 3)):
         parser.add_argument(name, type=int, default=number)
-    parser.add_argument("--workers", type=int, nargs="*", default=[0, 2], help="of FuxiCTR's npz loader")
+    parser.add_argument(
+        "--workers", type=int, nargs="*", default=[0, 2], help="of FuxiCTR's npz loader"
+    )
     given = parser.parse_args()
     from fuxictr.features import FeatureMap
     from fuxictr.pytorch.dataloaders import RankDataLoader
@@ -121,15 +181,29 @@ def main() -> None:
         feature_map.load(f"{folder}/feature_map.json", {"embedding_dim": 8})
 
         def loaders(place: str, **how: Any) -> tuple[Any, Any]:
-            return RankDataLoader(feature_map, stage="train", train_data=f"{place}/train", valid_data=f"{place}/valid",
-                                  batch_size=given.batch_size, **how)
+            return RankDataLoader(
+                feature_map,
+                stage="train",
+                train_data=f"{place}/train",
+                valid_data=f"{place}/valid",
+                batch_size=given.batch_size,
+                **how,
+            )
 
         every = {"sluice": loaders(f"{folder}/blocks", data_loader=SluiceDataLoader)}
-        every |= {f"npz, {n} workers": loaders(folder, num_workers=n, data_format="npz") for n in given.workers}
+        every |= {
+            f"npz, {n} workers": loaders(folder, num_workers=n, data_format="npz")
+            for n in given.workers
+        }
 
         def loading(*names: str) -> dict[str, Any]:
-            return in_turns({name: lambda train=every[name][0]: sum(len(batch["click"]) for batch in train)
-                             for name in names}, given.rounds)
+            return in_turns(
+                {
+                    name: lambda train=every[name][0]: sum(len(batch["click"]) for batch in train)
+                    for name in names
+                },
+                given.rounds,
+            )
 
         alone = loading(*every)
         models = {name: dcn(feature_map, folder) for name in ("sluice", alone["beside"])}
@@ -138,12 +212,26 @@ def main() -> None:
             models[name].fit(every[name][0], epochs=1, validation_data=every[name][1])
             return sum(part.num_samples for part in every[name])
 
-        training = in_turns({name: lambda name=name: trained(name) for name in models}, given.rounds)
-        auc = {name: round(float(model.evaluate(every["sluice"][1])["AUC"]), 3) for name, model in models.items()}
+        training = in_turns(
+            {name: lambda name=name: trained(name) for name in models}, given.rounds
+        )
+        auc = {
+            name: round(float(model.evaluate(every["sluice"][1])["AUC"]), 3)
+            for name, model in models.items()
+        }
         # Parquet comes last: Ray's processes run on beside all that follows.
         every["Parquet by Ray"] = loaders(f"{folder}/blocks", data_format="parquet")
-        print(json.dumps({"rows": given.rows, "loading": alone, "training": training, "auc": auc,
-                          "loading_beside_ray": loading("sluice", "Parquet by Ray")}))
+        print(
+            json.dumps(
+                {
+                    "rows": given.rows,
+                    "loading": alone,
+                    "training": training,
+                    "auc": auc,
+                    "loading_beside_ray": loading("sluice", "Parquet by Ray"),
+                }
+            )
+        )
 
 
 if __name__ == "__main__":

@@ -33,7 +33,10 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from sluice import Loader
 
-SETTINGS: dict[str, Any] = {"roles": {"label": "click", "dense": ["I*"], "sparse": ["C*"]}, "as_": "dict"}
+SETTINGS: dict[str, Any] = {
+    "roles": {"label": "click", "dense": ["I*"], "sparse": ["C*"]},
+    "as_": "dict",
+}
 EPOCHS_OF_A_TURN = 4  # when loading alone: one would be too short to measure
 
 
@@ -45,7 +48,9 @@ class ClicksData(lightning.LightningDataModule):
         self._settings = {"source": source, "batch_size": batch_size, **SETTINGS, **settings}
 
     def setup(self, stage: str) -> None:
-        self.loader = Loader(rank=self.trainer.global_rank, ranks=self.trainer.world_size, **self._settings)
+        self.loader = Loader(
+            rank=self.trainer.global_rank, ranks=self.trainer.world_size, **self._settings
+        )
 
     def train_dataloader(self) -> Loader:
         return self.loader  # it has state_dict and load_state_dict, which Lightning calls
@@ -59,13 +64,20 @@ class Model(lightning.LightningModule):
 
     def __init__(self) -> None:
         super().__init__()
-        self.tables = torch.nn.ModuleDict({name: torch.nn.Embedding(VALUES, 8, sparse=True) for name in CATEGORIES})
-        self.top = torch.nn.Sequential(torch.nn.Linear(len(NUMBERS) + 8 * len(CATEGORIES), 64), torch.nn.ReLU(),
-                                       torch.nn.Linear(64, 1))
+        self.tables = torch.nn.ModuleDict(
+            {name: torch.nn.Embedding(VALUES, 8, sparse=True) for name in CATEGORIES}
+        )
+        self.top = torch.nn.Sequential(
+            torch.nn.Linear(len(NUMBERS) + 8 * len(CATEGORIES), 64),
+            torch.nn.ReLU(),
+            torch.nn.Linear(64, 1),
+        )
 
     def training_step(self, batch: dict[str, torch.Tensor], number: int) -> torch.Tensor:
         looked_up = [table(batch[name]) for name, table in self.tables.items()]
-        logits = self.top(torch.cat([torch.stack([batch[name] for name in NUMBERS], 1), *looked_up], 1)).squeeze(1)
+        logits = self.top(
+            torch.cat([torch.stack([batch[name] for name in NUMBERS], 1), *looked_up], 1)
+        ).squeeze(1)
         return torch.nn.functional.binary_cross_entropy_with_logits(logits, batch["click"])
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
@@ -77,25 +89,35 @@ class ByHand(IterableDataset[dict[str, torch.Tensor]]):
 
     def __init__(self, folder: Path, batch_size: int):
         self.batch_size = batch_size
-        self.groups = [(path, n) for path in sorted(folder.glob("*.parquet"))
-                       for n in range(pq.read_metadata(path).num_row_groups)]
+        self.groups = [
+            (path, n)
+            for path in sorted(folder.glob("*.parquet"))
+            for n in range(pq.read_metadata(path).num_row_groups)
+        ]
 
     def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
         info, random = get_worker_info(), np.random.default_rng()
-        mine = self.groups[info.id::info.num_workers] if info else self.groups
+        mine = self.groups[info.id :: info.num_workers] if info else self.groups
         for path, number in (mine[n] for n in random.permutation(len(mine))):
             table = pq.ParquetFile(path).read_row_group(number)
             order = random.permutation(table.num_rows)
-            columns = {name: torch.from_numpy(table[name].to_numpy()[order]) for name in table.column_names}
+            columns = {
+                name: torch.from_numpy(table[name].to_numpy()[order]) for name in table.column_names
+            }
             for at in range(0, table.num_rows - self.batch_size + 1, self.batch_size):
-                yield {name: column[at:at + self.batch_size] for name, column in columns.items()}
+                yield {name: column[at : at + self.batch_size] for name, column in columns.items()}
 
 
 def fitted(data: Any, ckpt_path: str | None = None, **settings: Any) -> lightning.Trainer:
     """The trainer after `fit`; the model is the same at each beginning."""
     torch.manual_seed(0)
-    trainer = lightning.Trainer(accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False,
-                                **{"enable_checkpointing": False, "max_epochs": 1, **settings})
+    trainer = lightning.Trainer(
+        accelerator="cpu",
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        **{"enable_checkpointing": False, "max_epochs": 1, **settings},
+    )
     trainer.fit(Model(), data, ckpt_path=ckpt_path)
     return trainer
 
@@ -105,9 +127,19 @@ def resumes_exactly(files: str, folder: Path, batch_size: int) -> bool:
     with Loader(files, batch_size=batch_size, **SETTINGS) as loader:
         steps = len(loader) + len(loader) // 2
     keep = ModelCheckpoint(folder, filename="middle", every_n_train_steps=steps)
-    fitted(ClicksData(files, batch_size), max_epochs=3, max_steps=steps, callbacks=[keep], enable_checkpointing=True)
-    ends = [fitted(ClicksData(files, batch_size), max_epochs=3, ckpt_path=path).lightning_module.parameters()
-            for path in (None, str(folder / "middle.ckpt"))]
+    fitted(
+        ClicksData(files, batch_size),
+        max_epochs=3,
+        max_steps=steps,
+        callbacks=[keep],
+        enable_checkpointing=True,
+    )
+    ends = [
+        fitted(
+            ClicksData(files, batch_size), max_epochs=3, ckpt_path=path
+        ).lightning_module.parameters()
+        for path in (None, str(folder / "middle.ckpt"))
+    ]
     return all(torch.equal(one, other) for one, other in zip(*ends, strict=True))
 
 
@@ -116,15 +148,21 @@ def loaded(batches: Iterable[dict[str, torch.Tensor]]) -> int:
 
 
 def loaded_by_ours(files: str, batch_size: int) -> int:
-    with Loader(files, batch_size=batch_size, read_ahead_epochs=EPOCHS_OF_A_TURN, **SETTINGS) as loader:
+    with Loader(
+        files, batch_size=batch_size, read_ahead_epochs=EPOCHS_OF_A_TURN, **SETTINGS
+    ) as loader:
         return loaded(loader)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     for name, number in (("--rows", 500_000), ("--batch-size", 8192), ("--rounds", 3)):
         parser.add_argument(name, type=int, default=number)
-    parser.add_argument("--workers", type=int, nargs="*", default=[0, 2], help="of the torch DataLoader")
+    parser.add_argument(
+        "--workers", type=int, nargs="*", default=[0, 2], help="of the torch DataLoader"
+    )
     given = parser.parse_args()
     warnings.simplefilter("ignore")
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
@@ -132,17 +170,45 @@ def main() -> None:
         folder, files, size = Path(made), f"{made}/*.parquet", given.batch_size
         table = pa.table(made_clicks(given.rows))
         for number in range(4):
-            pq.write_table(table.slice(number * given.rows // 4, given.rows // 4), folder / f"{number}.parquet",
-                           row_group_size=32_768)
+            pq.write_table(
+                table.slice(number * given.rows // 4, given.rows // 4),
+                folder / f"{number}.parquet",
+                row_group_size=32_768,
+            )
         resumed = resumes_exactly(files, folder, size)
-        by_hand = {f"torch DataLoader, {n} workers": DataLoader(ByHand(folder, size), batch_size=None, num_workers=n)
-                   for n in given.workers}
-        loading = in_turns({"sluice": lambda: loaded_by_ours(files, size), **{
-            name: lambda theirs=theirs: loaded(theirs) for name, theirs in by_hand.items()}}, given.rounds)
-        training = in_turns({"sluice": lambda: fitted(ClicksData(files, size)).global_step * size, **{
-            name: lambda theirs=theirs: fitted(theirs).global_step * size for name, theirs in by_hand.items()}},
-            given.rounds)
-        print(json.dumps({"rows": given.rows, "resumed_exactly": resumed, "loading": loading, "training": training}))
+        by_hand = {
+            f"torch DataLoader, {n} workers": DataLoader(
+                ByHand(folder, size), batch_size=None, num_workers=n
+            )
+            for n in given.workers
+        }
+        loading = in_turns(
+            {
+                "sluice": lambda: loaded_by_ours(files, size),
+                **{name: lambda theirs=theirs: loaded(theirs) for name, theirs in by_hand.items()},
+            },
+            given.rounds,
+        )
+        training = in_turns(
+            {
+                "sluice": lambda: fitted(ClicksData(files, size)).global_step * size,
+                **{
+                    name: lambda theirs=theirs: fitted(theirs).global_step * size
+                    for name, theirs in by_hand.items()
+                },
+            },
+            given.rounds,
+        )
+        print(
+            json.dumps(
+                {
+                    "rows": given.rows,
+                    "resumed_exactly": resumed,
+                    "loading": loading,
+                    "training": training,
+                }
+            )
+        )
 
 
 if __name__ == "__main__":

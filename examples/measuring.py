@@ -29,7 +29,9 @@ def made_clicks(rows: int) -> dict[str, npt.NDArray[Any]]:
     return {**numbers, **ids, "click": (random.random(rows) < chance).astype(np.float32)}
 
 
-def in_turns(ways: Mapping[str, Callable[[], int]], rounds: int, ours: str = "sluice") -> dict[str, Any]:
+def in_turns(
+    ways: Mapping[str, Callable[[], int]], rounds: int, ours: str = "sluice"
+) -> dict[str, Any]:
     """Runs each way once a round and says of each how many rows a second it brought, and how much processor time a row
     took, of this process and of all that it started. Each way returns its rows.
 
@@ -43,12 +45,24 @@ def in_turns(ways: Mapping[str, Callable[[], int]], rounds: int, ours: str = "sl
             rows = way()
             rates[name].append(rows / (time.perf_counter() - began))
             costs[name].append((_processor_seconds() - used) / rows * 1e6)
-            print(f"round {number + 1}, {name}: {rates[name][-1]:,.0f} rows/s, {costs[name][-1]:.2f} µs of processor "
-                  "time a row", file=sys.stderr, flush=True)
-    best = max((name for name in ways if name != ours), key=lambda name: statistics.median(rates[name]))
-    return {"rows_per_s": {name: round(statistics.median(found)) for name, found in rates.items()},
-            "cpu_us_per_row": {name: round(statistics.median(found), 3) for name, found in costs.items()},
-            "beside": best, "ratio": _ratio(rates[ours], rates[best]), "cpu_ratio": _ratio(costs[best], costs[ours])}
+            print(
+                f"round {number + 1}, {name}: {rates[name][-1]:,.0f} rows/s, {costs[name][-1]:.2f} µs of processor "
+                "time a row",
+                file=sys.stderr,
+                flush=True,
+            )
+    best = max(
+        (name for name in ways if name != ours), key=lambda name: statistics.median(rates[name])
+    )
+    return {
+        "rows_per_s": {name: round(statistics.median(found)) for name, found in rates.items()},
+        "cpu_us_per_row": {
+            name: round(statistics.median(found), 3) for name, found in costs.items()
+        },
+        "beside": best,
+        "ratio": _ratio(rates[ours], rates[best]),
+        "cpu_ratio": _ratio(costs[best], costs[ours]),
+    }
 
 
 def _processor_seconds() -> float:

@@ -1,7 +1,7 @@
 """A plain PyTorch model on plain Parquet files: no feature table, no Spark, no trainer of ours.
 
-    python examples/plain_torch.py                      # makes a few files of its own
-    python examples/plain_torch.py 'clicks/*.parquet'   # roles guessed from names and types, and printed
+python examples/plain_torch.py                      # makes a few files of its own
+python examples/plain_torch.py 'clicks/*.parquet'   # roles guessed from names and types, and printed
 """
 
 from __future__ import annotations
@@ -26,13 +26,20 @@ class Model(torch.nn.Module):
 
     def __init__(self, dense: int, keys: int) -> None:
         super().__init__()
-        self.bags = torch.nn.ModuleList(torch.nn.EmbeddingBag(ID_ROWS, 8, mode="sum") for _ in range(keys))
+        self.bags = torch.nn.ModuleList(
+            torch.nn.EmbeddingBag(ID_ROWS, 8, mode="sum") for _ in range(keys)
+        )
         self.top = torch.nn.Linear(dense + 8 * keys, 1)
 
-    def forward(self, dense: torch.Tensor, values: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+    def forward(
+        self, dense: torch.Tensor, values: torch.Tensor, lengths: torch.Tensor
+    ) -> torch.Tensor:
         lengths = lengths.view(len(self.bags), -1).long()
         ids = torch.split(values.long() % ID_ROWS, lengths.sum(1).tolist())
-        looked_up = [bag(i, torch.cumsum(n, 0) - n) for bag, i, n in zip(self.bags, ids, lengths, strict=True)]
+        looked_up = [
+            bag(i, torch.cumsum(n, 0) - n)
+            for bag, i, n in zip(self.bags, ids, lengths, strict=True)
+        ]
         return self.top(torch.cat([dense, *looked_up], 1)).squeeze(1)
 
 
@@ -44,9 +51,17 @@ def make_files(folder: Path) -> None:
         liking, user = random.normal(size=rows), random.integers(0, 500, rows)
         seen = [random.integers(0, 50, n) for n in random.integers(0, 5, rows)]
         chance = 1 / (1 + np.exp(-(liking + (user % 3) - 1)))
-        pq.write_table(pa.table({"clicked": (random.random(rows) < chance).astype(np.int8),
-                                 "liking": liking.astype(np.float32), "user": user.astype(np.int32),
-                                 "seen": pa.array(seen, pa.list_(pa.int32()))}), folder / f"part-{number}.parquet")
+        pq.write_table(
+            pa.table(
+                {
+                    "clicked": (random.random(rows) < chance).astype(np.int8),
+                    "liking": liking.astype(np.float32),
+                    "user": user.astype(np.int32),
+                    "seen": pa.array(seen, pa.list_(pa.int32())),
+                }
+            ),
+            folder / f"part-{number}.parquet",
+        )
 
 
 def main(source: str) -> None:
@@ -58,14 +73,18 @@ def main(source: str) -> None:
         def step(batch) -> float:
             optimizer.zero_grad()
             logits = model(batch.dense, batch.values, batch.lengths)
-            loss = torch.nn.functional.binary_cross_entropy_with_logits(logits, batch.label, batch.weight)
+            loss = torch.nn.functional.binary_cross_entropy_with_logits(
+                logits, batch.label, batch.weight
+            )
             loss.backward()
             optimizer.step()
             return loss.item()
 
         for epoch in range(3):
             losses = [step(batch) for batch in loader]
-            print(f"epoch {epoch}: mean loss {np.mean(losses):.4f} over {len(losses)} steps, order {loader.order_hash}")
+            print(
+                f"epoch {epoch}: mean loss {np.mean(losses):.4f} over {len(losses)} steps, order {loader.order_hash}"
+            )
         print(loader.tuning)
         print(report(loader, step, seconds=1.0))
 

@@ -41,13 +41,26 @@ Train = Callable[[Path, Sequence[str], int | None], list[float]]
 
 def settings_of(trial: optuna.Trial) -> dict[str, Any]:
     """The settings that Optuna proposes for this trial."""
-    return {name: trial.suggest_categorical(name, choice) if isinstance(choice, list)
-            else trial.suggest_float(name, *choice, log=True) for name, choice in SPACE.items()}
+    return {
+        name: trial.suggest_categorical(name, choice)
+        if isinstance(choice, list)
+        else trial.suggest_float(name, *choice, log=True)
+        for name, choice in SPACE.items()
+    }
 
 
 def train(folder: Path, words: Sequence[str], until: int | None) -> list[float]:
     """Runs the trainer, whose messages go to a log beside its folder."""
-    command = [sys.executable, "-m", "sluice", "train", "--run-dir", str(folder), "--resume", *words]
+    command = [
+        sys.executable,
+        "-m",
+        "sluice",
+        "train",
+        "--run-dir",
+        str(folder),
+        "--resume",
+        *words,
+    ]
     if until is not None and (missing := until - len(aucs_of(folder))) > 0:
         command += ["--pause-after", str(missing)]
     with folder.with_suffix(".log").open("a") as log:
@@ -59,42 +72,70 @@ def aucs_of(folder: Path) -> list[float]:
     """The AUC of each evaluation so far. One that was repeated after a crash counts once."""
     file = folder / "metrics.jsonl"
     lines = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
-    return list({line["step"]: line["auc"] for line in lines
-                 if line["kind"] == "eval" and line["split"] == "validation" and line["auc"] is not None}.values())
+    return list(
+        {
+            line["step"]: line["auc"]
+            for line in lines
+            if line["kind"] == "eval" and line["split"] == "validation" and line["auc"] is not None
+        }.values()
+    )
 
 
 class Search:
     """A search in a folder, which goes on from what is there."""
 
-    def __init__(self, out: Path, words: Sequence[str], *, seed: int, auc: float | None, train: Train = train) -> None:
+    def __init__(
+        self, out: Path, words: Sequence[str], *, seed: int, auc: float | None, train: Train = train
+    ) -> None:
         out.mkdir(parents=True, exist_ok=True)
         self._out, self._words, self._auc, self._train = out, words, auc, train
         storage = JournalStorage(JournalFileBackend(str(out / "optuna.log")))
-        self.study = optuna.create_study(study_name="search", storage=storage, direction="maximize",
-                                         pruner=optuna.pruners.MedianPruner(), load_if_exists=True)
+        self.study = optuna.create_study(
+            study_name="search",
+            storage=storage,
+            direction="maximize",
+            pruner=optuna.pruners.MedianPruner(),
+            load_if_exists=True,
+        )
         # A seed for each place in the search, so that one that goes on does not propose the first settings again.
-        self.study.sampler = optuna.samplers.TPESampler(seed=100_003 * seed + len(self.study.trials))
+        self.study.sampler = optuna.samplers.TPESampler(
+            seed=100_003 * seed + len(self.study.trials)
+        )
         for trial in self.study.trials[-1:]:  # an interrupt leaves it failed, a kill running
             if trial.state == TrialState.RUNNING:
                 self.study.tell(trial.number, state=TrialState.FAIL)
-            if trial.state in (TrialState.RUNNING, TrialState.FAIL) and "refused" not in trial.user_attrs:
+            if (
+                trial.state in (TrialState.RUNNING, TrialState.FAIL)
+                and "refused" not in trial.user_attrs
+            ):
                 self.study.enqueue_trial(trial.params)
 
     def run(self, trials: int, budget_s: float | None) -> None:
         """Runs trials until there are `trials` that ended or were given up, one reaches the AUC, or time is up."""
         ended = len(self.study.get_trials(states=[TrialState.COMPLETE, TrialState.PRUNED]))
         if ended < trials and not self.reached:
-            self.study.optimize(self._score, trials - ended, budget_s, catch=subprocess.CalledProcessError,
-                                callbacks=[lambda study, _: study.stop() if self.reached else None])
+            self.study.optimize(
+                self._score,
+                trials - ended,
+                budget_s,
+                catch=subprocess.CalledProcessError,
+                callbacks=[lambda study, _: study.stop() if self.reached else None],
+            )
 
     @property
     def reached(self) -> bool:
-        return self._auc is not None and any((trial.value or 0) >= self._auc for trial in self.study.trials)
+        return self._auc is not None and any(
+            (trial.value or 0) >= self._auc for trial in self.study.trials
+        )
 
     def _score(self, trial: optuna.Trial) -> float:
         settings, began = settings_of(trial), time.monotonic()
-        words = [*self._words, "--evals", str(EVALUATIONS),
-                 *(word for name, value in settings.items() for word in (f"--{name}", str(value)))]
+        words = [
+            *self._words,
+            "--evals",
+            str(EVALUATIONS),
+            *(word for name, value in settings.items() for word in (f"--{name}", str(value))),
+        ]
         # The same settings have the same folder, so that a trial that was broken off goes on.
         folder = self._out / hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:12]
         trial.set_user_attr("folder", str(folder))
@@ -113,23 +154,45 @@ class Search:
 
 
 def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--data", required=True, metavar="TABLE", help="feature table")
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder of the search")
-    parser.add_argument("--auc", type=float, help="end once a trial reaches it on the validation split")
-    parser.add_argument("--trials", type=int, default=30, help="at most, with those of before (default: 30)")
-    parser.add_argument("--budget", type=float, metavar="SECONDS", help="begin no trial after so many seconds")
+    parser.add_argument(
+        "--out", type=Path, required=True, metavar="DIR", help="folder of the search"
+    )
+    parser.add_argument(
+        "--auc", type=float, help="end once a trial reaches it on the validation split"
+    )
+    parser.add_argument(
+        "--trials", type=int, default=30, help="at most, with those of before (default: 30)"
+    )
+    parser.add_argument(
+        "--budget", type=float, metavar="SECONDS", help="begin no trial after so many seconds"
+    )
     parser.add_argument("--seed", type=int, default=0, help="decides what is tried")
     parser.add_argument("rest", nargs="*", metavar="-- OPTION …", help="for every trial")
     given = parser.parse_args(argv)
-    words = ["--data", given.data, *(["--stop-auc", str(given.auc)] if given.auc else []), *given.rest]
+    words = [
+        "--data",
+        given.data,
+        *(["--stop-auc", str(given.auc)] if given.auc else []),
+        *given.rest,
+    ]
     search = Search(given.out, words, seed=given.seed, auc=given.auc)
     search.run(given.trials, given.budget)
     complete = search.study.get_trials(states=[TrialState.COMPLETE])
     best = max(complete, key=lambda trial: trial.value, default=None)
-    return {"auc": best and best.value, "settings": best and best.params, "run": best and best.user_attrs["folder"],
-            "reached": search.reached, "trials": len(search.study.trials),
-            "seconds": round(sum(trial.user_attrs.get("seconds", 0) for trial in search.study.trials), 1)}
+    return {
+        "auc": best and best.value,
+        "settings": best and best.params,
+        "run": best and best.user_attrs["folder"],
+        "reached": search.reached,
+        "trials": len(search.study.trials),
+        "seconds": round(
+            sum(trial.user_attrs.get("seconds", 0) for trial in search.study.trials), 1
+        ),
+    }
 
 
 if __name__ == "__main__":

@@ -59,10 +59,22 @@ def planted_sessions(path: Path, sessions: int, seed: int) -> None:
                 else:
                     item = int(ITEMS * random.random() ** 2)
                 at += int(random.integers(5, 60))
-                file.write(json.dumps({
-                    "user": f"s{session}", "item": f"i{item}", "at": at, "zone": "Europe/Berlin",
-                    "tags": [f"tag{item % 50}"], "liked_tags": [f"tag{taste}"], "price": 1.0, "click": 1,
-                    "genres": GENRES[item % TASTES % 5]}) + "\n")
+                file.write(
+                    json.dumps(
+                        {
+                            "user": f"s{session}",
+                            "item": f"i{item}",
+                            "at": at,
+                            "zone": "Europe/Berlin",
+                            "tags": [f"tag{item % 50}"],
+                            "liked_tags": [f"tag{taste}"],
+                            "price": 1.0,
+                            "click": 1,
+                            "genres": GENRES[item % TASTES % 5],
+                        }
+                    )
+                    + "\n"
+                )
 
 
 def successors_of_all() -> np.ndarray:
@@ -71,21 +83,45 @@ def successors_of_all() -> np.ndarray:
 
 def table_of(folder: Path, sessions: int, seed: int) -> FeatureTable:
     planted_sessions(folder / "sessions.json", sessions, seed)
-    subprocess.run([sys.executable, "-m", "sluice", "etl", "--engine", "spark", "--spec", SPEC, "--input",
-                    folder / "sessions.json", "--output", folder / "table"], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "sluice",
+            "etl",
+            "--engine",
+            "spark",
+            "--spec",
+            SPEC,
+            "--input",
+            folder / "sessions.json",
+            "--output",
+            folder / "table",
+        ],
+        check=True,
+        stdout=subprocess.DEVNULL,
+    )
     return FeatureTable.open(str(folder / "table"))
 
 
 def rows_of(table: FeatureTable, split: str) -> Sessions:
     """All rows of a split with something before them. Ids are one more than the table's, as 0 stands for nothing."""
     before, then = [], []
-    with Loader(table, batch_size=512, split=split, order=Order(shuffle=False, last="pad"), tuning="fixed") as loader:
+    with Loader(
+        table, batch_size=512, split=split, order=Order(shuffle=False, last="pad"), tuning="fixed"
+    ) as loader:
         for batch in loader:
             clicked = batch["clicked"]
-            for bag, item, weight in zip(torch.split(clicked.values, clicked.lengths.tolist()), batch["item"],
-                                         batch.weight, strict=True):
+            for bag, item, weight in zip(
+                torch.split(clicked.values, clicked.lengths.tolist()),
+                batch["item"],
+                batch.weight,
+                strict=True,
+            ):
                 if len(bag) and weight > 0:
-                    before.append(torch.nn.functional.pad(bag[-LONGEST:].long() + 1, (LONGEST - len(bag), 0)))
+                    before.append(
+                        torch.nn.functional.pad(bag[-LONGEST:].long() + 1, (LONGEST - len(bag), 0))
+                    )
                     then.append(int(item) + 1)
     return Sessions(torch.stack(before), torch.tensor(then))
 
@@ -109,13 +145,17 @@ class Model(torch.nn.Module):
         mean = (vectors * there).sum(1, keepdim=True) / there.sum(1, keepdim=True)
         vectors = vectors + torch.tanh(self.steps(came) + self.together(mean))
         last = vectors[:, -1]
-        weight = self.weigh(torch.cat([vectors + self.places.weight, last.unsqueeze(1).expand_as(vectors)], 2))
+        weight = self.weigh(
+            torch.cat([vectors + self.places.weight, last.unsqueeze(1).expand_as(vectors)], 2)
+        )
         weight = weight.masked_fill(~there, -torch.inf).softmax(1)
         session = (weight * vectors).sum(1) + self.last(last)
         return session @ self.next.weight.T + self.popular.weight.T
 
 
-def trained(rows: Sessions, items: int, epochs: int, *, stages: int, seed: int, batch_size: int = 256) -> Model:
+def trained(
+    rows: Sessions, items: int, epochs: int, *, stages: int, seed: int, batch_size: int = 256
+) -> Model:
     """With two stages the last third of the epochs is SGD's, at a falling rate."""
     torch.manual_seed(seed)
     model, first = Model(items), epochs if stages == 1 else max(1, epochs - max(1, epochs // 3))
@@ -136,9 +176,15 @@ def counted(rows: Sessions, items: int) -> tuple[torch.Tensor, torch.Tensor, tor
     after, within = torch.zeros(items, items), torch.zeros(items, items)
     after.index_put_((rows.before[:, -1], rows.then), torch.ones(len(rows.then)), accumulate=True)
     for place in range(LONGEST):
-        within.index_put_((rows.before[:, place], rows.then), torch.ones(len(rows.then)), accumulate=True)
+        within.index_put_(
+            (rows.before[:, place], rows.then), torch.ones(len(rows.then)), accumulate=True
+        )
     within[0] = 0
-    return popular, after / after.sum(1, keepdim=True).clamp_min(1), within / within.sum(1, keepdim=True).clamp_min(1)
+    return (
+        popular,
+        after / after.sum(1, keepdim=True).clamp_min(1),
+        within / within.sum(1, keepdim=True).clamp_min(1),
+    )
 
 
 def hits(scores: torch.Tensor, then: torch.Tensor) -> tuple[float, float]:
@@ -149,7 +195,9 @@ def hits(scores: torch.Tensor, then: torch.Tensor) -> tuple[float, float]:
 
 
 def main(argv: list[str] | None = None) -> dict[str, dict[str, float]]:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     for name, number in (("--sessions", 5000), ("--epochs", 6), ("--seed", 1)):
         parser.add_argument(name, type=int, default=number, help="(default %(default)s)")
     given = parser.parse_args(argv)
@@ -160,13 +208,18 @@ def main(argv: list[str] | None = None) -> dict[str, dict[str, float]]:
     items = int(max(train.then.max(), train.before.max(), test.then.max(), test.before.max())) + 1
     popular, after, within = counted(train, items)
     cooccurring = after[test.before[:, -1]] + 0.5 * within[test.before].mean(1) + 1e-6 * popular
-    found = {"popularity": hits(popular.expand(len(test.then), -1), test.then),
-             "co-occurrence": hits(cooccurring, test.then)}
+    found = {
+        "popularity": hits(popular.expand(len(test.then), -1), test.then),
+        "co-occurrence": hits(cooccurring, test.then),
+    }
     for name, stages in (("Adam alone", 1), ("two stages", 2)):
         model = trained(train, items, given.epochs, stages=stages, seed=given.seed)
         with torch.no_grad():
             found[name] = hits(model(test.before), test.then)
-    told = {name: {"hit rate at 20": round(rate, 4), "MRR at 20": round(mrr, 4)} for name, (rate, mrr) in found.items()}
+    told = {
+        name: {"hit rate at 20": round(rate, 4), "MRR at 20": round(mrr, 4)}
+        for name, (rate, mrr) in found.items()
+    }
     for name, each in told.items():
         print(f"{name}: {each}", file=sys.stderr)
     print(json.dumps({"rows": len(train.then), "tested": len(test.then), **told}))

@@ -36,7 +36,10 @@ def fresh(seed: int, part: int = 1) -> Model:
 
 def taught_by(teacher: Model) -> Loss:
     """Half of it the clicks' cross-entropy, half the teacher's chances'."""
-    def loss(logits: torch.Tensor, clicks: torch.Tensor, dense: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+
+    def loss(
+        logits: torch.Tensor, clicks: torch.Tensor, dense: torch.Tensor, ids: torch.Tensor
+    ) -> torch.Tensor:
         with torch.no_grad():
             chances = torch.sigmoid(teacher(dense, ids))
         return binary_cross_entropy_with_logits(logits, (clicks + chances) / 2)
@@ -51,17 +54,28 @@ def best(make: Callable[[float], Model], held_out: Sequence[Batch]) -> Model:
 
 def distilled(data: Mapping[str, Sequence[Batch]], seed: int, checkpoint: Path) -> dict[str, float]:
     """Test AUCs of the teacher, which is kept, the student alone and the student beside the teacher."""
+
     def model(part: int, loss: Loss | None = None) -> Model:
-        return best(lambda rate: trained(fresh(seed, part), data["train"], rate=rate, loss=loss), data["held out"])
+        return best(
+            lambda rate: trained(fresh(seed, part), data["train"], rate=rate, loss=loss),
+            data["held out"],
+        )
 
     teacher, alone = model(1), model(2)
     torch.save(teacher.state_dict(), checkpoint)
-    return {name: judged(one, data["test"]) for name, one in (
-        ("teacher", teacher), ("student alone", alone), ("student beside the teacher", model(2, taught_by(teacher))))}
+    return {
+        name: judged(one, data["test"])
+        for name, one in (
+            ("teacher", teacher),
+            ("student alone", alone),
+            ("student beside the teacher", model(2, taught_by(teacher))),
+        )
+    }
 
 
 def moved(data: Mapping[str, Sequence[Batch]], seed: int, checkpoint: Path) -> dict[str, float]:
     """Test AUCs at the other shop: the checkpoint as it is, after it went on there, and a model that begins there."""
+
     def kept() -> Model:
         model = fresh(seed)
         model.load_state_dict(torch.load(checkpoint, weights_only=True))
@@ -70,13 +84,24 @@ def moved(data: Mapping[str, Sequence[Batch]], seed: int, checkpoint: Path) -> d
     def on_from(start: Callable[[], Model]) -> Model:
         return best(lambda rate: trained(start(), data["train"], rate=rate), data["held out"])
 
-    return {name: judged(one, data["test"]) for name, one in (
-        ("as it is", kept()), ("moved", on_from(kept)), ("anew", on_from(lambda: fresh(seed))))}
+    return {
+        name: judged(one, data["test"])
+        for name, one in (
+            ("as it is", kept()),
+            ("moved", on_from(kept)),
+            ("anew", on_from(lambda: fresh(seed))),
+        )
+    }
 
 
 def main(argv: list[str] | None = None) -> dict[str, float]:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name, number, what in (("--rows", 100_000, "that are trained on"), ("--seeds", 3, "of the first weights")):
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    for name, number, what in (
+        ("--rows", 100_000, "that are trained on"),
+        ("--seeds", 3, "of the first weights"),
+    ):
         parser.add_argument(name, type=int, default=number, help=f"{what} (default %(default)s)")
     given = parser.parse_args(argv)
     torch.set_num_threads(1)
@@ -85,20 +110,29 @@ def main(argv: list[str] | None = None) -> dict[str, float]:
         shops: list[dict[str, list[Batch]]] = []
         for shop, (rows, drift) in enumerate(((given.rows, 0.0), (few, 0.1))):
             shops.append({})
-            for number, (name, count) in enumerate((("train", rows), ("held out", 4 * few), ("test", 8 * few))):
+            for number, (name, count) in enumerate(
+                (("train", rows), ("held out", 4 * few), ("test", 8 * few))
+            ):
                 folder = Path(made, f"{shop} {name}")
-                true.append(planted_clicks(folder, count, seed=10 * shop + number, shop=shop, drift=drift))
+                true.append(
+                    planted_clicks(folder, count, seed=10 * shop + number, shop=shop, drift=drift)
+                )
                 shops[-1][name] = batches_of(folder, 256 if name == "train" else 8192)
         for seed in range(given.seeds):
             checkpoint = Path(made, f"teacher-{seed}.pt")
-            runs.append({**distilled(shops[0], seed, checkpoint), **moved(shops[1], seed, checkpoint)})
+            runs.append(
+                {**distilled(shops[0], seed, checkpoint), **moved(shops[1], seed, checkpoint)}
+            )
             print("  ".join(f"{name} {auc:.4f}" for name, auc in runs[-1].items()), flush=True)
     found = {name: round(statistics.mean(run[name] for run in runs), 4) for name in runs[0]}
     beside = found["student beside the teacher"]
-    found |= {"below the teacher": round(found["teacher"] - beside, 4),
-              "above itself alone": round(beside - found["student alone"], 4),
-              "moved above anew": round(found["moved"] - found["anew"], 4),
-              "true chances": round(true[2], 4), "true chances, other shop": round(true[5], 4)}
+    found |= {
+        "below the teacher": round(found["teacher"] - beside, 4),
+        "above itself alone": round(beside - found["student alone"], 4),
+        "moved above anew": round(found["moved"] - found["anew"], 4),
+        "true chances": round(true[2], 4),
+        "true chances, other shop": round(true[5], 4),
+    }
     print(json.dumps(found))
     return found
 

@@ -50,7 +50,10 @@ class Lookup(torch.nn.Module):
 def layers_of(width: int, layers: int) -> list[torch.nn.Module]:
     torch.manual_seed(0)  # the same each time
     sizes = [ENTERING, *[width] * layers]
-    hidden = [torch.nn.Sequential(torch.nn.Linear(a, b), torch.nn.ReLU()) for a, b in itertools.pairwise(sizes)]
+    hidden = [
+        torch.nn.Sequential(torch.nn.Linear(a, b), torch.nn.ReLU())
+        for a, b in itertools.pairwise(sizes)
+    ]
     return [Lookup(), *hidden, torch.nn.Linear(width, 1)]
 
 
@@ -78,9 +81,14 @@ def costs_of(layers: Sequence[torch.nn.Module], given: torch.Tensor, rounds: int
 
 def step_seconds(costs: Sequence[Cost], cut: int, micro_batches: int) -> float:
     """What a step should take if the first `cut` layers are one device's, by going through it."""
-    first, second = (Cost(*(sum(each) for each in zip(*part, strict=True))) for part in (costs[:cut], costs[cut:]))
+    first, second = (
+        Cost(*(sum(each) for each in zip(*part, strict=True)))
+        for part in (costs[:cut], costs[cut:])
+    )
     done, free, at = [], 0.0, micro_batches * first.forward
-    for number in range(micro_batches):  # the second device computes a micro-batch, both ways, when it is there
+    for number in range(
+        micro_batches
+    ):  # the second device computes a micro-batch, both ways, when it is there
         free = max(free, (number + 1) * first.forward) + sum(second)
         done.append(free)
     for ready in done:  # and the first one goes back when it has sent all
@@ -91,9 +99,20 @@ def step_seconds(costs: Sequence[Cost], cut: int, micro_batches: int) -> float:
 class Part:
     """One device's layers. `send` gives the other device a tensor, `receive` takes one of a shape from it."""
 
-    def __init__(self, layers: Sequence[torch.nn.Module], first: bool, send: Callable[[torch.Tensor], None],
-                 receive: Callable[[Sequence[int]], torch.Tensor], rate: float = 0.05) -> None:
-        self.layers, self.first, self._send, self._receive = torch.nn.Sequential(*layers), first, send, receive
+    def __init__(
+        self,
+        layers: Sequence[torch.nn.Module],
+        first: bool,
+        send: Callable[[torch.Tensor], None],
+        receive: Callable[[Sequence[int]], torch.Tensor],
+        rate: float = 0.05,
+    ) -> None:
+        self.layers, self.first, self._send, self._receive = (
+            torch.nn.Sequential(*layers),
+            first,
+            send,
+            receive,
+        )
         self._optimizer = torch.optim.SGD(self.layers.parameters(), lr=rate)
 
     def step(self, batch: Batch, micro_batches: int, width: int) -> None:
@@ -110,7 +129,9 @@ class Part:
         else:
             for some in clicks.chunk(micro_batches):
                 entering = self._receive((len(some), width)).requires_grad_()
-                loss = binary_cross_entropy_with_logits(self.layers(entering), some, reduction="sum") / len(clicks)
+                loss = binary_cross_entropy_with_logits(
+                    self.layers(entering), some, reduction="sum"
+                ) / len(clicks)
                 loss.backward()
                 self._send(entering.grad)
         self._optimizer.step()
@@ -129,9 +150,13 @@ def alone(layers: Sequence[torch.nn.Module], batches: Sequence[Batch], rate: flo
     return statistics.median(times)
 
 
-def rank_main(rank: int, made: str, given: argparse.Namespace, cut: int, said: torch.multiprocessing.Queue) -> None:
+def rank_main(
+    rank: int, made: str, given: argparse.Namespace, cut: int, said: torch.multiprocessing.Queue
+) -> None:
     torch.set_num_threads(1)
-    torch.distributed.init_process_group("gloo", init_method=f"file://{made}/store-{cut}", rank=rank, world_size=2)
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{made}/store-{cut}", rank=rank, world_size=2
+    )
     waits: list[torch.distributed.Work] = []
     kept: list[torch.Tensor] = []  # what is on its way
 
@@ -153,7 +178,13 @@ def rank_main(rank: int, made: str, given: argparse.Namespace, cut: int, said: t
             waits.pop().wait()
         kept.clear()
         times.append(time.perf_counter() - began)
-    said.put((rank, statistics.median(times), {n: p.numpy() for n, p in part.layers.state_dict().items()}))
+    said.put(
+        (
+            rank,
+            statistics.median(times),
+            {n: p.numpy() for n, p in part.layers.state_dict().items()},
+        )
+    )
     torch.distributed.destroy_process_group()
 
 
@@ -161,17 +192,28 @@ def run(made: str, given: argparse.Namespace, cut: int) -> tuple[float, list[tor
     """The median step of two ranks, and all weights in order."""
     context = torch.multiprocessing.get_context("spawn")
     said = context.Queue()
-    ranks = [context.Process(target=rank_main, args=(rank, made, given, cut, said)) for rank in range(2)]
+    ranks = [
+        context.Process(target=rank_main, args=(rank, made, given, cut, said)) for rank in range(2)
+    ]
     for process in ranks:
         process.start()
     found = sorted((said.get(timeout=300) for _ in ranks), key=lambda one: one[0])
-    return max(seconds for _, seconds, _ in found), [torch.from_numpy(w) for *_, part in found for w in part.values()]
+    return max(seconds for _, seconds, _ in found), [
+        torch.from_numpy(w) for *_, part in found for w in part.values()
+    ]
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name, number in (("--width", 512), ("--layers", 6), ("--batch-size", 4096), ("--micro-batches", 8),
-                         ("--steps", 12)):
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    for name, number in (
+        ("--width", 512),
+        ("--layers", 6),
+        ("--batch-size", 4096),
+        ("--micro-batches", 8),
+        ("--steps", 12),
+    ):
         parser.add_argument(name, type=int, default=number, help="(default %(default)s)")
     given = parser.parse_args(argv)
     torch.set_num_threads(1)
@@ -180,17 +222,28 @@ def main(argv: list[str] | None = None) -> None:
         batches = batches_of(Path(made, "clicks"), given.batch_size)
         layers = layers_of(given.width, given.layers)
         some, _ = given_of(batches[0])
-        costs = costs_of(layers, some[:given.batch_size // given.micro_batches])
+        costs = costs_of(layers, some[: given.batch_size // given.micro_batches])
         one_s = alone(layers, batches)
         whole = [weight for layer in layers for weight in layer.state_dict().values()]
         told: list[dict[str, float]] = []
-        chosen = min(range(1, len(costs)), key=lambda cut: step_seconds(costs, cut, given.micro_batches))
+        chosen = min(
+            range(1, len(costs)), key=lambda cut: step_seconds(costs, cut, given.micro_batches)
+        )
         for cut in sorted({chosen, len(layers) // 2}):
             measured, weights = run(made, given, cut)
             apart = max(float((a - b).abs().max()) for a, b in zip(whole, weights, strict=True))
-            told.append({"cut after": cut, "foretold ms": 1e3 * step_seconds(costs, cut, given.micro_batches),
-                         "measured ms": 1e3 * measured, "apart": apart})
-        one = {"foretold ms": 1e3 * given.micro_batches * sum(map(sum, costs)), "measured ms": 1e3 * one_s}
+            told.append(
+                {
+                    "cut after": cut,
+                    "foretold ms": 1e3 * step_seconds(costs, cut, given.micro_batches),
+                    "measured ms": 1e3 * measured,
+                    "apart": apart,
+                }
+            )
+        one = {
+            "foretold ms": 1e3 * given.micro_batches * sum(map(sum, costs)),
+            "measured ms": 1e3 * one_s,
+        }
         print(json.dumps({"chosen": chosen, "one device": one, "cuts": told}))
 
 

@@ -35,14 +35,18 @@ def _command(name: str) -> Callable[[list[str]], Mapping[str, Any] | None]:
     """The program of a command. The others are not imported, so that a typo is refused at once."""
     if name == "guess":
         from sluice.tools import guess
+
         return guess.main
     if name == "doctor":
         from sluice.tools import doctor
+
         return doctor.main
     if name == "headroom":
         from sluice.tools import headroom_cli
+
         return headroom_cli.main
     from sluice.tools import bench
+
     return bench.main
 
 

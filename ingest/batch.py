@@ -93,15 +93,25 @@ class Batch:
         """All columns by name, as views of the batch."""
         columns, names = self._named(), self.names
         if names[-1] in names[:-1]:
-            raise LoadingError(f"column {names[-1]!r} is a feature, and the weights of rows have its name in a dict of "
-                               "columns; give the feature another name, or take batch[name] and batch.weight")
-        return {**dict(zip(columns.dense, self.dense.unbind(1), strict=True)), **dict(self._ids()),
-                columns.label: self.label, names[-1]: self.weight}
+            raise LoadingError(
+                f"column {names[-1]!r} is a feature, and the weights of rows have its name in a dict of "
+                "columns; give the feature another name, or take batch[name] and batch.weight"
+            )
+        return {
+            **dict(zip(columns.dense, self.dense.unbind(1), strict=True)),
+            **dict(self._ids()),
+            columns.label: self.label,
+            names[-1]: self.weight,
+        }
 
     def numpy(self) -> dict[str, Any]:
         """All columns by name as numpy arrays, views of the batch; a column of bags is a `BagColumn` of arrays."""
-        return {name: BagColumn(one.values.numpy(), one.lengths.numpy()) if isinstance(one, BagColumn) else one.numpy()
-                for name, one in self.as_dict().items()}
+        return {
+            name: BagColumn(one.values.numpy(), one.lengths.numpy())
+            if isinstance(one, BagColumn)
+            else one.numpy()
+            for name, one in self.as_dict().items()
+        }
 
     def pandas(self) -> pd.DataFrame:
         """A copy as a frame with a column for each name; a bag is an array in its row."""
@@ -109,16 +119,23 @@ class Batch:
             import pandas as pd
         except ImportError:
             raise LoadingError("batches as frames need pandas: pip install pandas") from None
-        return pd.DataFrame({
-            name: np.split(one.values, np.cumsum(one.lengths)[:-1]) if isinstance(one, BagColumn) else one
-            for name, one in self.numpy().items()})
+        return pd.DataFrame(
+            {
+                name: np.split(one.values, np.cumsum(one.lengths)[:-1])
+                if isinstance(one, BagColumn)
+                else one
+                for name, one in self.numpy().items()
+            }
+        )
 
     def kjt(self) -> KeyedJaggedTensor:
         """The ids as TorchRec takes them."""
         try:
             from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
         except ImportError:
-            raise LoadingError(f"batches for TorchRec need torchrec: {install_command('trainer')}") from None
+            raise LoadingError(
+                f"batches for TorchRec need torchrec: {install_command('trainer')}"
+            ) from None
         return KeyedJaggedTensor(list(self._named().sparse), self.values, lengths=self.lengths)
 
     def torchrec(self) -> TorchrecBatch:
@@ -131,8 +148,11 @@ class Batch:
     def _ids(self) -> Iterator[tuple[str, torch.Tensor | BagColumn]]:
         columns = self._named()
         lengths = self.lengths.view(len(columns.sparse), len(self))
-        parts = torch.split(self.values, lengths.sum(1).tolist()) if columns.bags \
+        parts = (
+            torch.split(self.values, lengths.sum(1).tolist())
+            if columns.bags
             else self.values.view(lengths.shape).unbind()
+        )
         for name, values, counts in zip(columns.sparse, parts, lengths, strict=True):
             yield name, BagColumn(values, counts) if name in columns.bags else values
 
@@ -147,5 +167,10 @@ class Batch:
 
 
 FORMS: dict[str, Callable[[Batch], Any] | None] = {
-    "batch": None, "dict": Batch.as_dict, "kjt": Batch.torchrec, "numpy": Batch.numpy, "pandas": Batch.pandas}
+    "batch": None,
+    "dict": Batch.as_dict,
+    "kjt": Batch.torchrec,
+    "numpy": Batch.numpy,
+    "pandas": Batch.pandas,
+}
 """The forms in which a loader can give its batches."""

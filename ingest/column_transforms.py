@@ -24,11 +24,15 @@ from sluice.ingest.stages.transformer import settled
 if TYPE_CHECKING:
     from sluice.etl.table.table import FeatureTable
 
-_PLACE = ("put its module where Python finds it (PYTHONPATH), here as where the run began, or train another model "
-          "without the transform")
+_PLACE = (
+    "put its module where Python finds it (PYTHONPATH), here as where the run began, or train another model "
+    "without the transform"
+)
 
 
-def bound(transforms: Sequence[TableTransform], stored: Sequence[Field], permission: Permission) -> list[Transform]:
+def bound(
+    transforms: Sequence[TableTransform], stored: Sequence[Field], permission: Permission
+) -> list[Transform]:
     """The transforms over columns that are stored so, ready to be called. What cannot run is refused now."""
     found, fields = [], tuple(stored)
     for one in transforms:
@@ -37,17 +41,23 @@ def bound(transforms: Sequence[TableTransform], stored: Sequence[Field], permiss
         inputs = inputs_of(one, before)
         names = [output.name for output in one.outputs] or list(inputs)
         added = tuple(name for name in names if name not in there)
-        outputs = {name: now[name].cardinality if now[name].role != "dense" else None for name in names}
+        outputs = {
+            name: now[name].cardinality if now[name].role != "dense" else None for name in names
+        }
         if one.ops:
             chain = Chain(one, [there[name] for name in inputs])
-            found.append(Transform(one.name, chain, pure=True, columns=inputs, outputs=outputs, added=added))
+            found.append(
+                Transform(one.name, chain, pure=True, columns=inputs, outputs=outputs, added=added)
+            )
         else:
             try:
                 permission.load(one.function, f"transform {one.name!r}")
             except ops.OperatorError as error:
                 why = "" if "--allow-code" in str(error) else f"transform {one.name!r}: "
                 raise ops.OperatorError(f"{why}{error}{f'; {_PLACE}' if why else ''}") from None
-            found.append(Transform(one.name, one.function, columns=inputs, outputs=outputs, added=added))
+            found.append(
+                Transform(one.name, one.function, columns=inputs, outputs=outputs, added=added)
+            )
     return found
 
 
@@ -72,13 +82,19 @@ class ColumnTransforms:
         for f in self._fields:
             kind = np.float32 if f.role == "dense" else id_kind(f.cardinality)
             empty = np.zeros(0 if f.name in self._bags else rows, kind)
-            found[f.name] = np.array(arrays[f.name], kind) if not f.made else empty  # a function may write into it
+            found[f.name] = (
+                np.array(arrays[f.name], kind) if not f.made else empty
+            )  # a function may write into it
             if f.name in self._bags:
-                found[lengths_name(f.name)] = arrays.get(lengths_name(f.name), np.zeros(rows, np.int32))
+                found[lengths_name(f.name)] = arrays.get(
+                    lengths_name(f.name), np.zeros(rows, np.int32)
+                )
         for call, function in self._calls:
             hidden = {of for name in call.added for of in (name, lengths_name(name))}
             names = {of for name in call.columns for of in (name, lengths_name(name))} - hidden
-            given = protocol.called(function, shown(call, {name: found[name] for name in found if name in names}))
+            given = protocol.called(
+                function, shown(call, {name: found[name] for name in found if name in names})
+            )
             found |= settled(call, given, found, self._bags, {}, f"transform {call.name!r}")
         return found
 
@@ -98,8 +114,11 @@ class Chain:
 
     def __call__(self, arrays: Arrays) -> Arrays:
         columns = [_column(f, arrays) for f in self._inputs]
-        values = columns[0] if len(columns) == 1 else \
-            pa.StructArray.from_arrays(columns, [f.name for f in self._inputs])
+        values = (
+            columns[0]
+            if len(columns) == 1
+            else pa.StructArray.from_arrays(columns, [f.name for f in self._inputs])
+        )
         for op in self._one.ops:
             values = step(op, values, None, {})
         outputs = [output.name for output in self._one.outputs]
@@ -108,7 +127,10 @@ class Chain:
             return {name: vectors[:, place] for place, name in enumerate(outputs)}
         if pa.types.is_list(values.type):
             elements, lengths = flat(values)
-            return {outputs[0]: elements.to_numpy(zero_copy_only=False), lengths_name(outputs[0]): lengths}
+            return {
+                outputs[0]: elements.to_numpy(zero_copy_only=False),
+                lengths_name(outputs[0]): lengths,
+            }
         return {outputs[0]: values.to_numpy(zero_copy_only=False)}
 
     def _nothing(self) -> Arrays:
@@ -123,4 +145,8 @@ class Chain:
 
 def _column(field: Field, arrays: Arrays) -> pa.Array:
     values = pa.array(arrays[field.name])
-    return relisted(values, arrays[lengths_name(field.name)].astype(np.int64)) if field.role == "id_list" else values
+    return (
+        relisted(values, arrays[lengths_name(field.name)].astype(np.int64))
+        if field.role == "id_list"
+        else values
+    )

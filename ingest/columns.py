@@ -48,53 +48,100 @@ class Columns:
 
     def __post_init__(self) -> None:
         if not self.dense and not self.sparse:
-            raise ColumnError("no column has the role dense or sparse: there is nothing to train on")
+            raise ColumnError(
+                "no column has the role dense or sparse: there is nothing to train on"
+            )
         for name in ("cardinalities", "bags", "fill"):
             object.__setattr__(self, name, MappingProxyType(dict(getattr(self, name))))
 
     @classmethod
-    def of(cls, fields: Iterable[Field], fill: Mapping[str, float] | float | None = None,
-           bags: Mapping[str, float] | None = None, known: Mapping[str, float] = MappingProxyType({})) -> Columns:
+    def of(
+        cls,
+        fields: Iterable[Field],
+        fill: Mapping[str, float] | float | None = None,
+        bags: Mapping[str, float] | None = None,
+        known: Mapping[str, float] = MappingProxyType({}),
+    ) -> Columns:
         """The columns by the roles in a table, in the table's order. `fill` is a number for all columns but the label,
         or by name, and stands above what is `known` to fill some; `bags` says how many ids a row has, where the columns
         themselves do not."""
         fields = tuple(fields)
         used = [f for f in fields if f.role in ("dense", "sparse", "label", "weight", "id_list")]
         for f in used:
-            ids = f.role == "sparse" and not f.online  # the loader's operators make ids of numbers of any type
-            fits = f.nullable or (_BAGS.fullmatch(f.type) if f.role == "id_list" else
-                                  f.type in (_WHOLE if ids else _NUMBERS))
+            ids = (
+                f.role == "sparse" and not f.online
+            )  # the loader's operators make ids of numbers of any type
+            fits = f.nullable or (
+                _BAGS.fullmatch(f.type)
+                if f.role == "id_list"
+                else f.type in (_WHOLE if ids else _NUMBERS)
+            )
             if not fits:
-                wanted = "lists of whole numbers, or binary" if f.role == "id_list" else "one number a row" if not ids \
-                    else ("one whole number a row (cast it; hash, categorify or bucketize it in the spec; or, of "
-                          f"plain Parquet, Loader(hash={{{f.name!r}: 1_000_000}}))")
-                better = "give it the role id_list" if ids and _BAGS.fullmatch(f.type) else \
-                    "leave the column out, or give it another role"
+                wanted = (
+                    "lists of whole numbers, or binary"
+                    if f.role == "id_list"
+                    else "one number a row"
+                    if not ids
+                    else (
+                        "one whole number a row (cast it; hash, categorify or bucketize it in the spec; or, of "
+                        f"plain Parquet, Loader(hash={{{f.name!r}: 1_000_000}}))"
+                    )
+                )
+                better = (
+                    "give it the role id_list"
+                    if ids and _BAGS.fullmatch(f.type)
+                    else "leave the column out, or give it another role"
+                )
                 if f.type.startswith(("timestamp", "date")):
                     better = "its hour or weekday can be a feature: `sluice guess` writes a spec that makes them"
-                raise ColumnError(f"column {f.name!r} holds {f.type} in the role {f.role}, which takes {wanted}: "
-                                  f"{better}")
-        most = max((f for f in used if f.role in ("sparse", "id_list") and not f.made),
-                   key=lambda f: f.stored_ids or f.cardinality or 0, default=None)
+                raise ColumnError(
+                    f"column {f.name!r} holds {f.type} in the role {f.role}, which takes {wanted}: "
+                    f"{better}"
+                )
+        most = max(
+            (f for f in used if f.role in ("sparse", "id_list") and not f.made),
+            key=lambda f: f.stored_ids or f.cardinality or 0,
+            default=None,
+        )
         labels = [f.name for f in used if f.role == "label"]
         weights = [f.name for f in used if f.role == "weight"]
         if len(labels) != 1 or len(weights) > 1:
-            none = "" if labels else ": name one, as label=NAME in roles, or by role = \"label\" in a spec"
-            raise ColumnError(f"one label and at most one weight are needed; the table has the labels {labels} and "
-                              f"the weights {weights}{none}")
+            none = (
+                ""
+                if labels
+                else ': name one, as label=NAME in roles, or by role = "label" in a spec'
+            )
+            raise ColumnError(
+                f"one label and at most one weight are needed; the table has the labels {labels} and "
+                f"the weights {weights}{none}"
+            )
         numbers = [f.name for f in used if f.role != "id_list" and not f.made]
         if fill is None or isinstance(fill, (int, float)):
-            fill = {} if fill is None else {name: float(fill) for name in numbers if name not in labels}
+            fill = (
+                {}
+                if fill is None
+                else {name: float(fill) for name in numbers if name not in labels}
+            )
         for name in fill:
             if name not in numbers:
-                raise ColumnError(f"fill: {name!r} is no column of numbers that is loaded{nearest(name, numbers)}")
-        return cls(fill={**known, **fill}, dense=tuple(f.name for f in used if f.role == "dense"),
-                   sparse=tuple(f.name for f in used if f.role in ("sparse", "id_list")), label=labels[0],
-                   weight=weights[0] if weights else None,
-                   bags={f.name: f.bag[1] if f.bag else (bags or {}).get(f.name, _GUESSED_BAG)
-                         for f in used if f.role == "id_list"},
-                   cardinalities={f.name: f.cardinality for f in used if f.cardinality},
-                   added=frozenset(f.name for f in used if f.made), in_order_hash=most.name if most else None)
+                raise ColumnError(
+                    f"fill: {name!r} is no column of numbers that is loaded{nearest(name, numbers)}"
+                )
+        return cls(
+            fill={**known, **fill},
+            dense=tuple(f.name for f in used if f.role == "dense"),
+            sparse=tuple(f.name for f in used if f.role in ("sparse", "id_list")),
+            label=labels[0],
+            weight=weights[0] if weights else None,
+            bags={
+                f.name: f.bag[1] if f.bag else (bags or {}).get(f.name, _GUESSED_BAG)
+                for f in used
+                if f.role == "id_list"
+            },
+            cardinalities={f.name: f.cardinality for f in used if f.cardinality},
+            added=frozenset(f.name for f in used if f.made),
+            in_order_hash=most.name if most else None,
+        )
 
     @property
     def floats(self) -> tuple[str, ...]:
@@ -129,4 +176,6 @@ class Columns:
     def row_bytes(self) -> int:
         """The size of a row in bytes, on average, once decoded and as part of a batch."""
         each = 8 if self.wide else 4
-        return 4 * len(self.floats) + each * len(self.sparse) + round(each * sum(self.bags.values()))
+        return (
+            4 * len(self.floats) + each * len(self.sparse) + round(each * sum(self.bags.values()))
+        )

@@ -89,9 +89,12 @@ class OnDevice:
 
     def _sent(self, batch: Batch) -> tuple[Batch, CopyMark]:
         held: list[torch.Tensor] = []
-        tensors: dict[str, Any] = {name: self._copy(getattr(batch, name), held)
-                                   for name in TENSORS if name != "lengths"}
-        if self._constant is None or self._constant[0] is not batch.lengths:  # without bags, all batches share it
+        tensors: dict[str, Any] = {
+            name: self._copy(getattr(batch, name), held) for name in TENSORS if name != "lengths"
+        }
+        if (
+            self._constant is None or self._constant[0] is not batch.lengths
+        ):  # without bags, all batches share it
             self._constant = batch.lengths, self._copy(batch.lengths, held)
         mark = self._lane.mark()
         self._lent.append((mark, held))
@@ -103,7 +106,7 @@ class OnDevice:
         flat = tensor.t() if turned else tensor
         stage = self._stage(flat.numel(), tensor.dtype)
         held.append(stage)
-        part = stage[:flat.numel()].view(flat.shape)
+        part = stage[: flat.numel()].view(flat.shape)
         part.copy_(flat)
         self.bytes += part.nbytes
         sent = self._lane.send(part)
@@ -151,7 +154,9 @@ class _CudaMark:
         stream = torch.cuda.current_stream(self._device)
         stream.wait_event(self._event)
         for tensor in tensors:
-            tensor.record_stream(stream)  # its memory is not used for another copy while the consumer's work is queued
+            tensor.record_stream(
+                stream
+            )  # its memory is not used for another copy while the consumer's work is queued
 
 
 def on_device(loader: BatchSource, device: str | torch.device, ahead: int = 1) -> BatchSource:
@@ -161,5 +166,7 @@ def on_device(loader: BatchSource, device: str | torch.device, ahead: int = 1) -
         return loader
     if device.type != "cuda" or not torch.cuda.is_available():
         others = [f"cuda:{n}" for n in range(torch.cuda.device_count())]
-        raise DeviceError(f"device {device}: there is no such device here; take {', '.join(['cpu', *others])}")
+        raise DeviceError(
+            f"device {device}: there is no such device here; take {', '.join(['cpu', *others])}"
+        )
     return OnDevice(loader, CudaLane(device), ahead)

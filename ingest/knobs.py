@@ -27,7 +27,17 @@ SIZES = ("read_ahead_bytes", "prefetch_bytes")
 NAMES = ("workers", "backend", "fused", *SIZES)
 """The names of all knobs, and of those that are numbers of bytes: `SIZES`."""
 MAX_WORKERS = 4096
-_UNITS = {"": 1, "b": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40, "kb": 10**3, "mb": 10**6, "gb": 10**9}
+_UNITS = {
+    "": 1,
+    "b": 1,
+    "kib": 2**10,
+    "mib": 2**20,
+    "gib": 2**30,
+    "tib": 2**40,
+    "kb": 10**3,
+    "mb": 10**6,
+    "gb": 10**9,
+}
 
 
 class KnobError(UsageError):
@@ -40,7 +50,9 @@ def parse_bytes(text: str | int) -> int:
         return text
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
     if not match or match[2].lower() not in _UNITS:
-        raise KnobError(f"{text!r} is not a number of bytes; write for instance 64MiB, 1.5GiB or 1048576")
+        raise KnobError(
+            f"{text!r} is not a number of bytes; write for instance 64MiB, 1.5GiB or 1048576"
+        )
     return int(float(match[1]) * _UNITS[match[2].lower()])
 
 
@@ -76,8 +88,14 @@ class Knobs:
 
     def __post_init__(self) -> None:
         for stage, count in self.workers.items():
-            if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= MAX_WORKERS:
-                raise KnobError(f"workers of {stage!r}: {count!r} is not a whole number from 1 to {MAX_WORKERS}")
+            if (
+                isinstance(count, bool)
+                or not isinstance(count, int)
+                or not 1 <= count <= MAX_WORKERS
+            ):
+                raise KnobError(
+                    f"workers of {stage!r}: {count!r} is not a whole number from 1 to {MAX_WORKERS}"
+                )
         for stage, backend in self.backend.items():
             if backend not in PLACES:
                 raise KnobError(f"backend of {stage!r}: {backend!r}{nearest(str(backend), PLACES)}")
@@ -100,8 +118,13 @@ class Knobs:
 
     def to_dict(self) -> dict[str, Any]:
         """The knobs as JSON holds them; `from_dict` is its inverse."""
-        return {"workers": dict(self.workers), "backend": dict(self.backend), "fused": sorted(self.fused),
-                "read_ahead_bytes": self.read_ahead_bytes, "prefetch_bytes": self.prefetch_bytes}
+        return {
+            "workers": dict(self.workers),
+            "backend": dict(self.backend),
+            "fused": sorted(self.fused),
+            "read_ahead_bytes": self.read_ahead_bytes,
+            "prefetch_bytes": self.prefetch_bytes,
+        }
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Knobs:
@@ -137,10 +160,17 @@ class Knobs:
     @property
     def text(self) -> str:
         """The knobs as `parse` takes them."""
-        return ",".join([*(f"{stage}={count}" for stage, count in self.workers.items()),
-                         *(f"{stage}.backend={backend}" for stage, backend in self.backend.items()),
-                         *(f"{stage}.fused={'yes' if stage in self.fused else 'no'}" for stage in self.workers),
-                         *(f"{name}={getattr(self, name)}" for name in SIZES)])
+        return ",".join(
+            [
+                *(f"{stage}={count}" for stage, count in self.workers.items()),
+                *(f"{stage}.backend={backend}" for stage, backend in self.backend.items()),
+                *(
+                    f"{stage}.fused={'yes' if stage in self.fused else 'no'}"
+                    for stage in self.workers
+                ),
+                *(f"{name}={getattr(self, name)}" for name in SIZES),
+            ]
+        )
 
     def __str__(self) -> str:
         def one(stage: str, count: int) -> str:
@@ -149,8 +179,13 @@ class Knobs:
             return f"{stage}={'fused' if stage in self.fused else own}"
 
         parts = [one(stage, count) for stage, count in self.workers.items()]
-        return " ".join([*parts, f"read_ahead={format_bytes(self.read_ahead_bytes)}",
-                         f"prefetch={format_bytes(self.prefetch_bytes)}"])
+        return " ".join(
+            [
+                *parts,
+                f"read_ahead={format_bytes(self.read_ahead_bytes)}",
+                f"prefetch={format_bytes(self.prefetch_bytes)}",
+            ]
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,13 +204,20 @@ class Limits:
     def __post_init__(self) -> None:
         if not self.workers:
             raise KnobError("limits without a stage")
-        for name, (low, high) in [*self.workers.items(), ("read_ahead_bytes", self.read_ahead_bytes),
-                                  ("prefetch_bytes", self.prefetch_bytes)]:
+        for name, (low, high) in [
+            *self.workers.items(),
+            ("read_ahead_bytes", self.read_ahead_bytes),
+            ("prefetch_bytes", self.prefetch_bytes),
+        ]:
             if not 1 <= low <= high:
-                raise KnobError(f"limits of {name!r}: {low} to {high} is no range of positive numbers")
+                raise KnobError(
+                    f"limits of {name!r}: {low} to {high} is no range of positive numbers"
+                )
         for stage, backends in self.backends.items():
             if stage not in self.workers or not backends or any(b not in PLACES for b in backends):
-                raise KnobError(f"back ends of {stage!r}: {backends!r}{nearest(stage, self.workers)}")
+                raise KnobError(
+                    f"back ends of {stage!r}: {backends!r}{nearest(stage, self.workers)}"
+                )
         object.__setattr__(self, "workers", MappingProxyType(dict(self.workers)))
         for stage in [*self.fusable, *self.fusable.values()]:
             if stage not in self.workers:
@@ -201,7 +243,9 @@ class Limits:
         """Whether the stage before could do the work of `stage`, with such back ends. What remote workers read is taken
         in by threads of this process."""
         before = self.fusable.get(stage)
-        own, other = (backend.get(s, "thread").replace(REMOTE, "thread") for s in (stage, before or stage))
+        own, other = (
+            backend.get(s, "thread").replace(REMOTE, "thread") for s in (stage, before or stage)
+        )
         return before is not None and own == other
 
     def check(self, knobs: Knobs) -> None:
@@ -216,17 +260,23 @@ class Limits:
             if stage not in self.workers:
                 raise KnobError(f"no stage {stage!r}{nearest(stage, self.workers)}")
             if backend not in self.backends_of(stage):
-                raise KnobError(f"backend of {stage!r}: {backend!r} is not among {self.backends_of(stage)}")
+                raise KnobError(
+                    f"backend of {stage!r}: {backend!r} is not among {self.backends_of(stage)}"
+                )
         for stage in sorted(knobs.fused):
             if stage not in self.workers:
                 raise KnobError(f"no stage {stage!r}{nearest(stage, self.workers)}")
             if stage not in self.fusable:
-                raise KnobError(f"fused: {stage!r} cannot be fused with the stage before it"
-                                f"{nearest(stage, self.fusable)}")
+                raise KnobError(
+                    f"fused: {stage!r} cannot be fused with the stage before it"
+                    f"{nearest(stage, self.fusable)}"
+                )
             if not self.fits(knobs.backend, stage):
                 own, other = knobs.backend.get(stage, "thread"), self.fusable[stage]
-                raise KnobError(f"fused: {stage!r} runs on {own}, {other!r} before it on "
-                                f"{knobs.backend.get(other, 'thread')}; give both the same back end")
+                raise KnobError(
+                    f"fused: {stage!r} runs on {own}, {other!r} before it on "
+                    f"{knobs.backend.get(other, 'thread')}; give both the same back end"
+                )
         for name in SIZES:
             low, high = getattr(self, name)
             if not low <= getattr(knobs, name) <= high:
@@ -235,14 +285,28 @@ class Limits:
     def resized(self, knobs: Knobs, workers: Mapping[str, int]) -> Knobs:
         """The knobs with so many workers of each stage, as far as the limits allow: `workers` may ask for more than
         that."""
-        return self.clamp(replace(knobs, workers={s: min(count, self.workers[s][1]) for s, count in workers.items()}))
+        return self.clamp(
+            replace(
+                knobs, workers={s: min(count, self.workers[s][1]) for s, count in workers.items()}
+            )
+        )
 
     def clamp(self, knobs: Knobs) -> Knobs:
         """The nearest knobs within the limits; names that the pipeline lacks are left out, those not given get the
         lowest."""
-        workers = {s: min(max(knobs.workers.get(s, low), low), high) for s, (low, high) in self.workers.items()}
-        backend = {s: b for s, b in knobs.backend.items() if s in self.workers and b in self.backends_of(s)}
-        sizes = {n: min(max(getattr(knobs, n), getattr(self, n)[0]), getattr(self, n)[1])
-                 for n in SIZES}
-        return Knobs(workers=workers, backend=backend, fused=frozenset(s for s in knobs.fused if self.fits(backend, s)),
-                     **sizes)
+        workers = {
+            s: min(max(knobs.workers.get(s, low), low), high)
+            for s, (low, high) in self.workers.items()
+        }
+        backend = {
+            s: b for s, b in knobs.backend.items() if s in self.workers and b in self.backends_of(s)
+        }
+        sizes = {
+            n: min(max(getattr(knobs, n), getattr(self, n)[0]), getattr(self, n)[1]) for n in SIZES
+        }
+        return Knobs(
+            workers=workers,
+            backend=backend,
+            fused=frozenset(s for s in knobs.fused if self.fits(backend, s)),
+            **sizes,
+        )

@@ -64,17 +64,36 @@ class BatchLoader(IterableDataset[Batch]):
     IterableDataset of whole batches: `DataLoader(loader, batch_size=None)` gives the same, from this process.
     """
 
-    def __init__(self, source: FeatureTable | ParquetFiles | Paths, *, batch_size: int, split: str = "train",
-                 rank: int = 0, ranks: int = 1, seed: int = 0, epochs: int = 1, knobs: Knobs | None = None,
-                 shuffle: bool = True,
-                 streams: int | None = None, window_rows: int | None = None, last: str = "drop",
-                 sample: str | None = None, memory_limit: int | None = None, reader: str | None = None,
-                 petastorm: PetastormOptions = PetastormOptions(),
-                 transforms: Iterable[UserTransform] = (), roles: Roles | None = None,
-                 fill: Mapping[str, float] | float | None = None, errors: Errors = Errors(),
-                 files: FileOpener | None = None, packed: PackedCopy | None = None, workers: str | None = None,
-                 before_read: Callable[[Read], None] | None = None, machine: Machine | None = None,
-                 allow_code: Permission | Iterable[str] = ()):
+    def __init__(
+        self,
+        source: FeatureTable | ParquetFiles | Paths,
+        *,
+        batch_size: int,
+        split: str = "train",
+        rank: int = 0,
+        ranks: int = 1,
+        seed: int = 0,
+        epochs: int = 1,
+        knobs: Knobs | None = None,
+        shuffle: bool = True,
+        streams: int | None = None,
+        window_rows: int | None = None,
+        last: str = "drop",
+        sample: str | None = None,
+        memory_limit: int | None = None,
+        reader: str | None = None,
+        petastorm: PetastormOptions = PetastormOptions(),
+        transforms: Iterable[UserTransform] = (),
+        roles: Roles | None = None,
+        fill: Mapping[str, float] | float | None = None,
+        errors: Errors = Errors(),
+        files: FileOpener | None = None,
+        packed: PackedCopy | None = None,
+        workers: str | None = None,
+        before_read: Callable[[Read], None] | None = None,
+        machine: Machine | None = None,
+        allow_code: Permission | Iterable[str] = (),
+    ):
         """`source` is a feature table, or any Parquet: a folder, a glob or a list of files, whose columns have the
         `roles` given ({"label": "click", "dense": ["I*"], …}) or guessed. `fill` replaces a missing number, for all
         columns or by name. `batch_size` is global: a rank gets `batch_size / ranks` rows a step. `transforms` are named
@@ -94,8 +113,10 @@ class BatchLoader(IterableDataset[Batch]):
         if epochs < 1:
             raise LoaderError(f"epochs to read ahead: {epochs} is not a positive number")
         if sample is not None and errors.on_error != "raise":
-            raise LoaderError(f"sample={sample!r} with on_error={errors.on_error!r}: of rows that are drawn nobody "
-                              "could list which of the table's they are; take on_error='raise'")
+            raise LoaderError(
+                f"sample={sample!r} with on_error={errors.on_error!r}: of rows that are drawn nobody "
+                "could list which of the table's they are; take on_error='raise'"
+            )
         machine = machine or Machine()
         self._books = Quarantine(errors)
         transforms, transform_spec = without_spec(transforms)
@@ -110,57 +131,108 @@ class BatchLoader(IterableDataset[Batch]):
             if not plain:
                 fields = reshaped(fields, first_schema(read, files), transform_spec)
         if sample is not None and petastorm.asked_for:
-            raise LoaderError(f"sample={sample!r} with {', '.join(petastorm.asked_for)}: rows are sampled as they are "
-                              "stored; make the weights of what remains a column")
+            raise LoaderError(
+                f"sample={sample!r} with {', '.join(petastorm.asked_for)}: rows are sampled as they are "
+                "stored; make the weights of what remains a column"
+            )
         spec = "" if isinstance(source, ParquetFiles) or not source.records else source.record.spec
         state = source.state() if any(f.online for f in fields) else None
         self.operators = Operators(fields, state, spec)
         """The operators that the table leaves to the loader, with their cost."""
         left = bound(source.transforms, source.stored, source.permission)
-        self.layout = source.fingerprint.layout if transform_spec is None else Fingerprint.of(fields).layout
+        self.layout = (
+            source.fingerprint.layout if transform_spec is None else Fingerprint.of(fields).layout
+        )
         self.stored_bytes = sum(f.bytes for f in read) / max(1, sum(f.rows for f in read))
         """The average size of a row in the table's files, in bytes."""
-        columns = Columns.of(fields, fill, plain.bags, plain.fill) if plain else Columns.of(fields, fill)
+        columns = (
+            Columns.of(fields, fill, plain.bags, plain.fill) if plain else Columns.of(fields, fill)
+        )
         self._columns = self.operators.filled(columns)
         if plain and not petastorm.asked_for:  # which may change values, and leave rows out
             plain.check(self._columns)
-        made = plain.made(split, self._columns.names) if plain else self.operators.made(self._columns)
+        made = (
+            plain.made(split, self._columns.names) if plain else self.operators.made(self._columns)
+        )
         names: Sequence[str] = made.sources if made else self._columns.names
         given_columns = None
         if petastorm.transform_spec is not None or petastorm.predicate is not None:
             names, given_columns = petastorm.columns(names, first_schema(read, files))
-        self._groups = groups = RowGroupReader(read, names, before_read, files, bags=self._columns.bags, sample=sample,
-                                               given=given_columns, made=made, packed=packed)
+        self._groups = groups = RowGroupReader(
+            read,
+            names,
+            before_read,
+            files,
+            bags=self._columns.bags,
+            sample=sample,
+            given=given_columns,
+            made=made,
+            packed=packed,
+        )
         rows = source_of(reader, groups, petastorm)
         self.reader = rows.name
         """Who decodes: `petastorm` or `arrow`."""
         chances = groups.chances() if sample is not None else ()
-        self.plan = RowsPlan(groups=rows.row_groups, chances=chances, batch_size=batch_size, seed=seed,
-                             streams=default_streams(batch_size) if streams is None else streams,
-                             window_rows=WINDOW_ROWS if window_rows is None else window_rows, shuffle=shuffle,
-                             last=last)
+        self.plan = RowsPlan(
+            groups=rows.row_groups,
+            chances=chances,
+            batch_size=batch_size,
+            seed=seed,
+            streams=default_streams(batch_size) if streams is None else streams,
+            window_rows=WINDOW_ROWS if window_rows is None else window_rows,
+            shuffle=shuffle,
+            last=last,
+        )
         share = self.plan.share_of(rank, ranks)
         self._table = {"version": source.version, "split": split}
         if rows.chosen_rows:
             self._table["rows of the predicate"] = rows.chosen_rows
         self._plain = plain if petastorm.transform_spec is None else None
         self._epochs = epochs
-        self._remote = None if not workers else _remote_reads(
-            workers, source, plan=self.plan, split=split, columns=self._columns, reader=rows.name, sample=sample,
-            groups=groups, local_only={"a packed copy": packed, "before_read (--store-latency-ms)": before_read,
-                                       "what Petastorm's Reader is asked for": petastorm.asked_for},
-            rank=f"{rank}/{ranks}", functions=[t.function for t in [*left, *given] if t.sendable])
+        self._remote = (
+            None
+            if not workers
+            else _remote_reads(
+                workers,
+                source,
+                plan=self.plan,
+                split=split,
+                columns=self._columns,
+                reader=rows.name,
+                sample=sample,
+                groups=groups,
+                local_only={
+                    "a packed copy": packed,
+                    "before_read (--store-latency-ms)": before_read,
+                    "what Petastorm's Reader is asked for": petastorm.asked_for,
+                },
+                rank=f"{rank}/{ranks}",
+                functions=[t.function for t in [*left, *given] if t.sendable],
+            )
+        )
         if self._remote is not None:
             weakref.finalize(self, self._remote.close)  # also if what follows fails
         self._origins = Origins(self.plan, share)
         aside = RowQuarantine(self._books, self._origins, lambda file: groups.files[file].path)
         groups.rescue = aside if aside.allowed else None
         self._pipeline = Pipeline(
-            PipelineParts(plan=self.plan, source=rows, describe=groups.describe,
-                          columns=self._columns,
-                          share=share, transforms=fused([*left, *given]), aside=aside,
-                          memory_limit=machine.memory_limit(memory_limit), machine=machine, decoding=groups.decoding,
-                          converted=converted(groups.schema, self._columns), epochs=epochs, remote=self._remote), knobs)
+            PipelineParts(
+                plan=self.plan,
+                source=rows,
+                describe=groups.describe,
+                columns=self._columns,
+                share=share,
+                transforms=fused([*left, *given]),
+                aside=aside,
+                memory_limit=machine.memory_limit(memory_limit),
+                machine=machine,
+                decoding=groups.decoding,
+                converted=converted(groups.schema, self._columns),
+                epochs=epochs,
+                remote=self._remote,
+            ),
+            knobs,
+        )
         self._machine = machine
         self._position = Position()
         self._order = ""
@@ -168,8 +240,12 @@ class BatchLoader(IterableDataset[Batch]):
         self._run_end = 0  # the first epoch that the pipeline does not reach
         self._iteration = 0
         self._under_way = self._closed = False
-        self._progress = Progress(self._pipeline, machine, memory_limit,
-                                  dict if self._remote is None else self._remote.stats)
+        self._progress = Progress(
+            self._pipeline,
+            machine,
+            memory_limit,
+            dict if self._remote is None else self._remote.stats,
+        )
         self.order_hash: str | None = None
         """The order hash of the epoch last finished: a hash of the ids that came to this rank and their order. The same
         for every choice of knobs; each rank has its own."""
@@ -212,8 +288,10 @@ class BatchLoader(IterableDataset[Batch]):
     def __iter__(self) -> Iterator[Batch]:
         self._check_open()
         if get_worker_info() is not None:
-            raise LoaderError("a loader has workers of its own, and cannot run in those of a DataLoader: "
-                              "DataLoader(loader, batch_size=None, num_workers=0), or iterate over the loader itself")
+            raise LoaderError(
+                "a loader has workers of its own, and cannot run in those of a DataLoader: "
+                "DataLoader(loader, batch_size=None, num_workers=0), or iterate over the loader itself"
+            )
         self._iteration += 1
         return self._epoch(self._iteration)
 
@@ -238,7 +316,9 @@ class BatchLoader(IterableDataset[Batch]):
                     if not self._pipeline.forked:  # whose locks may be held for ever
                         charge.release()
         except (Closed, SourceError, WorkerClosed) as error:
-            self._check_current(iteration)  # closing interrupts reads and processes: if that is why, say so
+            self._check_current(
+                iteration
+            )  # closing interrupts reads and processes: if that is why, say so
             if isinstance(error, SourceError):
                 raise
             raise LoaderError("this loader was closed while a batch was waited for") from None
@@ -246,7 +326,9 @@ class BatchLoader(IterableDataset[Batch]):
             if iteration == self._iteration:
                 if not sys.is_finalizing():
                     self._progress.enter("away")
-                if self._under_way:  # the epoch was broken off: nobody waits for what is in the pipeline
+                if (
+                    self._under_way
+                ):  # the epoch was broken off: nobody waits for what is in the pipeline
                     self._run = None
                     self._pipeline.close()
 
@@ -295,8 +377,12 @@ class BatchLoader(IterableDataset[Batch]):
     def state_dict(self) -> dict[str, Any]:
         """Returns the position of the next batch, as JSON holds it. It fits other knobs and other numbers of ranks.
         `transforms` maps the names of those given to `module:function`, or to None for code without such a name."""
-        return {**self.plan.state(self._position), "table": dict(self._table), "order": self._order,
-                **({"transforms": dict(self._code)} if self._code else {})}
+        return {
+            **self.plan.state(self._position),
+            "table": dict(self._table),
+            "order": self._order,
+            **({"transforms": dict(self._code)} if self._code else {}),
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Makes the next `iter()` continue from that position. Raises if the state belongs to other rows or another
@@ -305,13 +391,22 @@ class BatchLoader(IterableDataset[Batch]):
         self._check_open()
         for name, code in state.get("transforms", {}).items():
             if name not in self._code:
-                what = f"{code!r}" if code else "a function without an importable name, so give it again"
-                raise LoaderError(f"this state was made with the transform {name!r} ({what}), which is not among "
-                                  f"transforms={list(self._code)}")
+                what = (
+                    f"{code!r}"
+                    if code
+                    else "a function without an importable name, so give it again"
+                )
+                raise LoaderError(
+                    f"this state was made with the transform {name!r} ({what}), which is not among "
+                    f"transforms={list(self._code)}"
+                )
         table = state.get("table")
         table = table if isinstance(table, Mapping) else {}
-        if others := [f"{name}: {table.get(name)!r} in the state, {self._table.get(name)!r} here"
-                      for name in {**self._table, **table} if table.get(name) != self._table.get(name)]:
+        if others := [
+            f"{name}: {table.get(name)!r} in the state, {self._table.get(name)!r} here"
+            for name in {**self._table, **table}
+            if table.get(name) != self._table.get(name)
+        ]:
             raise LoaderError(f"this state belongs to other rows ({'; '.join(others)})")
         position = self.plan.position(state)
         self._pipeline.stop()
@@ -400,9 +495,13 @@ class BatchLoader(IterableDataset[Batch]):
     def memory(self) -> dict[str, Any]:
         """The account of memory: the limit, the least limit that would do and what it is for, the bytes that no work is
         charged for, and how often work was held back, by reason."""
-        return {"limit": self._progress.memory_limit(), "minimum": self.minimum_memory,
-                "parts": self._pipeline.parts,
-                "overhead": self._pipeline.overhead, "held_back": dict(self._pipeline.held_back)}
+        return {
+            "limit": self._progress.memory_limit(),
+            "minimum": self.minimum_memory,
+            "parts": self._pipeline.parts,
+            "overhead": self._pipeline.overhead,
+            "held_back": dict(self._pipeline.held_back),
+        }
 
     @property
     def minimum_memory(self) -> int:
@@ -444,14 +543,18 @@ class BatchLoader(IterableDataset[Batch]):
     def _check_current(self, iteration: int) -> None:
         self._check_open()
         if iteration != self._iteration:
-            raise LoaderError("another iteration of this loader has begun; each loader runs one at a time")
+            raise LoaderError(
+                "another iteration of this loader has begun; each loader runs one at a time"
+            )
 
     def _check_open(self) -> None:
         if self._closed:
             raise LoaderError("this loader is closed")
         if self._pipeline.forked:
-            raise LoaderError("this loader was made before the process was forked, and its threads are in the other: "
-                              "make one in each process")
+            raise LoaderError(
+                "this loader was made before the process was forked, and its threads are in the other: "
+                "make one in each process"
+            )
 
 
 def _remote_reads(workers: str, *how: Any, **more: Any) -> Any:
@@ -461,8 +564,10 @@ def _remote_reads(workers: str, *how: Any, **more: Any) -> Any:
     except ModuleNotFoundError as error:
         if not str(error.name).startswith("sluice.ingest.remote"):
             raise
-        raise LoaderError(f"workers={workers!r} needs ingest/remote, which was left out of this copy of Sluice; the "
-                          "repository has it") from None
+        raise LoaderError(
+            f"workers={workers!r} needs ingest/remote, which was left out of this copy of Sluice; the "
+            "repository has it"
+        ) from None
     return make(workers, *how, **more)
 
 

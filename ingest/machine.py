@@ -50,8 +50,11 @@ class Machine:
     def memory_group(self) -> MemoryGroup | None:
         """Of the control groups that this process is in, the one whose limit leaves the least memory; None: none has a
         limit, or the kernel does not say what it charges."""
-        rooms = [(group.limit - charged, group) for group in self._control.limited()
-                 if (charged := group.charged()) is not None]
+        rooms = [
+            (group.limit - charged, group)
+            for group in self._control.limited()
+            if (charged := group.charged()) is not None
+        ]
         return min(rooms, key=lambda room: room[0])[1] if rooms else None
 
     def memory_used(self) -> int:
@@ -98,7 +101,10 @@ class Machine:
         found = [self._pid]
         for pid in found:
             for task in self._names(f"proc/{pid}/task"):
-                found += [int(child) for child in (self._text(f"proc/{pid}/task/{task}/children") or "").split()]
+                found += [
+                    int(child)
+                    for child in (self._text(f"proc/{pid}/task/{task}/children") or "").split()
+                ]
         return found
 
     def _own_limits(self) -> Iterator[int]:

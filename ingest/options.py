@@ -42,12 +42,15 @@ def function_of(name: str, option: str = "--udf") -> tuple[str, Function]:
     return attribute, function
 
 
-def table_named(names: Sequence[str], roles: str | None, code: CodeOptions, transforms: Sequence[str] = ()
-                ) -> FeatureTable | ParquetFiles:
+def table_named(
+    names: Sequence[str], roles: str | None, code: CodeOptions, transforms: Sequence[str] = ()
+) -> FeatureTable | ParquetFiles:
     """The table that a command line names, or plain Parquet, also as several files: with its --roles, with the columns
     of its own --spec, or with what is guessed."""
     spec = code.own_spec if code.own_spec and (len(names) > 1 or not is_table(names[0])) else None
-    return table_of(names if len(names) > 1 else names[0], roles, code.permission_with(transforms), spec=spec)
+    return table_of(
+        names if len(names) > 1 else names[0], roles, code.permission_with(transforms), spec=spec
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,14 +58,25 @@ class OrderOptions:
     """How rows are mixed. Another value is another order of rows (docs/shuffle.md tells what each costs)."""
 
     title = "order of rows"
-    streams: int | None = setting(None, "parts of an epoch of which every batch has rows; they must divide the batch "
-                                  "(default: the largest power of two up to 8 that does). More: better mixed, more "
-                                  "memory, a later first batch", least=1)
-    window_rows: int = setting(WINDOW_ROWS, "rows of a part that are mixed with each other. More: better mixed where "
-                               "row groups are smaller, more memory, slower beyond a core's cache", metavar="ROWS",
-                               least=1)
-    sample: str = setting("", "draw rows with replacement, by the weights in this column (default: each row once)",
-                          metavar="COLUMN")
+    streams: int | None = setting(
+        None,
+        "parts of an epoch of which every batch has rows; they must divide the batch "
+        "(default: the largest power of two up to 8 that does). More: better mixed, more "
+        "memory, a later first batch",
+        least=1,
+    )
+    window_rows: int = setting(
+        WINDOW_ROWS,
+        "rows of a part that are mixed with each other. More: better mixed where "
+        "row groups are smaller, more memory, slower beyond a core's cache",
+        metavar="ROWS",
+        least=1,
+    )
+    sample: str = setting(
+        "",
+        "draw rows with replacement, by the weights in this column (default: each row once)",
+        metavar="COLUMN",
+    )
 
 
 _DEFAULT = Errors()
@@ -73,25 +87,52 @@ class RunOptions:
     """What is done about rows that fail, where remote files are kept, and which faults are injected."""
 
     title = "errors, stores and faults"
-    on_error: str = setting(_DEFAULT.on_error, "rows that fail: stop, or set them aside with weight 0",
-                            choices=ON_ERROR)
-    max_quarantined: int = setting(_DEFAULT.max_rows, "with quarantine: the most rows of a rank that may be set aside",
-                                   metavar="ROWS")
+    on_error: str = setting(
+        _DEFAULT.on_error, "rows that fail: stop, or set them aside with weight 0", choices=ON_ERROR
+    )
+    max_quarantined: int = setting(
+        _DEFAULT.max_rows,
+        "with quarantine: the most rows of a rank that may be set aside",
+        metavar="ROWS",
+    )
     max_quarantined_rate: float = setting(
-        _DEFAULT.max_rate, f"and the largest share of its rows, judged after the first {_DEFAULT.probation_rows:,}",
-        metavar="SHARE")
+        _DEFAULT.max_rate,
+        f"and the largest share of its rows, judged after the first {_DEFAULT.probation_rows:,}",
+        metavar="SHARE",
+    )
     cache: str = setting("", "keep what was read from remote files on this disk", metavar="DIR")
-    cache_limit: int = setting(10 * 2**30, "and never more than this", metavar="BYTES", parse=parse_bytes,
-                               show=format_bytes)
-    packed: int | None = setting(None, "keep a packed copy of local files' row groups, from which they are decoded "
-                                 "faster, and never more than so much of the disk (default: no copy; without a number: "
-                                 "10 GiB)", metavar="LIMIT", bare="10GiB", parse=parse_bytes)
-    packed_folder: str = setting("", "where (default: a hidden folder beside the files)", metavar="DIR")
-    workers: str = setting("", "let others read and shuffle row groups: local:N starts N processes here (for each "
-                           "rank), ray://HOST:PORT has a Ray cluster place them, HOST:PORT,…?token=FILE asks "
-                           "`sluice worker`s (default: none)", metavar="WORKERS")
-    inject: str = setting("", "faults on purpose, for instance kill-worker@30s,stall-store=5s@10s,corrupt@part-0: "
-                          + "; ".join(f"{n} {k.what}" for n, k in KINDS.items()), metavar="FAULT@TIME,…")
+    cache_limit: int = setting(
+        10 * 2**30,
+        "and never more than this",
+        metavar="BYTES",
+        parse=parse_bytes,
+        show=format_bytes,
+    )
+    packed: int | None = setting(
+        None,
+        "keep a packed copy of local files' row groups, from which they are decoded "
+        "faster, and never more than so much of the disk (default: no copy; without a number: "
+        "10 GiB)",
+        metavar="LIMIT",
+        bare="10GiB",
+        parse=parse_bytes,
+    )
+    packed_folder: str = setting(
+        "", "where (default: a hidden folder beside the files)", metavar="DIR"
+    )
+    workers: str = setting(
+        "",
+        "let others read and shuffle row groups: local:N starts N processes here (for each "
+        "rank), ray://HOST:PORT has a Ray cluster place them, HOST:PORT,…?token=FILE asks "
+        "`sluice worker`s (default: none)",
+        metavar="WORKERS",
+    )
+    inject: str = setting(
+        "",
+        "faults on purpose, for instance kill-worker@30s,stall-store=5s@10s,corrupt@part-0: "
+        + "; ".join(f"{n} {k.what}" for n, k in KINDS.items()),
+        metavar="FAULT@TIME,…",
+    )
 
     def __post_init__(self) -> None:
         check(self, ArgumentError)
@@ -99,7 +140,9 @@ class RunOptions:
         try:
             self.errors("")
         except UsageError as error:
-            raise ArgumentError(f"--on-error, --max-quarantined, --max-quarantined-rate: {error}") from None
+            raise ArgumentError(
+                f"--on-error, --max-quarantined, --max-quarantined-rate: {error}"
+            ) from None
         if self.cache_limit < 1:
             raise ArgumentError(f"--cache-limit: {self.cache_limit} bytes hold nothing")
         if self.packed is not None and self.packed < 1:
@@ -109,8 +152,12 @@ class RunOptions:
 
     def errors(self, quarantine: str | os.PathLike[str]) -> Errors:
         """What the loader does about rows that fail; `quarantine` is the file that lists those set aside."""
-        return Errors(on_error=self.on_error, quarantine=quarantine, max_rows=self.max_quarantined,
-                      max_rate=self.max_quarantined_rate)
+        return Errors(
+            on_error=self.on_error,
+            quarantine=quarantine,
+            max_rows=self.max_quarantined,
+            max_rate=self.max_quarantined_rate,
+        )
 
     @property
     def faults(self) -> tuple[Fault, ...]:

@@ -27,8 +27,24 @@ from sluice.ingest.read.decoding import Decoding
 from sluice.ingest.read.reader import RowGroupSource, Work
 from sluice.ingest.row_order import Position, RankShare, Read, RowsPlan
 from sluice.ingest.stage_spec import BATCH, COLLATE, READ, SHUFFLE, StageSpec, limits_of
-from sluice.ingest.stages.batch import Collator, Cut, Cutter, Ready, Stretch, at_once, cuts, most_steps
-from sluice.ingest.stages.completed_windows import CompletedWindows, ReadDone, ReadWorker, RemoteWork, placed, switched
+from sluice.ingest.stages.batch import (
+    Collator,
+    Cut,
+    Cutter,
+    Ready,
+    Stretch,
+    at_once,
+    cuts,
+    most_steps,
+)
+from sluice.ingest.stages.completed_windows import (
+    CompletedWindows,
+    ReadDone,
+    ReadWorker,
+    RemoteWork,
+    placed,
+    switched,
+)
 from sluice.ingest.stages.counters import StageCounters, WorkerClock
 from sluice.ingest.stages.minimum_memory import footprint_of
 from sluice.ingest.stages.pool import Pool
@@ -72,14 +88,21 @@ class PipelineParts:
         names = [stage.name for stage in self.stages]
         twice = {n for n in names if names.count(n) > 1}
         if twice:
-            raise PipelineError(f"two stages are called {', '.join(sorted(twice))}: give each transform a name of "
-                                "its own")
+            raise PipelineError(
+                f"two stages are called {', '.join(sorted(twice))}: give each transform a name of "
+                "its own"
+            )
 
     @property
     def stages(self) -> tuple[StageSpec, ...]:
         there = self.remote is not None
-        return stage_spec.pipeline([stage_spec.transform(t.name, movable=t.movable, remote=there and t.sendable)
-                                    for t in self.transforms], remote=there)
+        return stage_spec.pipeline(
+            [
+                stage_spec.transform(t.name, movable=t.movable, remote=there and t.sendable)
+                for t in self.transforms
+            ],
+            remote=there,
+        )
 
 
 class Pipeline:
@@ -91,22 +114,41 @@ class Pipeline:
         self._specs = {spec.name: spec for spec in parts.stages}
         self.stages = tuple(self._specs)
         self._cores = max(1, math.ceil(parts.machine.cores()))
-        start = Knobs(workers={name: spec.first_workers(self._cores) for name, spec in self._specs.items()},
-                      fused=frozenset(name for name, spec in self._specs.items() if spec.begins_fused))
+        start = Knobs(
+            workers={name: spec.first_workers(self._cores) for name, spec in self._specs.items()},
+            fused=frozenset(name for name, spec in self._specs.items() if spec.begins_fused),
+        )
         if parts.remote is not None:
-            start = replace(start.with_workers(read=parts.remote.requests), backend={READ.name: REMOTE})
+            start = replace(
+                start.with_workers(read=parts.remote.requests), backend={READ.name: REMOTE}
+            )
         self.knobs = self._complete(start, start if knobs is None else knobs)
         self._tallies = {name: StageCounters(name) for name in self.stages}
         self._buffers = Buffers()
-        self.footprint = footprint_of(parts.plan, parts.columns, parts.decoding, share=parts.share,
-                                      stages=parts.stages, converted=parts.converted, epochs=parts.epochs)
+        self.footprint = footprint_of(
+            parts.plan,
+            parts.columns,
+            parts.decoding,
+            share=parts.share,
+            stages=parts.stages,
+            converted=parts.converted,
+            epochs=parts.epochs,
+        )
         self.minimum = self.footprint.total
-        load_compiled(bags=bool(parts.columns.stored_bags))  # its memory is taken before anything is counted
+        load_compiled(
+            bags=bool(parts.columns.stored_bags)
+        )  # its memory is taken before anything is counted
         self.base, self._own = parts.machine.memory_used(), parts.machine.memory_own()
-        self._limit, self._group, self._charged = parts.memory_limit, parts.machine.memory_group(), 0
+        self._limit, self._group, self._charged = (
+            parts.memory_limit,
+            parts.machine.memory_group(),
+            0,
+        )
         if self._group is not None:
             self._charged = max(self.base, self._group.charged() or 0)
-            if self._group.limit - self._charged < self._limit - self.base:  # the group holds more than this process
+            if (
+                self._group.limit - self._charged < self._limit - self.base
+            ):  # the group holds more than this process
                 self._limit, self.base = self._group.limit, self._charged
         self._elsewhere = 0  # bytes of this host that workers which read have
         self._governor = self._new_governor()
@@ -123,7 +165,9 @@ class Pipeline:
         self._transforms: dict[str, list[TransformStage]] = {}
         self._budget, self._burden = RestartBudget(), 1
         self._leaving: list[Pool[Any, Any]] = []
-        self._turning = threading.RLock()  # a garbage collector may close a forgotten loader's pipeline within it
+        self._turning = (
+            threading.RLock()
+        )  # a garbage collector may close a forgotten loader's pipeline within it
         if parts.remote is not None:
             parts.remote.watch(self._hold_elsewhere)
 
@@ -143,8 +187,12 @@ class Pipeline:
 
     def _complete(self, knobs: Knobs, given: Knobs) -> Knobs:
         """Completes `given`: stages that it does not name get what `knobs` say, or one worker."""
-        return replace(given, workers={n: given.workers.get(n, knobs.workers.get(n, 1)) for n in self.stages}
-                       | dict(given.workers), backend={**knobs.backend, **given.backend})
+        return replace(
+            given,
+            workers={n: given.workers.get(n, knobs.workers.get(n, 1)) for n in self.stages}
+            | dict(given.workers),
+            backend={**knobs.backend, **given.backend},
+        )
 
     def apply(self, knobs: Knobs) -> None:
         """Changes the stages and sizes that `knobs` name at once; the other stages keep their workers."""
@@ -162,8 +210,13 @@ class Pipeline:
 
     def _use_remote(self) -> None:
         if self._parts.remote is not None and self._pools:
-            self._parts.remote.use(sum(self.knobs.workers[name] for name, backend in self.knobs.backend.items()
-                                       if backend == REMOTE and name not in self.knobs.fused))
+            self._parts.remote.use(
+                sum(
+                    self.knobs.workers[name]
+                    for name, backend in self.knobs.backend.items()
+                    if backend == REMOTE and name not in self.knobs.fused
+                )
+            )
 
     def _read_backend(self) -> str:
         return self.knobs.backend.get(READ.name, "thread")
@@ -179,7 +232,10 @@ class Pipeline:
     def _until(self, number: int) -> int:
         """The number of the next stage of transforms after `number` that has workers of its own."""
         names = [t.name for t in self._parts.transforms]
-        return next((n for n in range(number + 1, len(names)) if names[n] not in self.knobs.fused), len(names))
+        return next(
+            (n for n in range(number + 1, len(names)) if names[n] not in self.knobs.fused),
+            len(names),
+        )
 
     def burden(self, times: int) -> None:
         """Makes transforms do their work so many times over."""
@@ -206,37 +262,71 @@ class Pipeline:
         parts, plan, columns = self._parts, self._parts.plan, self._parts.columns
         with self._turning:
             governor = self._governor = self._new_governor()
-            steps = [self._step(transform) for transform in parts.transforms]  # all: a fused stage does others' work
+            steps = [
+                self._step(transform) for transform in parts.transforms
+            ]  # all: a fused stage does others' work
 
-            windows, chunks = CompletedWindows(), Chunks(plan, columns, parts.share.readers, self._buffers)
+            windows, chunks = (
+                CompletedWindows(),
+                Chunks(plan, columns, parts.share.readers, self._buffers),
+            )
 
             def gatherer() -> Gatherer:
                 return Gatherer(plan, columns, chunks, parts.describe)
 
-            def read(tasks: Iterator[ReadTask], make_work: Callable[[], Work]) -> Pool[ReadTask, ReadDone]:
-                return self._pool(READ.name, tasks, lambda clock: ReadWorker(
-                    switched(make_work(), parts.remote, self._read_backend), windows, gatherer(), clock=clock,
-                    shuffle=self._tallies[SHUFFLE.name], room=lambda window: self._room_for(window, windows, governor)),
-                    size=lambda t: parts.decoding.at_work(t.read.rows), measure=lambda r: (r.rows, r.nbytes),
-                    corrects=False)
+            def read(
+                tasks: Iterator[ReadTask], make_work: Callable[[], Work]
+            ) -> Pool[ReadTask, ReadDone]:
+                return self._pool(
+                    READ.name,
+                    tasks,
+                    lambda clock: ReadWorker(
+                        switched(make_work(), parts.remote, self._read_backend),
+                        windows,
+                        gatherer(),
+                        clock=clock,
+                        shuffle=self._tallies[SHUFFLE.name],
+                        room=lambda window: self._room_for(window, windows, governor),
+                    ),
+                    size=lambda t: parts.decoding.at_work(t.read.rows),
+                    measure=lambda r: (r.rows, r.nbytes),
+                    corrects=False,
+                )
 
             blocks = self._pool(
-                SHUFFLE.name, windows.in_order(parts.source.open(self._tasks(position, epochs), read)),
-                lambda _: gatherer(), size=lambda g: g.window.rows * columns.row_bytes,
-                measure=lambda b: (b.rows, b.nbytes), passes=placed)
+                SHUFFLE.name,
+                windows.in_order(parts.source.open(self._tasks(position, epochs), read)),
+                lambda _: gatherer(),
+                size=lambda g: g.window.rows * columns.row_bytes,
+                measure=lambda b: (b.rows, b.nbytes),
+                passes=placed,
+            )
             cutter = Cutter(plan, columns, parts.share, self._buffers)
             stretches: Iterator[Stretch] = self._pool(
-                BATCH.name, cuts(blocks, plan, parts.share.readers, chunks, self._at_once), self._marked(cutter),
-                size=cutter.size, measure=_measured)
+                BATCH.name,
+                cuts(blocks, plan, parts.share.readers, chunks, self._at_once),
+                self._marked(cutter),
+                size=cutter.size,
+                measure=_measured,
+            )
             for number, transform in enumerate(parts.transforms):
-                stretches = self._pool(transform.name, stretches, self._transformer(number, steps),
-                                       size=lambda s: s.nbytes, measure=_measured,
-                                       passes=functools.partial(_done, number))
+                stretches = self._pool(
+                    transform.name,
+                    stretches,
+                    self._transformer(number, steps),
+                    size=lambda s: s.nbytes,
+                    measure=_measured,
+                    passes=functools.partial(_done, number),
+                )
             collator = Collator(columns, parts.share.rows)
             self._use_remote()
-            return self._pool(COLLATE.name, stretches,
-                              lambda _: lambda s, charge: collator(parts.aside.finite(s, columns), charge),
-                              size=collator.size, measure=lambda r: (sum(b.rows for b in r.batches), r.nbytes))
+            return self._pool(
+                COLLATE.name,
+                stretches,
+                lambda _: lambda s, charge: collator(parts.aside.finite(s, columns), charge),
+                size=collator.size,
+                measure=lambda r: (sum(b.rows for b in r.batches), r.nbytes),
+            )
 
     @property
     def forked(self) -> bool:
@@ -277,15 +367,28 @@ class Pipeline:
             for one in schedule.reads:
                 yield ReadTask(schedule, one)
 
-    def _pool(self, name: str, upstream: Iterator[Any], make_work: Callable[[WorkerClock], Callable[..., Any]],
-              **how: Any) -> Pool[Any, Any]:
+    def _pool(
+        self,
+        name: str,
+        upstream: Iterator[Any],
+        make_work: Callable[[WorkerClock], Callable[..., Any]],
+        **how: Any,
+    ) -> Pool[Any, Any]:
         pool: Pool[Any, Any] = Pool(
-            self._tallies[name], upstream, make_work, workers=self._workers_of(name),
-            limit_bytes=self._limit_bytes(name), governor=self._governor, **how)
+            self._tallies[name],
+            upstream,
+            make_work,
+            workers=self._workers_of(name),
+            limit_bytes=self._limit_bytes(name),
+            governor=self._governor,
+            **how,
+        )
         self._pools[name] = pool
         return pool
 
-    def _room_for(self, gathering: Gathering, windows: CompletedWindows, governor: Governor) -> Charge | None:
+    def _room_for(
+        self, gathering: Gathering, windows: CompletedWindows, governor: Governor
+    ) -> Charge | None:
         """Returns a charge for a window if readers are to place it now: the shuffle stage is fused with theirs, the
         window is due soon, and there is memory for it."""
         knobs = self.knobs
@@ -304,10 +407,20 @@ class Pipeline:
                 tally.core_wait_s += core_wait_s
 
         stages = self._transforms[fused.name] = [
-            TransformStage(transform, columns, self._parts.aside, backend=self.knobs.backend.get(fused.name, "thread"),
-                           budget=self._budget, charge=governor.hold, spent=spent, alone=governor.alone,
-                           burden=self._burden, elsewhere=self._parts.remote)
-            for transform in fused.transforms]
+            TransformStage(
+                transform,
+                columns,
+                self._parts.aside,
+                backend=self.knobs.backend.get(fused.name, "thread"),
+                budget=self._budget,
+                charge=governor.hold,
+                spent=spent,
+                alone=governor.alone,
+                burden=self._burden,
+                elsewhere=self._parts.remote,
+            )
+            for transform in fused.transforms
+        ]
         return Step(fused, tally, lambda: [stage.runner() for stage in stages])
 
     def _transformer(self, number: int, steps: list[Step]) -> Callable[[WorkerClock], Transformer]:
@@ -316,12 +429,23 @@ class Pipeline:
 
     def _marked(self, cutter: Cutter) -> Callable[[WorkerClock], Callable[[Cut, Charge], Stretch]]:
         """Wraps a cutter so that rows of unreadable row groups have weight 0 in its batches."""
-        return lambda _: lambda cut, charge: self._parts.aside.marked(cutter(cut, charge), self._parts.columns)
+        return lambda _: (
+            lambda cut, charge: self._parts.aside.marked(cutter(cut, charge), self._parts.columns)
+        )
 
     def _new_governor(self) -> Governor:
-        governor = Governor(self._limit, self.minimum, self.base, MemoryReadings(
-            used=lambda: self.base + self._grown(), idle=self._buffers.idle_bytes, reclaim=self._reclaim,
-            pressure=self._parts.machine.memory_pressure), parts=str(self.footprint))
+        governor = Governor(
+            self._limit,
+            self.minimum,
+            self.base,
+            MemoryReadings(
+                used=lambda: self.base + self._grown(),
+                idle=self._buffers.idle_bytes,
+                reclaim=self._reclaim,
+                pressure=self._parts.machine.memory_pressure,
+            ),
+            parts=str(self.footprint),
+        )
         governor.hold(self._elsewhere, outside=True)
         return governor
 
@@ -330,7 +454,9 @@ class Pipeline:
         charged with since then besides what worker processes hold."""
         own = self._parts.machine.memory_own() - self._own
         charged = self._group.charged() if self._group is not None else None
-        return own if charged is None else max(own, charged - self._charged - self._governor.outside)
+        return (
+            own if charged is None else max(own, charged - self._charged - self._governor.outside)
+        )
 
     def _reclaim(self) -> None:
         """Gives back our buffers, Arrow's memory, and the C library's: each keeps what was freed."""
@@ -343,13 +469,26 @@ class Pipeline:
     def stats(self) -> tuple[StageStats, ...]:
         pools = dict(self._pools)
         for n, own in list(self._transforms.items()):  # those of an earlier run are gone
-            self._tallies[n].process_bytes = max(self._tallies[n].process_bytes, sum(s.process_bytes for s in own))
-        found = (pools[name].stats() if name in pools else
-                 self._tallies[name].stats(self.knobs.workers[name], "thread", 0, self._limit_bytes(name))
-                 for name in self.stages)
+            self._tallies[n].process_bytes = max(
+                self._tallies[n].process_bytes, sum(s.process_bytes for s in own)
+            )
+        found = (
+            pools[name].stats()
+            if name in pools
+            else self._tallies[name].stats(
+                self.knobs.workers[name], "thread", 0, self._limit_bytes(name)
+            )
+            for name in self.stages
+        )
         knobs, limits = self.knobs, self.limits
-        return tuple(replace(s, backend=knobs.backend.get(s.name, "thread"),
-                             workers=knobs.workers[limits.head(knobs, s.name)]) for s in found)
+        return tuple(
+            replace(
+                s,
+                backend=knobs.backend.get(s.name, "thread"),
+                workers=knobs.workers[limits.head(knobs, s.name)],
+            )
+            for s in found
+        )
 
     @property
     def gone(self) -> bool:
@@ -363,12 +502,18 @@ class Pipeline:
 
     def stacks(self) -> str:
         """Says what every worker process does now, for a person who looks for a hang."""
-        return "\n".join(f"worker {worker.process.pid} of {name}:\n{worker.process.stack()}"
-                         for name, worker in self._workers())
+        return "\n".join(
+            f"worker {worker.process.pid} of {name}:\n{worker.process.stack()}"
+            for name, worker in self._workers()
+        )
 
     def _workers(self) -> list[tuple[str, Worker]]:
-        return [(name, worker) for name, stages in list(self._transforms.items()) for stage in stages
-                for worker in stage.workers()]
+        return [
+            (name, worker)
+            for name, stages in list(self._transforms.items())
+            for stage in stages
+            for worker in stage.workers()
+        ]
 
     @property
     def restarts(self) -> int:
@@ -406,13 +551,22 @@ class Pipeline:
     def _at_once(self) -> int:
         """How many batches may pass the stages of transforms together now."""
         plan, share, tallies = self._parts.plan, self._parts.share, self._tallies
-        code = [(tallies[stage.name], self.knobs.workers[stage.name]) for stage in self._parts.transforms]
-        return at_once(most_steps(plan, share.readers), share.rows, [(t.busy_s, t.rows, n) for t, n in code])
+        code = [
+            (tallies[stage.name], self.knobs.workers[stage.name])
+            for stage in self._parts.transforms
+        ]
+        return at_once(
+            most_steps(plan, share.readers), share.rows, [(t.busy_s, t.rows, n) for t, n in code]
+        )
 
     @property
     def _stretch_bytes(self) -> int:
         parts = self._parts
-        rows = most_steps(parts.plan, parts.share.readers) * parts.plan.batch_size // parts.share.readers
+        rows = (
+            most_steps(parts.plan, parts.share.readers)
+            * parts.plan.batch_size
+            // parts.share.readers
+        )
         return rows * (parts.columns.row_bytes + 4)
 
 

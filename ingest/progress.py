@@ -22,9 +22,27 @@ if TYPE_CHECKING:
     from sluice.ingest.read.petastorm.row_groups import RowGroupStage
 
 
-_OF_PIPELINE = ("at", "batches", "rows", "consumer_wait_s", "consumer_compute_s", "cpu_used_s", "cores_idle_s",
-                "held_back", "held_back_pressure")
-_OF_STAGE = ("items", "rows", "bytes", "busy_s", "cpu_s", "core_wait_s", "wait_input_s", "wait_output_s")
+_OF_PIPELINE = (
+    "at",
+    "batches",
+    "rows",
+    "consumer_wait_s",
+    "consumer_compute_s",
+    "cpu_used_s",
+    "cores_idle_s",
+    "held_back",
+    "held_back_pressure",
+)
+_OF_STAGE = (
+    "items",
+    "rows",
+    "bytes",
+    "busy_s",
+    "cpu_s",
+    "core_wait_s",
+    "wait_input_s",
+    "wait_output_s",
+)
 _ELSEWHERE = ("units", "calls", "bytes", "retries", "hedges", "late", "core_s")
 
 Counters = Mapping[tuple[str, str], float]
@@ -75,7 +93,9 @@ class Rests:
             return self
         read = now.stages[0].rows - self.begun.stages[0].rows
         paused = _sum(_rises(self.pause, now), self.paused)
-        return replace(self, pause=None, paused=paused, read=read, until_rows=self.begun.rows + read)
+        return replace(
+            self, pause=None, paused=paused, read=read, until_rows=self.begun.rows + read
+        )
 
     def may_end(self, rows: int) -> bool:
         """Whether it is time to ask `go_on`, now that the consumer has taken so many rows."""
@@ -87,8 +107,11 @@ class Rests:
         assert self.begun is not None, "a rest has begun"
         too_many = _under_way(now) - _under_way(self.begun)
         an_item = now.stages[0].rows / max(1, now.stages[0].items)
-        if (too_many > an_item and now.rows - self.begun.rows < _LONGEST * self.read
-                and self._hidden_s(now) <= _LONGEST_S):
+        if (
+            too_many > an_item
+            and now.rows - self.begun.rows < _LONGEST * self.read
+            and self._hidden_s(now) <= _LONGEST_S
+        ):
             return replace(self, until_rows=now.rows + too_many)
         return self._end(now)
 
@@ -113,7 +136,9 @@ class Rests:
     def without(self, now: Snapshot) -> Snapshot:
         """Returns the snapshot without what happened in rests. Its clock stands still during one."""
         counters = _counters_of(self.begun or now)
-        return _with_counters(now, {key: value - self.left_out.get(key, 0) for key, value in counters.items()})
+        return _with_counters(
+            now, {key: value - self.left_out.get(key, 0) for key, value in counters.items()}
+        )
 
 
 def _under_way(snapshot: Snapshot) -> int:
@@ -133,7 +158,9 @@ def _sum(one: Counters, other: Counters) -> Counters:
 
 def _counters_of(snapshot: Snapshot) -> dict[tuple[str, str], float]:
     counters = {(_PIPELINE, name): getattr(snapshot, name) for name in _OF_PIPELINE}
-    counters |= {(stage.name, name): getattr(stage, name) for stage in snapshot.stages for name in _OF_STAGE}
+    counters |= {
+        (stage.name, name): getattr(stage, name) for stage in snapshot.stages for name in _OF_STAGE
+    }
     counters |= {(_REMOTE, name): snapshot.elsewhere.get(name) for name in _ELSEWHERE}
     return {key: value for key, value in counters.items() if value is not None}
 
@@ -142,9 +169,15 @@ def _with_counters(snapshot: Snapshot, counters: Counters) -> Snapshot:
     def of(owner: str, names: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
         return ((name, counters[owner, name]) for name in names if (owner, name) in counters)
 
-    stages: list[StageStats] = [replace(stage, **dict(of(stage.name, _OF_STAGE))) for stage in snapshot.stages]
-    return replace(snapshot, stages=tuple(stages), elsewhere={**snapshot.elsewhere, **dict(of(_REMOTE, _ELSEWHERE))},
-                   **dict(of(_PIPELINE, _OF_PIPELINE)))
+    stages: list[StageStats] = [
+        replace(stage, **dict(of(stage.name, _OF_STAGE))) for stage in snapshot.stages
+    ]
+    return replace(
+        snapshot,
+        stages=tuple(stages),
+        elsewhere={**snapshot.elsewhere, **dict(of(_REMOTE, _ELSEWHERE))},
+        **dict(of(_PIPELINE, _OF_PIPELINE)),
+    )
 
 
 class _Consumer(NamedTuple):
@@ -156,14 +189,22 @@ class _Consumer(NamedTuple):
     def totals(self, now: float) -> tuple[float, float]:
         """Returns the seconds of waiting and of computing so far."""
         spent = max(0.0, now - self.began)  # a snapshot may have read the clock just before
-        return (self.wait_s + spent * (self.phase == "wait"), self.compute_s + spent * (self.phase == "compute"))
+        return (
+            self.wait_s + spent * (self.phase == "wait"),
+            self.compute_s + spent * (self.phase == "compute"),
+        )
 
 
 class Progress:
     """The counters of one rank's loading, and its knobs: what a tuning loop looks at and turns."""
 
-    def __init__(self, pipeline: Pipeline | RowGroupStage, machine: Machine, memory_limit: int | None,
-                 elsewhere: Callable[[], Mapping[str, float]] = dict):
+    def __init__(
+        self,
+        pipeline: Pipeline | RowGroupStage,
+        machine: Machine,
+        memory_limit: int | None,
+        elsewhere: Callable[[], Mapping[str, float]] = dict,
+    ):
         """`memory_limit` is the user's; the machine's counts if it is lower. `elsewhere` counts what workers on other
         hosts did."""
         self._elsewhere = elsewhere
@@ -172,7 +213,9 @@ class Progress:
         self._sequence = itertools.count()
         # What the consumer does, since when, and what it did before: one tuple, so that a snapshot sees one moment.
         self._consumer = _Consumer("away", 0.0, 0.0, 0.0)
-        self._first: tuple[int, float, float] | None = None  # rows and totals when the first batch had come
+        self._first: tuple[int, float, float] | None = (
+            None  # rows and totals when the first batch had come
+        )
         self._rests = Rests()  # the consumer's thread alone changes it
 
     def enter(self, phase: str) -> None:
@@ -230,12 +273,23 @@ class Progress:
         wait_s, compute_s = self._consumer.totals(now)
         machine, held_back = self._machine, self._pipeline.held_back
         return Snapshot(
-            at=now, sequence=sequence, stages=self._pipeline.stats(), batches=self._batches,
-            rows=self._rows, consumer_wait_s=wait_s, consumer_compute_s=compute_s,
-            memory_used=machine.memory_used(), memory_limit=self.memory_limit(),
-            cpu_quota=machine.cores(), cpu_used_s=machine.cpu_used_s(), cores_idle_s=machine.cores_idle_s(),
-            held_back=held_back.total(), held_back_pressure=held_back["pressure"],
-            restarts=self._pipeline.restarts, elsewhere=dict(self._elsewhere()))
+            at=now,
+            sequence=sequence,
+            stages=self._pipeline.stats(),
+            batches=self._batches,
+            rows=self._rows,
+            consumer_wait_s=wait_s,
+            consumer_compute_s=compute_s,
+            memory_used=machine.memory_used(),
+            memory_limit=self.memory_limit(),
+            cpu_quota=machine.cores(),
+            cpu_used_s=machine.cpu_used_s(),
+            cores_idle_s=machine.cores_idle_s(),
+            held_back=held_back.total(),
+            held_back_pressure=held_back["pressure"],
+            restarts=self._pipeline.restarts,
+            elsewhere=dict(self._elsewhere()),
+        )
 
     def outcome(self) -> dict[str, Any]:
         """The rows that came, their rate and the share of the time spent waiting: from the first batch on, or, of what
@@ -245,5 +299,8 @@ class Progress:
         if wait_s + compute_s < 2 * (waited + computed):
             rows = waited = computed = 0
         seconds = wait_s + compute_s - waited - computed
-        return {"rows": self._rows, "rows_per_s": round((self._rows - rows) / seconds) if seconds > 0 else None,
-                "stall_fraction": round((wait_s - waited) / seconds, 4) if seconds > 0 else None}
+        return {
+            "rows": self._rows,
+            "rows_per_s": round((self._rows - rows) / seconds) if seconds > 0 else None,
+            "stall_fraction": round((wait_s - waited) / seconds, 4) if seconds > 0 else None,
+        }

@@ -120,7 +120,9 @@ class Position:
 
     def __post_init__(self) -> None:
         if self.epoch < 0 or self.step < 0:
-            raise PlanError(f"position {self.epoch}/{self.step}: an epoch and a step are counted from 0")
+            raise PlanError(
+                f"position {self.epoch}/{self.step}: an epoch and a step are counted from 0"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,25 +179,37 @@ class RowsPlan:
         if self.chances:
             weights = [weight for counts in self.chances for weight in counts]
             if not self.shuffle:
-                raise PlanError("rows that are sampled by weight come in a shuffled order: leave shuffle as it is")
+                raise PlanError(
+                    "rows that are sampled by weight come in a shuffled order: leave shuffle as it is"
+                )
             if not all(0 <= weight < float("inf") for weight in weights) or not sum(weights) > 0:
-                raise PlanError("sampling: the weights of rows must be finite, 0 or more, and not all 0")
+                raise PlanError(
+                    "sampling: the weights of rows must be finite, 0 or more, and not all 0"
+                )
         object.__setattr__(self, "rows", sum(sum(counts) for counts in self.groups))
         if self.batch_size % self.streams:
-            raise PlanError(f"batch_size {self.batch_size} is not a multiple of the {self.streams} streams: leave "
-                            f"streams out, or take {default_streams(self.batch_size)}")
+            raise PlanError(
+                f"batch_size {self.batch_size} is not a multiple of the {self.streams} streams: leave "
+                f"streams out, or take {default_streams(self.batch_size)}"
+            )
         if not self.rows:
             raise PlanError("there are no rows to read")
         if not self.steps:
             most = self.rows // self.streams * self.streams
             better = f"take at most {most}" if most else f"take fewer streams than {self.streams}"
-            raise PlanError(f"batch_size {self.batch_size} is larger than an epoch of {self.rows} rows: {better}, or "
-                            "last='pad'")
+            raise PlanError(
+                f"batch_size {self.batch_size} is larger than an epoch of {self.rows} rows: {better}, or "
+                "last='pad'"
+            )
 
     @property
     def steps(self) -> int:
         """The number of batches of an epoch, the same on every rank."""
-        return self.rows // self.batch_size if self.last == "drop" else -(-self.rows // self.batch_size)
+        return (
+            self.rows // self.batch_size
+            if self.last == "drop"
+            else -(-self.rows // self.batch_size)
+        )
 
     @property
     def stream_rows(self) -> int:
@@ -224,19 +238,29 @@ class RowsPlan:
 
     def can_share(self, ranks: int) -> bool:
         """Whether so many ranks can share the batches."""
-        return ranks > 0 and (self.streams % ranks == 0 or (ranks % self.streams == 0 and self.batch_size % ranks == 0))
+        return ranks > 0 and (
+            self.streams % ranks == 0
+            or (ranks % self.streams == 0 and self.batch_size % ranks == 0)
+        )
 
     def share_of(self, rank: int, ranks: int) -> RankShare:
         """What one of so many ranks reads and takes. Raises PlanError if they cannot share the batches."""
         if not self.can_share(ranks):
             fits = [str(n) for n in range(1, _LISTED_RANKS + 1) if self.can_share(n)]
-            raise PlanError(f"{ranks} ranks cannot share batches of {self.batch_size} rows out of {self.streams} "
-                            f"streams: take {', '.join(fits)} ranks")
+            raise PlanError(
+                f"{ranks} ranks cannot share batches of {self.batch_size} rows out of {self.streams} "
+                f"streams: take {', '.join(fits)} ranks"
+            )
         if not 0 <= rank < ranks:
             raise PlanError(f"rank {rank} is outside 0 to {ranks - 1}")
         parts = max(1, ranks // self.streams)
-        return RankShare(reader=rank // parts, readers=ranks // parts, part=rank % parts,
-                         rows=self.batch_size // ranks, parts=parts)
+        return RankShare(
+            reader=rank // parts,
+            readers=ranks // parts,
+            part=rank % parts,
+            rows=self.batch_size // ranks,
+            parts=parts,
+        )
 
     def streams_of(self, rank: int, ranks: int) -> tuple[int, ...]:
         """The streams that a rank reads."""
@@ -250,7 +274,9 @@ class RowsPlan:
 
     def windows(self, epoch: int, streams: tuple[int, ...]) -> Iterator[Window]:
         """The windows of some streams in an epoch, stream by stream."""
-        flat = [(f, g, n) for f, counts in enumerate(self.groups) for g, n in enumerate(counts) if n]
+        flat = [
+            (f, g, n) for f, counts in enumerate(self.groups) for g, n in enumerate(counts) if n
+        ]
         order = self._groups_of(epoch, flat)
         ends = np.cumsum([flat[i][2] for i in order])
         for stream in streams:
@@ -280,7 +306,9 @@ class RowsPlan:
         drawn = np.empty(0, np.int64)
         while (missing := self.used - int(rows[drawn].sum())) > 0:
             count = math.ceil(missing / math.fsum(share * rows))
-            drawn = np.concatenate([drawn, evenly(ends, count, _draw(self.seed, epoch, -1 - len(drawn)))])
+            drawn = np.concatenate(
+                [drawn, evenly(ends, count, _draw(self.seed, epoch, -1 - len(drawn)))]
+            )
         return drawn[permutation(len(drawn), "groups", self.seed, epoch)]
 
     def _windows_of(self, stream: int, slices: list[Slice]) -> Iterator[Window]:
@@ -309,10 +337,16 @@ class RowsPlan:
         halves = self.halves(epoch, window)
         return None if halves is None else put_together(*halves, window.rows)
 
-    def halves(self, epoch: int, window: Window) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]] | None:
+    def halves(
+        self, epoch: int, window: Window
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]] | None:
         """Two permutations of more rows than the window has: the window's order is the first applied to the second,
         without the rows that are not in the window."""
-        return window_halves(window.rows, self.seed, epoch, window.stream, window.number) if self.shuffle else None
+        return (
+            window_halves(window.rows, self.seed, epoch, window.stream, window.number)
+            if self.shuffle
+            else None
+        )
 
     def order_sizes(self) -> tuple[int, ...]:
         """The lengths of the permutations that the orders of an epoch's windows are put together from."""
@@ -326,14 +360,18 @@ class RowsPlan:
         if not 0 <= step <= self.steps:
             raise PlanError(f"step {step} is outside an epoch of {self.steps} steps")
         streams, done = self.streams_of(rank, ranks), step * self.stream_rows
-        windows = sorted((w for w in self.windows(epoch, streams) if w.first + w.rows > done),
-                         key=lambda w: (w.first, w.stream))
+        windows = sorted(
+            (w for w in self.windows(epoch, streams) if w.first + w.rows > done),
+            key=lambda w: (w.first, w.stream),
+        )
         if not windows and step < self.steps:
             windows = [Window(streams[0], 0, done, (self._no_rows(),))]
         return EpochSchedule(epoch, step, streams, tuple(windows), tuple(self._reads(windows)))
 
     def _no_rows(self) -> Slice:
-        file, group = next((f, g) for f, counts in enumerate(self.groups) for g, rows in enumerate(counts) if rows)
+        file, group = next(
+            (f, g) for f, counts in enumerate(self.groups) for g, rows in enumerate(counts) if rows
+        )
         return Slice(file, group, 0, 0)
 
     def _reads(self, windows: list[Window]) -> list[Read]:
@@ -351,13 +389,26 @@ class RowsPlan:
                 parts.append(WindowPart(index, at, piece.start, piece.stop))
                 latest[key] = (window.first, parts)
                 at += piece.rows
-        return [Read(s.file, s.group, self.groups[s.file][s.group], tuple(parts), s.draw) for s, parts in found]
+        return [
+            Read(s.file, s.group, self.groups[s.file][s.group], tuple(parts), s.draw)
+            for s, parts in found
+        ]
 
     @property
     def digest(self) -> str:
         """Hash of everything that the order depends on, except epoch and step."""
-        text = json.dumps([self.groups, self.batch_size, self.seed, self.streams, self.window_rows, self.shuffle,
-                           self.last, *([self.chances] if self.chances else [])])
+        text = json.dumps(
+            [
+                self.groups,
+                self.batch_size,
+                self.seed,
+                self.streams,
+                self.window_rows,
+                self.shuffle,
+                self.last,
+                *([self.chances] if self.chances else []),
+            ]
+        )
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def state(self, position: Position) -> dict[str, Any]:
@@ -367,20 +418,38 @@ class RowsPlan:
     def position(self, state: Mapping[str, Any]) -> Position:
         """The position that `state` names. Raises PlanError, with the differences, if it belongs to another plan."""
         own = self._identity()
-        differences = [f"{k}: {state.get(k)!r} in the state, {v!r} here" for k, v in own.items() if state.get(k) != v]
+        differences = [
+            f"{k}: {state.get(k)!r} in the state, {v!r} here"
+            for k, v in own.items()
+            if state.get(k) != v
+        ]
         if differences:
-            if len(differences) == 1 and state.get("plan") != self.digest:  # its hash says nothing to a person
-                differences = ["the rows of each row group are others, or the weights by which rows are sampled"]
-            raise PlanError("this state belongs to another order of rows (" + "; ".join(differences) + ")")
+            if (
+                len(differences) == 1 and state.get("plan") != self.digest
+            ):  # its hash says nothing to a person
+                differences = [
+                    "the rows of each row group are others, or the weights by which rows are sampled"
+                ]
+            raise PlanError(
+                "this state belongs to another order of rows (" + "; ".join(differences) + ")"
+            )
         position = Position(int(state["epoch"]), int(state["step"]))
         if position.step > self.steps:
             raise PlanError(f"step {position.step} is outside an epoch of {self.steps} steps")
         return position if position.step < self.steps else Position(position.epoch + 1, 0)
 
     def _identity(self) -> dict[str, Any]:
-        return {"batch_size": self.batch_size, "seed": self.seed, "streams": self.streams,
-                "window_rows": self.window_rows, "shuffle": self.shuffle, "last": self.last, "rows": self.rows,
-                "row_groups": sum(len(counts) for counts in self.groups), "plan": self.digest}
+        return {
+            "batch_size": self.batch_size,
+            "seed": self.seed,
+            "streams": self.streams,
+            "window_rows": self.window_rows,
+            "shuffle": self.shuffle,
+            "last": self.last,
+            "rows": self.rows,
+            "row_groups": sum(len(counts) for counts in self.groups),
+            "plan": self.digest,
+        }
 
 
 def _pieces(whole: Slice, most: int) -> Iterator[Slice]:
@@ -401,7 +470,9 @@ def evenly(ends: npt.NDArray[np.float64], count: int, draw: int) -> npt.NDArray[
     the weights says, rounded down or up. `draw` decides which way."""
     at = (np.arange(count) + draw / 2**64) * (ends[-1] / count)
     last = int(np.searchsorted(ends, ends[-1]))
-    drawn: npt.NDArray[np.int64] = np.minimum(np.searchsorted(ends, at, side="right"), last).astype(np.int64)
+    drawn: npt.NDArray[np.int64] = np.minimum(np.searchsorted(ends, at, side="right"), last).astype(
+        np.int64
+    )
     return drawn
 
 
@@ -420,15 +491,16 @@ def permutation(n: int, *key: str | int) -> npt.NDArray[np.int64]:
     return np.random.RandomState(bits).permutation(n).astype(np.int64, copy=False)
 
 
-def window_halves(n: int, seed: int, epoch: int, stream: int, number: int
-                  ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+def window_halves(
+    n: int, seed: int, epoch: int, stream: int, number: int
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """Two random permutations of the epoch for the order of a window of n rows, each rotated by an amount of the
     window's own. This costs a tenth of drawing one afresh, and every row can come to every place."""
     size = _size(n)
     outer, inner = _of_epoch(size, seed, epoch)
     turn = hashlib.sha256(f"window/{seed}/{epoch}/{stream}/{number}".encode()).digest()
-    first, second = (int.from_bytes(turn[at:at + 8], "little") % size for at in (0, 8))
-    return outer[first:first + size], inner[second:second + size]
+    first, second = (int.from_bytes(turn[at : at + 8], "little") % size for at in (0, 8))
+    return outer[first : first + size], inner[second : second + size]
 
 
 def _size(n: int) -> int:
@@ -436,14 +508,18 @@ def _size(n: int) -> int:
     return 1 << max(12, (n - 1).bit_length())
 
 
-def put_together(outer: npt.NDArray[np.int64], inner: npt.NDArray[np.int64], n: int) -> npt.NDArray[np.int64]:
+def put_together(
+    outer: npt.NDArray[np.int64], inner: npt.NDArray[np.int64], n: int
+) -> npt.NDArray[np.int64]:
     """Puts two halves together to the order of a window."""
     order = np.take(outer, inner, mode="clip")
     return order if len(order) == n else order[order < n]
 
 
 @functools.lru_cache(maxsize=8)
-def _of_epoch(size: int, seed: int, epoch: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+def _of_epoch(
+    size: int, seed: int, epoch: int
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """Two permutations, each written twice in a row, so that a rotated one is a slice."""
     outer, inner = (np.tile(permutation(size, name, seed, epoch), 2) for name in ("outer", "inner"))
     return outer, inner

@@ -24,8 +24,14 @@ _LATENCY = "latency://"
 class RunConditions:
     """The conditions of one rank. `table` is the table's name without the way it is disturbed."""
 
-    def __init__(self, table: str, wishes: RunOptions, quarantine: str | os.PathLike[str], *,
-                 launcher: int | None = None):
+    def __init__(
+        self,
+        table: str,
+        wishes: RunOptions,
+        quarantine: str | os.PathLike[str],
+        *,
+        launcher: int | None = None,
+    ):
         """`quarantine` is the file that lists rows set aside; `launcher` the process that started all ranks of this
         host, if there are several."""
         self.table, self._disturbed = _apart(table)
@@ -43,18 +49,29 @@ class RunConditions:
     def for_loader(self) -> dict[str, Any]:
         """The arguments for a BatchLoader."""
         wishes = self._wishes
-        packed = None if wishes.packed is None else PackedCopy(limit_bytes=wishes.packed, folder=wishes.packed_folder)
-        return {"errors": wishes.errors(self._quarantine), "files": self._files, "packed": packed,
-                "workers": wishes.workers or None}
+        packed = (
+            None
+            if wishes.packed is None
+            else PackedCopy(limit_bytes=wishes.packed, folder=wishes.packed_folder)
+        )
+        return {
+            "errors": wishes.errors(self._quarantine),
+            "files": self._files,
+            "packed": packed,
+            "workers": wishes.workers or None,
+        }
 
     @contextmanager
-    def inject_faults(self, loader: BatchLoader, record: Callable[[dict[str, Any]], None]) -> Iterator[None]:
+    def inject_faults(
+        self, loader: BatchLoader, record: Callable[[dict[str, Any]], None]
+    ) -> Iterator[None]:
         """A context in which faults happen."""
         if not self._wishes.faults:
             yield
             return
-        with Injection(self._wishes.faults, loader, self._files, record,
-                       launcher=self._launcher) as self._injection:
+        with Injection(
+            self._wishes.faults, loader, self._files, record, launcher=self._launcher
+        ) as self._injection:
             yield
 
     def give_back(self) -> None:
@@ -64,8 +81,12 @@ class RunConditions:
 
     def outcome(self, loader: BatchLoader) -> dict[str, Any]:
         """What to add to the last line of a program's output."""
-        found: dict[str, Any] = {"memory": loader.memory(), "worker_restarts": loader.worker_restarts,
-                                 "quarantined": loader.quarantined, "store": loader.store}
+        found: dict[str, Any] = {
+            "memory": loader.memory(),
+            "worker_restarts": loader.worker_restarts,
+            "quarantined": loader.quarantined,
+            "store": loader.store,
+        }
         if self._wishes.workers:
             remote = loader.remote
             found |= {"remote": remote, "workers": remote["workers"], "retries": remote["retries"]}
@@ -79,10 +100,16 @@ def _cache(wishes: RunOptions, table: str) -> FileCache | None:
     if not wishes.cache:
         return None
     try:
-        return FileCache(wishes.cache, wishes.cache_limit, data_set=table if "://" in table else os.path.abspath(table))
+        return FileCache(
+            wishes.cache,
+            wishes.cache_limit,
+            data_set=table if "://" in table else os.path.abspath(table),
+        )
     except OSError as error:
-        raise ArgumentError(f"--cache {wishes.cache}: cannot be used ({error.strerror}); make room there, or choose "
-                            "another folder") from None
+        raise ArgumentError(
+            f"--cache {wishes.cache}: cannot be used ({error.strerror}); make room there, or choose "
+            "another folder"
+        ) from None
 
 
 def _apart(table: str) -> tuple[str, str]:
@@ -90,8 +117,10 @@ def _apart(table: str) -> tuple[str, str]:
     if not table.startswith(_LATENCY) or slow_path(table) is not None:
         return table, ""
     if "?" not in table:
-        raise ArgumentError(f"{table}: say how it shall be disturbed, for instance {table}?latency_ms=50, or latency://60ms"
-                            "/ABSOLUTE/PATH")
+        raise ArgumentError(
+            f"{table}: say how it shall be disturbed, for instance {table}?latency_ms=50, or latency://60ms"
+            "/ABSOLUTE/PATH"
+        )
     try:
         RemoteFiles.at(table).close()
     except ValueError as error:

@@ -39,12 +39,15 @@ class StageSpec:
             raise ValueError(f"name: {self.name!r} is not a name")
         object.__setattr__(self, "backends", tuple(self.backends))
         if not self.backends or any(b not in PLACES for b in self.backends):
-            raise ValueError(f"{self.name}: backends: {list(self.backends)!r} are not among "
-                             f"{list(PLACES)}")
+            raise ValueError(
+                f"{self.name}: backends: {list(self.backends)!r} are not among {list(PLACES)}"
+            )
         if self.room not in ROOMS:
             raise ValueError(f"{self.name}: room: {self.room!r} is not one of {', '.join(ROOMS)}")
         if self.workers < 1 or self.workers_a_core < 0:
-            raise ValueError(f"{self.name}: workers: {self.workers} and {self.workers_a_core} a core are too few")
+            raise ValueError(
+                f"{self.name}: workers: {self.workers} and {self.workers_a_core} a core are too few"
+            )
 
     def most_workers(self, cores: int) -> int:
         return max(self.workers, self.workers_a_core * cores)
@@ -58,28 +61,51 @@ class StageSpec:
         return self.room in ("stretch", "prefetch_bytes")
 
 
-READ = StageSpec(name="read", room="read_ahead_bytes", workers=64, workers_a_core=8, for_each_core=True)
+READ = StageSpec(
+    name="read", room="read_ahead_bytes", workers=64, workers_a_core=8, for_each_core=True
+)
 SHUFFLE = StageSpec(name="shuffle", room="window", fusable=True, begins_fused=True)
 BATCH = StageSpec(name="batch", room="stretch")
-COLLATE = StageSpec(name="collate", room="prefetch_bytes", workers_a_core=0)  # it only hands batches over
+COLLATE = StageSpec(
+    name="collate", room="prefetch_bytes", workers_a_core=0
+)  # it only hands batches over
 
 
 def transform(name: str, *, movable: bool, remote: bool = False) -> StageSpec:
     """A stage of transforms. `remote` says whether workers elsewhere can do its work, too."""
-    return StageSpec(name=name, room="stretch", workers=64 if remote else 16, workers_a_core=4, transforms=True,
-                     backends=(*(BACKENDS if movable else ("thread",)), *((REMOTE,) if remote else ())))
+    return StageSpec(
+        name=name,
+        room="stretch",
+        workers=64 if remote else 16,
+        workers_a_core=4,
+        transforms=True,
+        backends=(*(BACKENDS if movable else ("thread",)), *((REMOTE,) if remote else ())),
+    )
 
 
 def pipeline(transforms: Sequence[StageSpec], *, remote: bool = False) -> tuple[StageSpec, ...]:
     """All stages of a pipeline, in order. Transforms that follow each other may do each other's work. `remote` says
     whether there are workers elsewhere that can read."""
     read = replace(READ, backends=(REMOTE, "thread")) if remote else READ
-    return (read, SHUFFLE, BATCH, *(replace(one, fusable=n > 0) for n, one in enumerate(transforms)), COLLATE)
+    return (
+        read,
+        SHUFFLE,
+        BATCH,
+        *(replace(one, fusable=n > 0) for n, one in enumerate(transforms)),
+        COLLATE,
+    )
 
 
 def limits_of(stages: Sequence[StageSpec], cores: int, backends: tuple[str, ...]) -> Limits:
     """The limits of the knobs on so many cores. `backends` are those that the machine has room for."""
-    return Limits(workers={s.name: (1, s.most_workers(cores)) for s in stages},
-                  backends={s.name: tuple(b for b in s.backends if b in (*backends, REMOTE)) for s in stages
-                            if s.backends != ("thread",)},
-                  fusable={after.name: before.name for before, after in itertools.pairwise(stages) if after.fusable})
+    return Limits(
+        workers={s.name: (1, s.most_workers(cores)) for s in stages},
+        backends={
+            s.name: tuple(b for b in s.backends if b in (*backends, REMOTE))
+            for s in stages
+            if s.backends != ("thread",)
+        },
+        fusable={
+            after.name: before.name for before, after in itertools.pairwise(stages) if after.fusable
+        },
+    )

@@ -20,8 +20,15 @@ class StatsError(ValueError):
 def _counts(owner: object, *names: str) -> None:
     for name in names:
         value = getattr(owner, name)
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value < 0:
-            raise StatsError(f"{type(owner).__name__}.{name}: {value!r} is not a finite number from 0 up")
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, (int, float))
+            or not math.isfinite(value)
+            or value < 0
+        ):
+            raise StatsError(
+                f"{type(owner).__name__}.{name}: {value!r} is not a finite number from 0 up"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,8 +71,21 @@ class StageStats:
     """The most memory that a process of it was seen to take for itself. 0: none has worked yet; large: few fit."""
 
     def __post_init__(self) -> None:
-        _counts(self, "items", "rows", "bytes", "busy_s", "cpu_s", "core_wait_s", "wait_input_s", "wait_output_s",
-                "workers", "queue_bytes", "queue_limit_bytes", "process_bytes")
+        _counts(
+            self,
+            "items",
+            "rows",
+            "bytes",
+            "busy_s",
+            "cpu_s",
+            "core_wait_s",
+            "wait_input_s",
+            "wait_output_s",
+            "workers",
+            "queue_bytes",
+            "queue_limit_bytes",
+            "process_bytes",
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,13 +135,29 @@ class Snapshot:
     price. Empty: there are none."""
 
     def __post_init__(self) -> None:
-        _counts(self, "at", "sequence", "batches", "rows", "consumer_wait_s", "consumer_compute_s", "memory_used",
-                "memory_limit", "cpu_quota", "cpu_used_s", "held_back", "held_back_pressure", "restarts",
-                *(["cores_idle_s"] if self.cores_idle_s is not None else []))
+        _counts(
+            self,
+            "at",
+            "sequence",
+            "batches",
+            "rows",
+            "consumer_wait_s",
+            "consumer_compute_s",
+            "memory_used",
+            "memory_limit",
+            "cpu_quota",
+            "cpu_used_s",
+            "held_back",
+            "held_back_pressure",
+            "restarts",
+            *(["cores_idle_s"] if self.cores_idle_s is not None else []),
+        )
         if not self.stages:
             raise StatsError("Snapshot.stages: a pipeline without stages")
         if len({s.name for s in self.stages}) != len(self.stages):
-            raise StatsError(f"Snapshot.stages: two stages of one name among {[s.name for s in self.stages]}")
+            raise StatsError(
+                f"Snapshot.stages: two stages of one name among {[s.name for s in self.stages]}"
+            )
 
     def stage(self, name: str) -> StageStats:
         for stage in self.stages:

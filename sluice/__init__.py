@@ -25,12 +25,29 @@ if TYPE_CHECKING:
     from sluice.loader import Loader, Order, Reading
     from sluice.tools.headroom import report
 
-__all__ = ["BagColumn", "Batch", "Errors", "FeatureTable", "Knobs", "Loader", "Order", "Reading", "report"]
+__all__ = [
+    "BagColumn",
+    "Batch",
+    "Errors",
+    "FeatureTable",
+    "Knobs",
+    "Loader",
+    "Order",
+    "Reading",
+    "report",
+]
 
-_HOMES = {"BagColumn": "sluice.ingest.batch", "Batch": "sluice.ingest.batch",
-          "Errors": "sluice.ingest.stages.quarantine", "FeatureTable": "sluice.etl.table.table",
-          "Knobs": "sluice.ingest.knobs", "Loader": "sluice.loader", "Order": "sluice.loader",
-          "Reading": "sluice.loader", "report": "sluice.tools.headroom"}
+_HOMES = {
+    "BagColumn": "sluice.ingest.batch",
+    "Batch": "sluice.ingest.batch",
+    "Errors": "sluice.ingest.stages.quarantine",
+    "FeatureTable": "sluice.etl.table.table",
+    "Knobs": "sluice.ingest.knobs",
+    "Loader": "sluice.loader",
+    "Order": "sluice.loader",
+    "Reading": "sluice.loader",
+    "report": "sluice.tools.headroom",
+}
 
 # Arrow's allocator returns freed memory to the system after 10 ms, and takes it again for the next row group: clearing
 # those pages costs more than decoding. It looks at this once, when Arrow is loaded. Memory that runs short is still

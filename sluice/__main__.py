@@ -8,27 +8,75 @@ from importlib import import_module, metadata
 
 VERBS = {
     "etl": ("sluice.etl.job", None, "make a feature table from raw logs, on this machine"),
-    "synth": ("sluice.etl.__main__", "synth", "write synthetic raw logs whose best reachable AUC is known"),
+    "synth": (
+        "sluice.etl.__main__",
+        "synth",
+        "write synthetic raw logs whose best reachable AUC is known",
+    ),
     "show": ("sluice.etl.__main__", "show", "say what a feature table holds"),
-    "check": ("sluice.etl.__main__", "check", "verify a feature table's files, counts and checksums"),
-    "audit": ("sluice.etl.__main__", "audit", "show whether a feature holds a label or what came later"),
-    "vacuum": ("sluice.etl.__main__", "vacuum", "remove the files that no kept or pinned version needs"),
-    "bench": ("sluice.ingest.__main__", "bench", "load a table as a trainer would, and say how fast"),
+    "check": (
+        "sluice.etl.__main__",
+        "check",
+        "verify a feature table's files, counts and checksums",
+    ),
+    "audit": (
+        "sluice.etl.__main__",
+        "audit",
+        "show whether a feature holds a label or what came later",
+    ),
+    "vacuum": (
+        "sluice.etl.__main__",
+        "vacuum",
+        "remove the files that no kept or pinned version needs",
+    ),
+    "bench": (
+        "sluice.ingest.__main__",
+        "bench",
+        "load a table as a trainer would, and say how fast",
+    ),
     "worker": ("sluice.ingest.remote.worker", None, "read row groups for loaders on other hosts"),
-    "headroom": ("sluice.ingest.__main__", "headroom", "say whether faster loading would help, and where"),
-    "guess": ("sluice.ingest.__main__", "guess", "look at plain Parquet, and write a spec for it to edit"),
-    "doctor": ("sluice.ingest.__main__", "doctor", "say whether this machine and this table are fit for loading"),
-    "train": ("sluice.dlrm.train", None, "train a model (on several ranks: torchrun … -m sluice.dlrm.train)"),
+    "headroom": (
+        "sluice.ingest.__main__",
+        "headroom",
+        "say whether faster loading would help, and where",
+    ),
+    "guess": (
+        "sluice.ingest.__main__",
+        "guess",
+        "look at plain Parquet, and write a spec for it to edit",
+    ),
+    "doctor": (
+        "sluice.ingest.__main__",
+        "doctor",
+        "say whether this machine and this table are fit for loading",
+    ),
+    "train": (
+        "sluice.dlrm.train",
+        None,
+        "train a model (on several ranks: torchrun … -m sluice.dlrm.train)",
+    ),
     "evaluate": ("sluice.dlrm.evaluate", None, "judge a run's checkpoint on a split"),
     "serve": ("sluice.dlrm.serve", None, "answer requests with a run's model"),
     "export": ("sluice.dlrm.export", None, "write a run's dense layers as a program"),
     "plan": ("sluice.dlrm.plan", None, "size a model for a machine that you describe"),
-    "explain": ("sluice.agent.__main__", "explain", "tell what a run tuned, why, and what came of it"),
+    "explain": (
+        "sluice.agent.__main__",
+        "explain",
+        "tell what a run tuned, why, and what came of it",
+    ),
     "report": ("sluice.agent.__main__", "report", "write a run's page again"),
     "live": ("sluice.agent.__main__", "live", "show runs in a browser while they last"),
     "policies": ("sluice.agent.__main__", "evaluate", "judge tuning policies in the simulator"),
-    "teach": ("sluice.agent.__main__", "train", "train the learned policies in simulated pipelines"),
-    "learn": ("sluice.agent.__main__", "learn", "go on teaching the agent by what came of runs of your own"),
+    "teach": (
+        "sluice.agent.__main__",
+        "train",
+        "train the learned policies in simulated pipelines",
+    ),
+    "learn": (
+        "sluice.agent.__main__",
+        "learn",
+        "go on teaching the agent by what came of runs of your own",
+    ),
     "simulate": ("sluice.agent.__main__", "simulate", "follow one policy through one scenario"),
 }
 """Verb → the module that holds its program, the program's own first word if it has several, and what it does."""
@@ -37,8 +85,10 @@ VERBS = {
 def usage() -> str:
     width = max(map(len, VERBS))
     lines = "\n".join(f"  {verb:{width}}  {text}" for verb, (_, _, text) in VERBS.items())
-    return (f"usage: sluice VERB …\n\n{lines}\n\n`sluice VERB --help` says more. On a cluster, feature tables "
-            "are made by `spark-submit etl/job.py …`.\n")
+    return (
+        f"usage: sluice VERB …\n\n{lines}\n\n`sluice VERB --help` says more. On a cluster, feature tables "
+        "are made by `spark-submit etl/job.py …`.\n"
+    )
 
 
 def _print(text: str) -> None:
@@ -63,7 +113,11 @@ def main() -> None:
     if words[0] not in VERBS:
         from sluice.common.suggest import nearest
 
-        print(f"error: there is no verb {words[0]!r}{nearest(words[0], VERBS)}\n\n{usage()}", end="", file=sys.stderr)
+        print(
+            f"error: there is no verb {words[0]!r}{nearest(words[0], VERBS)}\n\n{usage()}",
+            end="",
+            file=sys.stderr,
+        )
         raise SystemExit(2)
     module, first, _ = VERBS[words[0]]
     sys.argv[1:] = [*([first] if first else []), *words[1:]]

@@ -77,12 +77,18 @@ class Reading:
 
 
 _KINDS: Mapping[str, tuple[Any, str]] = {
-    **dict.fromkeys(("batch_size", "rank", "ranks", "seed", "read_ahead_epochs", "epochs"), (Integral, "8")),
+    **dict.fromkeys(
+        ("batch_size", "rank", "ranks", "seed", "read_ahead_epochs", "epochs"), (Integral, "8")
+    ),
     "live": (Integral, "8080"),
-    "memory_limit": ((Integral, str), "'2GiB'"), "roles": ((Mapping, str), "'label=click;dense=I*;sparse=C*'"),
-    "hash": (Mapping, "{'user': 1_000_000}"), "knobs": (Knobs, "Knobs(workers={'read': 2})"),
-    "order": (Order, "Order(shuffle=False)"), "errors": (Errors, "Errors(on_error='quarantine')"),
-    "reading": (Reading, "Reading(reader='arrow')")}
+    "memory_limit": ((Integral, str), "'2GiB'"),
+    "roles": ((Mapping, str), "'label=click;dense=I*;sparse=C*'"),
+    "hash": (Mapping, "{'user': 1_000_000}"),
+    "knobs": (Knobs, "Knobs(workers={'read': 2})"),
+    "order": (Order, "Order(shuffle=False)"),
+    "errors": (Errors, "Errors(on_error='quarantine')"),
+    "reading": (Reading, "Reading(reader='arrow')"),
+}
 """What some arguments must be, with an example of each."""
 
 
@@ -114,21 +120,40 @@ class Loader(BatchLoader):
         for name, value in given.items():
             kind, example = _KINDS.get(name, (object, ""))
             if not (value is None or isinstance(value, kind)):
-                raise LoaderError(f"{name}={value!r} is of another kind than it takes; write for instance "
-                                  f"{name}={example}")
+                raise LoaderError(
+                    f"{name}={value!r} is of another kind than it takes; write for instance "
+                    f"{name}={example}"
+                )
         return super().__new__(cls)
 
-    def __init__(self, source: FeatureTable | ParquetFiles | Paths, *, batch_size: int,
-                 tuning: str | Policy | None = None, run_dir: str | os.PathLike[str] | None = None,
-                 live: int | None = None,
-                 transforms: Iterable[UserTransform] = (), roles: Roles | str | None = None,
-                 hash: Mapping[str, int] | None = None, spec: Spec | str | os.PathLike[str] | None = None,
-                 fill: Mapping[str, float] | float | None = None,
-                 split: str = "train", rank: int = 0, ranks: int = 1, seed: int = 0,
-                 read_ahead_epochs: int = 1, memory_limit: int | str | None = None, knobs: Knobs | None = None,
-                 order: Order = Order(), errors: Errors = Errors(), reading: Reading = Reading(),
-                 workers: str | None = None, as_: str = "batch", allow_code: Permission | Iterable[str] = (),
-                 epochs: int | None = None):
+    def __init__(
+        self,
+        source: FeatureTable | ParquetFiles | Paths,
+        *,
+        batch_size: int,
+        tuning: str | Policy | None = None,
+        run_dir: str | os.PathLike[str] | None = None,
+        live: int | None = None,
+        transforms: Iterable[UserTransform] = (),
+        roles: Roles | str | None = None,
+        hash: Mapping[str, int] | None = None,
+        spec: Spec | str | os.PathLike[str] | None = None,
+        fill: Mapping[str, float] | float | None = None,
+        split: str = "train",
+        rank: int = 0,
+        ranks: int = 1,
+        seed: int = 0,
+        read_ahead_epochs: int = 1,
+        memory_limit: int | str | None = None,
+        knobs: Knobs | None = None,
+        order: Order = Order(),
+        errors: Errors = Errors(),
+        reading: Reading = Reading(),
+        workers: str | None = None,
+        as_: str = "batch",
+        allow_code: Permission | Iterable[str] = (),
+        epochs: int | None = None,
+    ):
         """`source` is a feature table, or any Parquet: a folder, a glob or a list of files.
 
         `batch_size` is global: a rank gets `batch_size / ranks` rows a step.
@@ -163,65 +188,132 @@ class Loader(BatchLoader):
         `knobs` is where the knobs start. `allow_code` names the modules whose functions a table's spec may have
         imported when they must run (`sluice.etl.spec.permission`)."""
         if epochs is not None:
-            warnings.warn("Loader(epochs=…) is now Loader(read_ahead_epochs=…): it limits how far is read ahead, not "
-                          "the number of epochs", FutureWarning, stacklevel=2)
+            warnings.warn(
+                "Loader(epochs=…) is now Loader(read_ahead_epochs=…): it limits how far is read ahead, not "
+                "the number of epochs",
+                FutureWarning,
+                stacklevel=2,
+            )
             read_ahead_epochs = epochs
         if as_ not in FORMS:
-            raise LoaderError(f"as_={as_!r} is none of {', '.join(FORMS)}{nearest(str(as_), FORMS)}")
+            raise LoaderError(
+                f"as_={as_!r} is none of {', '.join(FORMS)}{nearest(str(as_), FORMS)}"
+            )
         if as_ == "kjt" and errors.on_error == "quarantine":
-            raise LoaderError("as_='kjt' gives batches without weights, and errors.on_error='quarantine' needs them "
-                              "for rows that are set aside. Take on_error='raise', or as_='batch' and batch.kjt()")
+            raise LoaderError(
+                "as_='kjt' gives batches without weights, and errors.on_error='quarantine' needs them "
+                "for rows that are set aside. Take on_error='raise', or as_='batch' and batch.kjt()"
+            )
         if as_ == "kjt" and order.last == "pad":
-            raise LoaderError("as_='kjt' gives batches without weights, and order.last='pad' needs them: a row that "
-                              "only fills a batch has weight 0. Take last='drop', or as_='batch' and batch.kjt()")
+            raise LoaderError(
+                "as_='kjt' gives batches without weights, and order.last='pad' needs them: a row that "
+                "only fills a batch has weight 0. Take last='drop', or as_='batch' and batch.kjt()"
+            )
         if live is not None and run_dir is None:
-            raise LoaderError(f"live={live} without run_dir: the page is that of a run folder; name one with run_dir")
+            raise LoaderError(
+                f"live={live} without run_dir: the page is that of a run folder; name one with run_dir"
+            )
         self._form = FORMS[as_]
         self._page = ExitStack()
         memory_limit = None if memory_limit is None else parse_bytes(memory_limit)
         tuning = tuning if tuning is not None else "auto" if knobs is None else "fixed"
         policy = policy_of(tuning)
-        table = table_of(source, roles, allow_code, hash, spec, transform_spec=without_spec(transforms)[1])
-        if as_ == "kjt" and (weight := next((f.name for f in table.fields if f.role == "weight"), None)):
-            raise LoaderError(f"as_='kjt' gives batches without weights, and column {weight!r} holds those of rows. "
-                              "Take as_='batch' and batch.kjt() with batch.weight, or leave the column out by roles=")
+        table = table_of(
+            source, roles, allow_code, hash, spec, transform_spec=without_spec(transforms)[1]
+        )
+        if as_ == "kjt" and (
+            weight := next((f.name for f in table.fields if f.role == "weight"), None)
+        ):
+            raise LoaderError(
+                f"as_='kjt' gives batches without weights, and column {weight!r} holds those of rows. "
+                "Take as_='batch' and batch.kjt() with batch.weight, or leave the column out by roles="
+            )
         sharers = _sharers(ranks)
         machine = SharedMachine(sharers) if sharers > 1 else Machine()
         if sharers > 1:
             share = machine.memory_limit() // sharers
             memory_limit = share if memory_limit is None else min(memory_limit, share)
         super().__init__(
-            table, batch_size=batch_size, split=split, rank=rank, ranks=ranks, seed=seed,
-            epochs=read_ahead_epochs, knobs=knobs,
-            shuffle=order.shuffle, streams=order.streams, window_rows=order.window_rows, last=order.last,
-            sample=order.sample, memory_limit=memory_limit, reader=reading.reader, petastorm=reading.petastorm,
-            transforms=transforms, fill=fill, errors=errors, files=reading.files,
-            packed=reading.packed, machine=machine, workers=workers,
-            allow_code=allow_code)
+            table,
+            batch_size=batch_size,
+            split=split,
+            rank=rank,
+            ranks=ranks,
+            seed=seed,
+            epochs=read_ahead_epochs,
+            knobs=knobs,
+            shuffle=order.shuffle,
+            streams=order.streams,
+            window_rows=order.window_rows,
+            last=order.last,
+            sample=order.sample,
+            memory_limit=memory_limit,
+            reader=reading.reader,
+            petastorm=reading.petastorm,
+            transforms=transforms,
+            fill=fill,
+            errors=errors,
+            files=reading.files,
+            packed=reading.packed,
+            machine=machine,
+            workers=workers,
+            allow_code=allow_code,
+        )
         try:
-            self._page.enter_context(shown(run_dir or "", None if rank else live, partial(print, file=sys.stderr)))
+            self._page.enter_context(
+                shown(run_dir or "", None if rank else live, partial(print, file=sys.stderr))
+            )
             if knobs is None and policy.name == "fixed":
-                self._progress.apply(Knobs(workers={**dict.fromkeys(self.limits.workers, 1),
-                                                    **({"read": self.knobs.workers["read"]} if workers else {})}))
+                self._progress.apply(
+                    Knobs(
+                        workers={
+                            **dict.fromkeys(self.limits.workers, 1),
+                            **({"read": self.knobs.workers["read"]} if workers else {}),
+                        }
+                    )
+                )
             folder = None
             if run_dir is not None and rank == 0:
-                folder = RunFolder.create(run_dir, {
-                    "kind": "load", "data": table.uri, "version": table.version, "tuning": policy.name,
-                    "reader": self.reader, "batch_size": batch_size, "split": split, "ranks": ranks, "seed": seed,
-                    "dense": list(self.dense_names), "sparse": list(self.sparse_names), "hash": dict(hash or {}),
-                    "transforms": {name: code or "code without a name" for name, code in self._code.items()},
-                    "order": asdict(order), "on_error": errors.on_error, "memory_limit": memory_limit,
-                    "knobs": self.knobs.to_dict()})
+                folder = RunFolder.create(
+                    run_dir,
+                    {
+                        "kind": "load",
+                        "data": table.uri,
+                        "version": table.version,
+                        "tuning": policy.name,
+                        "reader": self.reader,
+                        "batch_size": batch_size,
+                        "split": split,
+                        "ranks": ranks,
+                        "seed": seed,
+                        "dense": list(self.dense_names),
+                        "sparse": list(self.sparse_names),
+                        "hash": dict(hash or {}),
+                        "transforms": {
+                            name: code or "code without a name" for name, code in self._code.items()
+                        },
+                        "order": asdict(order),
+                        "on_error": errors.on_error,
+                        "memory_limit": memory_limit,
+                        "knobs": self.knobs.to_dict(),
+                    },
+                )
         except BaseException:
             super().close()
             self._page.close()
             raise
         if self.plan.dropped > _NOTABLE * self.plan.rows and not rank:
-            print(f"{table.uri}: {self.plan.dropped:,} of {self.plan.rows:,} rows fill no batch of {batch_size:,} and "
-                  "are left out of each epoch, other ones each time; order=Order(last='pad') has them all",
-                  file=sys.stderr)
-        self._tuned = TunedRun(self._progress, policy_of(tuning, foreknowledge(self)), folder=folder,
-                               last=_Ending(self._progress, self.operators, self.stored_bytes).events)
+            print(
+                f"{table.uri}: {self.plan.dropped:,} of {self.plan.rows:,} rows fill no batch of {batch_size:,} and "
+                "are left out of each epoch, other ones each time; order=Order(last='pad') has them all",
+                file=sys.stderr,
+            )
+        self._tuned = TunedRun(
+            self._progress,
+            policy_of(tuning, foreknowledge(self)),
+            folder=folder,
+            last=_Ending(self._progress, self.operators, self.stored_bytes).events,
+        )
         weakref.finalize(self, self._tuned.abandon).atexit = False
 
     def __iter__(self) -> Iterator[Any]:
@@ -256,8 +348,10 @@ class Loader(BatchLoader):
                 super().close()
         if first and aside["rows_set_aside"]:
             reasons = ", ".join(f"{reason}: {rows:,}" for reason, rows in aside["reasons"].items())
-            print(f"{aside['rows_set_aside']:,} rows were set aside ({reasons}); {aside['file']} lists them",
-                  file=sys.stderr)
+            print(
+                f"{aside['rows_set_aside']:,} rows were set aside ({reasons}); {aside['file']} lists them",
+                file=sys.stderr,
+            )
 
     def __exit__(self, *error: Any) -> None:
         self._tuned.failed(error[1])
@@ -271,7 +365,9 @@ class Loader(BatchLoader):
     def _count(self, batch: Batch) -> None:
         super()._count(batch)
         if not self._position.step:
-            self._tuned.record({"kind": "epoch", "epoch": self._position.epoch, "order_hash": self.order_hash})
+            self._tuned.record(
+                {"kind": "epoch", "epoch": self._position.epoch, "order_hash": self.order_hash}
+            )
 
 
 class _Ending:
@@ -283,7 +379,12 @@ class _Ending:
     def events(self) -> Iterator[dict[str, Any]]:
         costs, others = self._operators.costs(), self._operators.others()
         if costs or others:
-            yield {"kind": "operators", "loader": costs, "etl": others, "row_bytes": self._stored_bytes}
+            yield {
+                "kind": "operators",
+                "loader": costs,
+                "etl": others,
+                "row_bytes": self._stored_bytes,
+            }
         yield {"kind": "end", **self._progress.outcome()}
 
 

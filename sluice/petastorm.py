@@ -31,7 +31,12 @@ from sluice.ingest.machine import Machine
 from sluice.ingest.progress import Progress
 from sluice.ingest.read.files import FileOpener
 from sluice.ingest.read.petastorm import compat
-from sluice.ingest.read.petastorm.options import PetastormError, PetastormOptions, check_names, unischema_of
+from sluice.ingest.read.petastorm.options import (
+    PetastormError,
+    PetastormOptions,
+    check_names,
+    unischema_of,
+)
 from sluice.ingest.read.petastorm.row_groups import RowGroupOrder, RowGroupStage, rows_of
 from sluice.ingest.read.petastorm.source import PetastormSource
 from sluice.ingest.read.reader import RowGroupReader, first_schema
@@ -41,37 +46,69 @@ compat.install()
 
 from petastorm.transform import TransformSpec, edit_field  # noqa: E402
 
-__all__ = ["BatchReader", "PetastormOptions", "TransformSpec", "edit_field", "make_batch_reader",
-           "make_spark_converter"]
+__all__ = [
+    "BatchReader",
+    "PetastormOptions",
+    "TransformSpec",
+    "edit_field",
+    "make_batch_reader",
+    "make_spark_converter",
+]
 
 _WORKERS = 10
 _REFUSED = {
     "shuffle_row_drop_partitions": (1, "rows are shuffled whole, by shuffle_rows"),
-    "results_queue_size": (50, "what is read ahead is bounded in bytes (knobs, memory_limit), and tuned"),
+    "results_queue_size": (
+        50,
+        "what is read ahead is bounded in bytes (knobs, memory_limit), and tuned",
+    ),
     "shard_seed": (None, "take seed"),
-    "cache_location": (None, "take no cache"), "cache_size_limit": (None, "take no cache"),
-    "cache_row_size_estimate": (None, "take no cache"), "cache_extra_settings": (None, "take no cache"),
+    "cache_location": (None, "take no cache"),
+    "cache_size_limit": (None, "take no cache"),
+    "cache_row_size_estimate": (None, "take no cache"),
+    "cache_extra_settings": (None, "take no cache"),
     "hdfs_driver": ("libhdfs3", "files are opened by Arrow and fsspec"),
     "filters": (None, "take a predicate, or give the list of files"),
     "storage_options": (None, "put them after the URL, as in s3://bucket/file?region=eu-west-1"),
     "zmq_copy_buffers": (True, "no batch goes through a socket"),
-    "filesystem": (None, "files are opened by Arrow and fsspec, by their URLs")}
+    "filesystem": (None, "files are opened by Arrow and fsspec, by their URLs"),
+}
 """The options that are taken with this value alone, and what to do instead."""
 
 
-def make_batch_reader(dataset_url_or_urls: str | Sequence[str],  # noqa: PLR0917  (Petastorm's own order)
-                      schema_fields: Sequence[str] | None = None,
-                      reader_pool_type: str = "thread", workers_count: int = _WORKERS, results_queue_size: int = 50,
-                      seed: int | None = None, shuffle_rows: bool = False, shuffle_row_groups: bool = True,
-                      shuffle_row_drop_partitions: int = 1, predicate: Any = None, rowgroup_selector: Any = None,
-                      num_epochs: int | None = 1, cur_shard: int | None = None, shard_count: int | None = None,
-                      shard_seed: int | None = None, cache_type: str | None = "null",
-                      cache_location: str | None = None, cache_size_limit: int | None = None,
-                      cache_row_size_estimate: int | None = None, cache_extra_settings: Any = None,
-                      hdfs_driver: str = "libhdfs3", transform_spec: Any = None, filters: Any = None,
-                      storage_options: Any = None, zmq_copy_buffers: bool = True, filesystem: Any = None,
-                      convert_early_to_numpy: bool = False, *, tuning: str | Policy = "auto",
-                      run_dir: str | os.PathLike[str] | None = None, memory_limit: int | None = None) -> BatchReader:
+def make_batch_reader(  # noqa: PLR0917
+    dataset_url_or_urls: str | Sequence[str],
+    schema_fields: Sequence[str] | None = None,
+    reader_pool_type: str = "thread",
+    workers_count: int = _WORKERS,
+    results_queue_size: int = 50,
+    seed: int | None = None,
+    shuffle_rows: bool = False,
+    shuffle_row_groups: bool = True,
+    shuffle_row_drop_partitions: int = 1,
+    predicate: Any = None,
+    rowgroup_selector: Any = None,
+    num_epochs: int | None = 1,
+    cur_shard: int | None = None,
+    shard_count: int | None = None,
+    shard_seed: int | None = None,
+    cache_type: str | None = "null",
+    cache_location: str | None = None,
+    cache_size_limit: int | None = None,
+    cache_row_size_estimate: int | None = None,
+    cache_extra_settings: Any = None,
+    hdfs_driver: str = "libhdfs3",
+    transform_spec: Any = None,
+    filters: Any = None,
+    storage_options: Any = None,
+    zmq_copy_buffers: bool = True,
+    filesystem: Any = None,
+    convert_early_to_numpy: bool = False,
+    *,
+    tuning: str | Policy = "auto",
+    run_dir: str | os.PathLike[str] | None = None,
+    memory_limit: int | None = None,
+) -> BatchReader:
     """The batches of a Parquet folder, or of files, as `petastorm.make_batch_reader` has them: a row group each.
 
     `workers_count` is where the tuning begins; `reader_pool_type="dummy"` is one worker, which nobody tunes. Without
@@ -80,34 +117,67 @@ def make_batch_reader(dataset_url_or_urls: str | Sequence[str],  # noqa: PLR0917
     given = dict(locals())
     for name, (only, instead) in _REFUSED.items():
         if given[name] != only:
-            raise PetastormError(f"make_batch_reader: {name}={given[name]!r} has no meaning here: {instead}")
+            raise PetastormError(
+                f"make_batch_reader: {name}={given[name]!r} has no meaning here: {instead}"
+            )
     if cache_type not in (None, "null"):
-        raise PetastormError(f"make_batch_reader: cache_type={cache_type!r} has no meaning here: Petastorm's own cache "
-                             "unpickles what lies on the disk; take none")
+        raise PetastormError(
+            f"make_batch_reader: cache_type={cache_type!r} has no meaning here: Petastorm's own cache "
+            "unpickles what lies on the disk; take none"
+        )
     if reader_pool_type not in ("thread", "dummy"):
-        raise PetastormError(f"make_batch_reader: reader_pool_type={reader_pool_type!r} has no meaning here: row "
-                             "groups are decoded by threads, or with 'dummy' by one")
+        raise PetastormError(
+            f"make_batch_reader: reader_pool_type={reader_pool_type!r} has no meaning here: row "
+            "groups are decoded by threads, or with 'dummy' by one"
+        )
     (files, folders), opened = _files(dataset_url_or_urls), FileOpener()
-    stored = pa.schema([*first_schema(files, opened), *pa.table({k: [v] for k, v in folders[0].items()}).schema])
+    stored = pa.schema(
+        [*first_schema(files, opened), *pa.table({k: [v] for k, v in folders[0].items()}).schema]
+    )
     schema = unischema_of(stored)
     view = schema.create_schema_view(list(schema_fields)) if schema_fields is not None else schema
     names = [name for name in stored.names if name in view.fields]
     if not names:
-        raise RuntimeError(f"No fields matching the criteria '{schema_fields}' were found in the dataset "
-                           f"{dataset_url_or_urls}.")
+        raise RuntimeError(
+            f"No fields matching the criteria '{schema_fields}' were found in the dataset "
+            f"{dataset_url_or_urls}."
+        )
     if transform_spec is not None:
         check_names(transform_spec, names)
-    options = PetastormOptions(transform_spec=transform_spec, predicate=predicate, rowgroup_selector=rowgroup_selector)
+    options = PetastormOptions(
+        transform_spec=transform_spec, predicate=predicate, rowgroup_selector=rowgroup_selector
+    )
     if predicate is not None and (lacking := sorted(set(predicate.get_fields()) - set(names))):
-        raise PetastormError(f"predicate: no column {lacking[0]!r} is read; name it in schema_fields")
-    groups = RowGroupReader(files, names, opened=opened, folders=folders if folders[0] else (),
-                            given=pa.schema([stored.field(name) for name in names]))
-    source = PetastormSource(groups, options, whole={"cur_shard": cur_shard, "shard_count": shard_count, "seed": seed})
-    order = RowGroupOrder(groups=source.row_groups, seed=seed or 0, shuffle_groups=shuffle_row_groups,
-                          shuffle_rows=shuffle_rows)
+        raise PetastormError(
+            f"predicate: no column {lacking[0]!r} is read; name it in schema_fields"
+        )
+    groups = RowGroupReader(
+        files,
+        names,
+        opened=opened,
+        folders=folders if folders[0] else (),
+        given=pa.schema([stored.field(name) for name in names]),
+    )
+    source = PetastormSource(
+        groups, options, whole={"cur_shard": cur_shard, "shard_count": shard_count, "seed": seed}
+    )
+    order = RowGroupOrder(
+        groups=source.row_groups,
+        seed=seed or 0,
+        shuffle_groups=shuffle_row_groups,
+        shuffle_rows=shuffle_rows,
+    )
     dummy = reader_pool_type == "dummy"
-    return BatchReader(groups, source, order, num_epochs=num_epochs, tuning="fixed" if dummy else tuning,
-                       workers=1 if dummy else workers_count, run_dir=run_dir, memory_limit=memory_limit)
+    return BatchReader(
+        groups,
+        source,
+        order,
+        num_epochs=num_epochs,
+        tuning="fixed" if dummy else tuning,
+        workers=1 if dummy else workers_count,
+        run_dir=run_dir,
+        memory_limit=memory_limit,
+    )
 
 
 def _files(urls: str | Sequence[str]) -> tuple[list[DataFile], list[dict[str, int | str]]]:
@@ -121,14 +191,21 @@ def _files(urls: str | Sequence[str]) -> tuple[list[DataFile], list[dict[str, in
         path = unquote(url.removeprefix("file://"))
         below = sorted(_below(path)) if os.path.isdir(path) else [path]
         if os.path.isdir(path):
-            tables.refuse_listed([f"{path}/", *below], "give the list of its newest version's files")
+            tables.refuse_listed(
+                [f"{path}/", *below], "give the list of its newest version's files"
+            )
         elif "://" not in path:
             tables.refuse_removed(below)
         if not below or (url.startswith("file://") and not os.path.exists(path)):
             raise PetastormError(f"{url}: no such file, or a folder without files")
         found += [(one, os.path.relpath(one, path).split(os.sep)[:-1]) for one in below]
-    files = [DataFile(path=path, rows=0, bytes=os.path.getsize(path) if "://" not in path else 0) for path, _ in found]
-    return files, _columns_of([dict(level.split("=", 1) for level in levels if "=" in level) for _, levels in found])
+    files = [
+        DataFile(path=path, rows=0, bytes=os.path.getsize(path) if "://" not in path else 0)
+        for path, _ in found
+    ]
+    return files, _columns_of(
+        [dict(level.split("=", 1) for level in levels if "=" in level) for _, levels in found]
+    )
 
 
 def _below(top: str) -> Iterator[str]:
@@ -141,10 +218,15 @@ def _columns_of(levels: Sequence[Mapping[str, str]]) -> list[dict[str, int | str
     """The same columns with whole numbers where all folders have some."""
     names = levels[0].keys()
     if any(one.keys() != names for one in levels):
-        raise PetastormError("some files lie in folders whose names hold other columns than those of others; give the "
-                             "files of one kind")
+        raise PetastormError(
+            "some files lie in folders whose names hold other columns than those of others; give the "
+            "files of one kind"
+        )
     whole = {name for name in names if all(re.fullmatch(r"-?\d+", one[name]) for one in levels)}
-    return [{name: int(value) if name in whole else value for name, value in one.items()} for one in levels]
+    return [
+        {name: int(value) if name in whole else value for name, value in one.items()}
+        for one in levels
+    ]
 
 
 class BatchReader:
@@ -153,26 +235,53 @@ class BatchReader:
     batched_output = is_batched_reader = True
     ngram = None
 
-    def __init__(self, groups: RowGroupReader, source: PetastormSource, order: RowGroupOrder, *,
-                 num_epochs: int | None, tuning: str | Policy, workers: int,
-                 run_dir: str | os.PathLike[str] | None, memory_limit: int | None):
+    def __init__(
+        self,
+        groups: RowGroupReader,
+        source: PetastormSource,
+        order: RowGroupOrder,
+        *,
+        num_epochs: int | None,
+        tuning: str | Policy,
+        workers: int,
+        run_dir: str | os.PathLike[str] | None,
+        memory_limit: int | None,
+    ):
         if num_epochs is not None and num_epochs < 1:
             raise ValueError(f"num_epochs: {num_epochs} is not a positive number")
         policy, machine = policy_of(tuning), Machine()
         self.num_epochs, self._groups, self._order = num_epochs, groups, order
         self.schema = source.idle().schema
         """The Unischema of the batches."""
-        self._row_groups = RowGroupStage(groups, source, order, machine=machine, memory_limit=memory_limit,
-                                         workers=workers)
+        self._row_groups = RowGroupStage(
+            groups, source, order, machine=machine, memory_limit=memory_limit, workers=workers
+        )
         self._progress = Progress(self._row_groups, machine, memory_limit)
         self._epoch = self._number = self._first = 0
         self._run: Iterator[Decoded] | None = None
         self.last_row_consumed = self.stopped = False
-        folder = None if run_dir is None else RunFolder.create(run_dir, {
-            "kind": "load", "data": groups.files[0].path, "version": order.digest, "tuning": policy.name,
-            "reader": source.name, "seed": order.seed, "knobs": self._row_groups.knobs.to_dict()})
-        self._tuned = TunedRun(self._progress, policy, folder=folder,
-                               last=lambda: [{"kind": "end", **self._progress.outcome()}])
+        folder = (
+            None
+            if run_dir is None
+            else RunFolder.create(
+                run_dir,
+                {
+                    "kind": "load",
+                    "data": groups.files[0].path,
+                    "version": order.digest,
+                    "tuning": policy.name,
+                    "reader": source.name,
+                    "seed": order.seed,
+                    "knobs": self._row_groups.knobs.to_dict(),
+                },
+            )
+        )
+        self._tuned = TunedRun(
+            self._progress,
+            policy,
+            folder=folder,
+            last=lambda: [{"kind": "end", **self._progress.outcome()}],
+        )
 
     # ---- batches
 
@@ -181,8 +290,10 @@ class BatchReader:
 
     def __next__(self) -> Any:
         if self.stopped:
-            raise RuntimeError("Trying to read a sample after this reader has stopped: its with block was left, or "
-                               "stop() was called")
+            raise RuntimeError(
+                "Trying to read a sample after this reader has stopped: its with block was left, or "
+                "stop() was called"
+            )
         if self._run is None:
             end = None if self.num_epochs is None else self._first + self.num_epochs
             self._run = self._row_groups.start(self._epoch, self._number, end)
@@ -207,8 +318,10 @@ class BatchReader:
     def reset(self) -> None:
         """Begins anew, with the epochs after those that came, once all row groups were consumed."""
         if not self.last_row_consumed:
-            raise NotImplementedError("Currently do not support resetting a reader while in the middle of iteration. "
-                                      "You can call reset only after all samples were consumed.")
+            raise NotImplementedError(
+                "Currently do not support resetting a reader while in the middle of iteration. "
+                "You can call reset only after all samples were consumed."
+            )
         self._first, self._epoch, self._number = self._epoch + 1, self._epoch + 1, 0
         self._run, self.last_row_consumed = None, False
 
@@ -267,8 +380,13 @@ class BatchReader:
 
 # ---- Spark
 
-def make_spark_converter(df: Any, parquet_row_group_size_bytes: int = 32 * 2**20, compression_codec: str | None = None,
-                         dtype: str | None = "float32") -> Any:
+
+def make_spark_converter(
+    df: Any,
+    parquet_row_group_size_bytes: int = 32 * 2**20,
+    compression_codec: str | None = None,
+    dtype: str | None = "float32",
+) -> Any:
     """What `petastorm.spark.make_spark_converter` gives, a frame written as Parquet by Spark, whose datasets and
     DataLoaders read by this module's `make_batch_reader`, and take its options. Converting and caching are Petastorm's.
     A `shuffling_queue_capacity` is Petastorm's too, and draws without a seed: `shuffle_rows` keeps the order exact."""
@@ -277,4 +395,6 @@ def make_spark_converter(df: Any, parquet_row_group_size_bytes: int = 32 * 2**20
 
     if spark_dataset_converter.make_batch_reader.__module__ == "petastorm.reader":
         spark_dataset_converter.make_batch_reader = make_batch_reader
-    return spark_dataset_converter.make_spark_converter(df, parquet_row_group_size_bytes, compression_codec, dtype)
+    return spark_dataset_converter.make_spark_converter(
+        df, parquet_row_group_size_bytes, compression_codec, dtype
+    )

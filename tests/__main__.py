@@ -24,7 +24,11 @@ THIRDS = (("etl",), ("e2e", "ingest"))
 
 def thirds() -> list[list[Path]]:
     """Every folder and file with tests, in one of three lists."""
-    found = sorted(path for path in HERE.iterdir() if path.name.startswith("test_") or (path / "__init__.py").exists())
+    found = sorted(
+        path
+        for path in HERE.iterdir()
+        if path.name.startswith("test_") or (path / "__init__.py").exists()
+    )
     named = [[path for path in found if path.name in names] for names in THIRDS]
     return [*named, [path for path in found if not any(path in paths for paths in named)]]
 
@@ -40,7 +44,9 @@ def main(arguments: Sequence[str]) -> int:
         beside = []
         for paths in others:
             said = files.enter_context(tempfile.TemporaryFile())
-            beside.append((subprocess.Popen([*pytest, *paths], stdout=said, stderr=subprocess.STDOUT), said))
+            beside.append(
+                (subprocess.Popen([*pytest, *paths], stdout=said, stderr=subprocess.STDOUT), said)
+            )
         status = subprocess.run([*pytest, *first], check=False).returncode
         for process, said in beside:
             status = process.wait() or status

@@ -18,7 +18,9 @@ from typing import Any
 RUNNING: set[int] = set()
 """Browsers that run now, by process id. They start and end processes of their own whenever they like."""
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+CHROMIUM = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+)
 WITHOUT = "no chromium here; Debian has it: apt-get install chromium"
 _AT_3_AND_4 = """import os, sys
 os.dup2(int(sys.argv[1]), 3), os.dup2(int(sys.argv[2]), 4), os.execv(sys.argv[3], sys.argv[3:])"""
@@ -31,7 +33,9 @@ class Browser:
         self._into, self._out, self._number, self._rest = into, out, 0, b""
         self.complaints: list[str] = []
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
-        self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)[
+            "sessionId"
+        ]
         for domain in ("Page", "Runtime", "Log"):
             self.call(f"{domain}.enable")
 
@@ -64,25 +68,41 @@ class Browser:
         if message.get("method") == "Runtime.exceptionThrown":
             details = told["exceptionDetails"]
             self.complaints.append(details.get("exception", {}).get("description", details["text"]))
-        elif message.get("method") == "Runtime.consoleAPICalled" and told["type"] in ("error", "warning"):
+        elif message.get("method") == "Runtime.consoleAPICalled" and told["type"] in (
+            "error",
+            "warning",
+        ):
             self.complaints.append(str(told["args"]))
-        elif message.get("method") == "Log.entryAdded" and told["entry"]["level"] in ("error", "warning"):
+        elif message.get("method") == "Log.entryAdded" and told["entry"]["level"] in (
+            "error",
+            "warning",
+        ):
             self.complaints.append(told["entry"]["text"])
 
     def open(self, url: str, *, width: int, dark: bool = False) -> None:
         """Shows a page at this width, in light or dark, and waits until it has been loaded."""
-        self.call("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=False)
+        self.call(
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=900,
+            deviceScaleFactor=1,
+            mobile=False,
+        )
         self.dark(dark)
         self.call("Page.navigate", url=url)
         self._until(lambda message: message.get("method") == "Page.loadEventFired")
 
     def dark(self, dark: bool) -> None:
-        self.call("Emulation.setEmulatedMedia", features=[
-            {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}])
+        self.call(
+            "Emulation.setEmulatedMedia",
+            features=[{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}],
+        )
 
     def value(self, expression: str) -> Any:
         """The value of an expression in the page."""
-        answer = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
+        answer = self.call(
+            "Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True
+        )
         assert "exceptionDetails" not in answer, answer["exceptionDetails"]
         return answer["result"].get("value")
 
@@ -108,11 +128,28 @@ def browser(folder: Path) -> Iterator[Browser]:
     theirs_in, into = os.pipe()
     out, theirs_out = os.pipe()
     process = subprocess.Popen(
-        [sys.executable, "-c", _AT_3_AND_4, str(theirs_in), str(theirs_out), CHROMIUM, "--headless", "--no-sandbox",
-         "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars", "--remote-debugging-pipe",
-         f"--user-data-dir={folder}", "about:blank"],
-        pass_fds=(theirs_in, theirs_out), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL, process_group=0)
+        [
+            sys.executable,
+            "-c",
+            _AT_3_AND_4,
+            str(theirs_in),
+            str(theirs_out),
+            CHROMIUM,
+            "--headless",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--disable-dev-shm-usage",
+            "--hide-scrollbars",
+            "--remote-debugging-pipe",
+            f"--user-data-dir={folder}",
+            "about:blank",
+        ],
+        pass_fds=(theirs_in, theirs_out),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        process_group=0,
+    )
     os.close(theirs_in)
     os.close(theirs_out)
     RUNNING.add(process.pid)

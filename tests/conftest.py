@@ -27,14 +27,34 @@ from tests import browser, processes
 if TYPE_CHECKING:
     from tests.dlrm.forks import Forks
 
-_KEEP = {"PATH", "HOME", "LANG", "LC_ALL", "JAVA_HOME", "TMPDIR", "VIRTUAL_ENV", "CI", "PYSPARK_PYTHON", "USER", "TERM"}
+_KEEP = {
+    "PATH",
+    "HOME",
+    "LANG",
+    "LC_ALL",
+    "JAVA_HOME",
+    "TMPDIR",
+    "VIRTUAL_ENV",
+    "CI",
+    "PYSPARK_PYTHON",
+    "USER",
+    "TERM",
+}
 _PATIENCE_S = 30.0
 _TEMPORARY = pytest.StashKey[str]()
 _DEAR = ("spark", "transformed", "hostile", "wheel")
 """Fixtures of a whole run, each made once in a process; the one session of Spark is a mark, too."""
 # A library's own helpers that live as long as the process: each says whose they are.
-_FOREIGN_THREADS = ("ThreadPoolExecutor-pyarrow", "py4j", "Thread-serve-py4j", "pyarrow", "pytest_timeout", "tokio",
-                    "fsspecIO", "deltalake")
+_FOREIGN_THREADS = (
+    "ThreadPoolExecutor-pyarrow",
+    "py4j",
+    "Thread-serve-py4j",
+    "pyarrow",
+    "pytest_timeout",
+    "tokio",
+    "fsspecIO",
+    "deltalake",
+)
 # Of pytest, of Java, and of torch, whose compiler makes a folder when torchrec is first imported.
 _FOREIGN_FILES = ("pytest-of-", "hsperfdata", "torchinductor_")
 
@@ -57,11 +77,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return
     used: dict[Path, set[str]] = defaultdict(set)
     for item in items:
-        used[item.path].update(getattr(item, "fixturenames", ()), (mark.name for mark in item.iter_markers()))
+        used[item.path].update(
+            getattr(item, "fixturenames", ()), (mark.name for mark in item.iter_markers())
+        )
     items.sort(key=lambda item: ("spark" not in used[item.path], "slow" not in used[item.path]))
     for item in items:
         own = f"{item.path.parent.name}.{item.path.stem}"
-        item.add_marker(pytest.mark.xdist_group(next((one for one in _DEAR if one in used[item.path]), own)))
+        item.add_marker(
+            pytest.mark.xdist_group(next((one for one in _DEAR if one in used[item.path]), own))
+        )
 
 
 @pytest.fixture(autouse=True)
@@ -105,16 +129,24 @@ def _is_below_a_browser(process: psutil.Process) -> bool:
 
 def _what_is_there() -> dict[str, set[str]]:
     return {
-        "threads": {f"{t.name} ({t.ident})" for t in threading.enumerate()
-                    if not t.name.startswith(_FOREIGN_THREADS)},
+        "threads": {
+            f"{t.name} ({t.ident})"
+            for t in threading.enumerate()
+            if not t.name.startswith(_FOREIGN_THREADS)
+        },
         "children": {f"{p.pid} {processes.name(p)}" for p in _children() if processes.alive(p)},
         # Sockets and event descriptors of Spark's gateway and of torch's stores are counted with their owners.
-        "descriptors": {f"{fd} {target}" for fd, target in _descriptors().items() if target.startswith("/")
-                        and not target.startswith(("/dev/", "/proc/", "/sys/"))
-                        and "/site-packages/" not in target},
+        "descriptors": {
+            f"{fd} {target}"
+            for fd, target in _descriptors().items()
+            if target.startswith("/")
+            and not target.startswith(("/dev/", "/proc/", "/sys/"))
+            and "/site-packages/" not in target
+        },
         "shared memory": set(os.listdir("/dev/shm")) if os.path.isdir("/dev/shm") else set(),
-        "temporary files": {n for n in os.listdir(tempfile.gettempdir())
-                            if not n.startswith(_FOREIGN_FILES)},
+        "temporary files": {
+            n for n in os.listdir(tempfile.gettempdir()) if not n.startswith(_FOREIGN_FILES)
+        },
     }
 
 
@@ -124,7 +156,9 @@ def _held_by_strangers() -> set[str]:
     held: set[int] = set()
     for maps in Path("/proc").glob("[0-9]*/maps"):
         with contextlib.suppress(OSError):  # it has ended, or is another user's
-            if int(maps.parent.name) not in ours:  # by numbers: a semaphore is mapped under another name
+            if (
+                int(maps.parent.name) not in ours
+            ):  # by numbers: a semaphore is mapped under another name
                 held.update(map(int, re.findall(r" (\d+) +/dev/shm/", maps.read_text())))
     return {entry.name for entry in os.scandir("/dev/shm") if entry.inode() in held}
 
@@ -146,7 +180,9 @@ def nothing_left_behind(request: pytest.FixtureRequest):
             del left["shared memory"]
         if not left or time.monotonic() > deadline:
             break
-        if look % 20 == 1:  # most of it ends by itself, and sooner than all objects are looked through
+        if (
+            look % 20 == 1
+        ):  # most of it ends by itself, and sooner than all objects are looked through
             gc.collect()
         threading.Event().wait(0.02)
     assert not left, f"left behind: {left}"
@@ -182,8 +218,33 @@ def wheel(repo: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("wheel")
     copy = out / "checkout"
     copy.mkdir()
-    for name in ("pyproject.toml", "setup.py", "README.md", "sluice", "etl", "ingest", "agent", "dlrm"):
+    for name in (
+        "pyproject.toml",
+        "setup.py",
+        "README.md",
+        "sluice",
+        "etl",
+        "ingest",
+        "agent",
+        "dlrm",
+    ):
         (copy / name).symlink_to(repo / name)
-    subprocess.run([sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "--no-index", "-w",
-                    out, copy], check=True, capture_output=True, text=True)
+    subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "pip",
+            "wheel",
+            "-q",
+            "--no-deps",
+            "--no-build-isolation",
+            "--no-index",
+            "-w",
+            out,
+            copy,
+        ],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
     return next(out.glob("*.whl"))

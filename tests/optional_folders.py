@@ -32,25 +32,54 @@ class OptionalFolder:
 
 
 OPTIONAL = {
-    "local ETL": OptionalFolder(paths=("etl/local", "etl/audit.py", "benchmarks/placement.py"),
-                                tests=("tests/etl/local", "tests/etl/test_estimate.py", "tests/etl/test_first_rows.py",
-                                       "tests/e2e/test_feature_store.py", "tests/etl/test_audit.py",
-                                       "tests/etl/test_foreign_tables.py", "tests/etl/test_fuzz.py",
-                                       "tests/etl/test_number_limits.py", "tests/frozen", "tests/fuzz"),
-                                askers=("etl/__main__.py", "etl/engines.py", "etl/estimate.py", "etl/first_rows.py",
-                                         "tests/etl/jobs.py")),
-    "rivals": OptionalFolder(paths=("benchmarks/rivals", "benchmarks/fleet_size.py",
-                                    "benchmarks/learned_fleet.py"),
-                             tests=("tests/benchmarks/rivals",),
-                             askers=("agent/policies/__init__.py", "agent/evaluate/simulated.py")),
-    "serving": OptionalFolder(paths=("dlrm/serving", "dlrm/serve.py", "dlrm/export.py", "benchmarks/serving.py",
-                                     "benchmarks/plain_server.py"),
-                              tests=("tests/dlrm/serving", "tests/etl/test_guess_to_server.py",
-                                     "tests/fuzz/four_ways.py", "tests/fuzz/test_four_ways.py"),
-                              askers=("sluice/__main__.py",)),
-    "remote workers": OptionalFolder(paths=("ingest/remote",),
-                                     tests=("tests/dlrm/test_launch_page.py", "tests/ingest/remote"),
-                                     askers=("sluice/__main__.py", "ingest/loader.py")),
+    "local ETL": OptionalFolder(
+        paths=("etl/local", "etl/audit.py", "benchmarks/placement.py"),
+        tests=(
+            "tests/etl/local",
+            "tests/etl/test_estimate.py",
+            "tests/etl/test_first_rows.py",
+            "tests/e2e/test_feature_store.py",
+            "tests/etl/test_audit.py",
+            "tests/etl/test_foreign_tables.py",
+            "tests/etl/test_fuzz.py",
+            "tests/etl/test_number_limits.py",
+            "tests/frozen",
+            "tests/fuzz",
+        ),
+        askers=(
+            "etl/__main__.py",
+            "etl/engines.py",
+            "etl/estimate.py",
+            "etl/first_rows.py",
+            "tests/etl/jobs.py",
+        ),
+    ),
+    "rivals": OptionalFolder(
+        paths=("benchmarks/rivals", "benchmarks/fleet_size.py", "benchmarks/learned_fleet.py"),
+        tests=("tests/benchmarks/rivals",),
+        askers=("agent/policies/__init__.py", "agent/evaluate/simulated.py"),
+    ),
+    "serving": OptionalFolder(
+        paths=(
+            "dlrm/serving",
+            "dlrm/serve.py",
+            "dlrm/export.py",
+            "benchmarks/serving.py",
+            "benchmarks/plain_server.py",
+        ),
+        tests=(
+            "tests/dlrm/serving",
+            "tests/etl/test_guess_to_server.py",
+            "tests/fuzz/four_ways.py",
+            "tests/fuzz/test_four_ways.py",
+        ),
+        askers=("sluice/__main__.py",),
+    ),
+    "remote workers": OptionalFolder(
+        paths=("ingest/remote",),
+        tests=("tests/dlrm/test_launch_page.py", "tests/ingest/remote"),
+        askers=("sluice/__main__.py", "ingest/loader.py"),
+    ),
 }
 
 

@@ -19,13 +19,20 @@ def compat(*, trust: bool = False) -> None:
     """Gives this process the removed parts of Arrow back, and the removed names of numpy that Petastorm uses. Refuses
     without `trust`: Petastorm then unpickles what a dataset's `_common_metadata` holds, which can run any program."""
     if not trust:
-        raise PermissionError("compat() has Petastorm unpickle what a dataset's _common_metadata holds, which can run "
-                              "any program: compat(trust=True) for datasets that you made yourself; to read others, "
-                              "take ingest.Loader, which unpickles nothing")
+        raise PermissionError(
+            "compat() has Petastorm unpickle what a dataset's _common_metadata holds, which can run "
+            "any program: compat(trust=True) for datasets that you made yourself; to read others, "
+            "take ingest.Loader, which unpickles nothing"
+        )
     install_local_files()
     pa.lib.ArrowIOError = OSError
     pq.ParquetDataset, pq.ParquetDatasetPiece, pq.PartitionSet = Folder, RowGroupPiece, Partition
-    for name, now in {"unicode_": np.str_, "string_": np.bytes_, "float": float, "in1d": np.isin}.items():
+    for name, now in {
+        "unicode_": np.str_,
+        "string_": np.bytes_,
+        "float": float,
+        "in1d": np.isin,
+    }.items():
         setattr(np, name, now)
 
 
@@ -53,21 +60,40 @@ class Partitions(list[Partition]):
 
 
 _COMPARE: dict[str, Callable[[Any, Any], bool]] = {
-    "=": operator.eq, "==": operator.eq, "!=": operator.ne, "<": operator.lt, ">": operator.gt, "<=": operator.le,
-    ">=": operator.ge, "in": lambda value, among: value in among, "not in": lambda value, among: value not in among}
+    "=": operator.eq,
+    "==": operator.eq,
+    "!=": operator.ne,
+    "<": operator.lt,
+    ">": operator.gt,
+    "<=": operator.le,
+    ">=": operator.ge,
+    "in": lambda value, among: value in among,
+    "not in": lambda value, among: value not in among,
+}
 
 
 class Folder:
     """The removed ParquetDataset of a folder, a file or a list of files, as far as Petastorm uses it."""
 
-    def __init__(self, path_or_paths: str | Sequence[str], filesystem: Any = None, filters: Any = None,
-                 **_legacy: Any):
+    def __init__(
+        self,
+        path_or_paths: str | Sequence[str],
+        filesystem: Any = None,
+        filters: Any = None,
+        **_legacy: Any,
+    ):
         self.fs = filesystem or pa.localfs
         self.paths = path_or_paths
         self.metadata_path = self.common_metadata_path = None
         self.partitions: Partitions | None = None
         found: list[tuple[str, list[tuple[str, str]]]] = []
-        only = path_or_paths if isinstance(path_or_paths, str) else path_or_paths[0] if len(path_or_paths) == 1 else ""
+        only = (
+            path_or_paths
+            if isinstance(path_or_paths, str)
+            else path_or_paths[0]
+            if len(path_or_paths) == 1
+            else ""
+        )
         if only and self.fs.isdir(only):
             found = self._walk(only)
             levels: dict[str, list[str]] = {}
@@ -83,12 +109,19 @@ class Folder:
                     raise OSError(f"no such Parquet file or folder: {path}")
                 found.append((path, []))
         at = {level.name: level.keys.index for level in self.partitions or ()}
-        self.pieces = [RowGroupPiece(path, self.fs.open, partition_keys=[(name, at[name](key)) for name, key in keys])
-                       for path, keys in found if _included(dict(keys), filters)]
+        self.pieces = [
+            RowGroupPiece(
+                path, self.fs.open, partition_keys=[(name, at[name](key)) for name, key in keys]
+            )
+            for path, keys in found
+            if _included(dict(keys), filters)
+        ]
         self.metadata = self._footer(self.metadata_path)
         self.common_metadata = self._footer(self.common_metadata_path) or self.metadata
 
-    def _walk(self, folder: str, keys: tuple[tuple[str, str], ...] = ()) -> list[tuple[str, list[tuple[str, str]]]]:
+    def _walk(
+        self, folder: str, keys: tuple[tuple[str, str], ...] = ()
+    ) -> list[tuple[str, list[tuple[str, str]]]]:
         """Yields files with the keys of the folders that they are in; hidden names are metadata or nothing."""
         found = []
         for entry in sorted(self.fs.ls(folder, detail=True), key=lambda e: str(e["name"])):

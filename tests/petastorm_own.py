@@ -36,12 +36,24 @@ THROUGH_OURS = ("test_parquet_reader", "test_spark_dataset_converter")
 # What a failure's text holds, and whose it is.
 REASONS = (
     (r"has no meaning here", "sluice.petastorm refuses the option by its name"),
-    (r"pandas objects and dtype-less sequences", "pandas 3: a Series and a list are not combined any more"),
+    (
+        r"pandas objects and dtype-less sequences",
+        "pandas 3: a Series and a list are not combined any more",
+    ),
     (r"No module named '(s3fs|gcsfs)'", "needs s3fs and gcsfs, which are not installed"),
     (r"No module named 'torchvision'", "needs torchvision, which is not installed"),
-    (r"test_torch_tensorable_types\[uint", "torch has uint16 and uint32 by now; the test is sure that it has not"),
-    (r"exceptions must be derived from Warning, not <class 'NoneType'>", "pytest 8: pytest.warns(None) is gone"),
-    (r"test_workers_die_when_main_process_dies", "gives a process two seconds to see that its parent has died"),
+    (
+        r"test_torch_tensorable_types\[uint",
+        "torch has uint16 and uint32 by now; the test is sure that it has not",
+    ),
+    (
+        r"exceptions must be derived from Warning, not <class 'NoneType'>",
+        "pytest 8: pytest.warns(None) is gone",
+    ),
+    (
+        r"test_workers_die_when_main_process_dies",
+        "gives a process two seconds to see that its parent has died",
+    ),
 )
 # Names that only the tests themselves use, and that Python and pandas have removed.
 _SITECUSTOMIZE = """\
@@ -90,7 +102,9 @@ class Result:
     def reason(self) -> str | None:
         """None: nobody knows yet."""
         told = f"{self.name}\n{self.text}"
-        return next((why for pattern, why in REASONS if re.search(pattern, told, re.IGNORECASE)), None)
+        return next(
+            (why for pattern, why in REASONS if re.search(pattern, told, re.IGNORECASE)), None
+        )
 
 
 def results_of(report: Path, file: str) -> list[Result]:
@@ -129,30 +143,75 @@ class Suite:
         report, name = self._folder / "report.xml", self.prefix + file.stem
         report.unlink(missing_ok=True)
         which = [f"{file}::{name}" for name in only] or [str(file)]
-        cached = ["-Y"] if file.parent == self.package / "tests" else []  # an option of the conftest there
+        cached = (
+            ["-Y"] if file.parent == self.package / "tests" else []
+        )  # an option of the conftest there
         ended = subprocess.run(
-            [sys.executable, "-m", "pytest", "-q", "-c", self._folder / "pytest.ini", "--rootdir", self.package.parent,
-             "-o", f"cache_dir={self._folder / 'cache'}", "--basetemp", self._folder / f"tmp-{file.stem}-{len(only)}",
-             "-p", "petastorm_hooks", "--timeout", str(PER_TEST_S), "--junitxml", report, *which, *cached],
-            capture_output=True, text=True, check=False, cwd=self._folder,
-            env={**os.environ, "PYTHONPATH": f"{self._folder}:{ROOT}", "PYSPARK_PYTHON": sys.executable,
-                 "SPARK_LOCAL_IP": "127.0.0.1", "TF_CPP_MIN_LOG_LEVEL": "3"})
+            [
+                sys.executable,
+                "-m",
+                "pytest",
+                "-q",
+                "-c",
+                self._folder / "pytest.ini",
+                "--rootdir",
+                self.package.parent,
+                "-o",
+                f"cache_dir={self._folder / 'cache'}",
+                "--basetemp",
+                self._folder / f"tmp-{file.stem}-{len(only)}",
+                "-p",
+                "petastorm_hooks",
+                "--timeout",
+                str(PER_TEST_S),
+                "--junitxml",
+                report,
+                *which,
+                *cached,
+            ],
+            capture_output=True,
+            text=True,
+            check=False,
+            cwd=self._folder,
+            env={
+                **os.environ,
+                "PYTHONPATH": f"{self._folder}:{ROOT}",
+                "PYSPARK_PYTHON": sys.executable,
+                "SPARK_LOCAL_IP": "127.0.0.1",
+                "TF_CPP_MIN_LOG_LEVEL": "3",
+            },
+        )
         if not report.exists():
-            return [Result(name, "(the whole file)", "failed", (ended.stdout + ended.stderr)[-4000:])]
+            return [
+                Result(name, "(the whole file)", "failed", (ended.stdout + ended.stderr)[-4000:])
+            ]
         return results_of(report, name)
 
     def run_twice(self, file: Path) -> tuple[list[Result], list[str]]:
         """Results, and the names of tests that failed among the others and passed alone."""
         found = self.run(file)
-        again = [r for r in found if r.outcome == "failed" and r.reason is None and "(" not in r.name]
-        passed = {r.name for r in self.run(file, [r.name for r in again]) if r.outcome == "passed"} if again else set()
-        return [Result(r.file, r.name, "passed") if r.name in passed else r for r in found], sorted(passed)
+        again = [
+            r for r in found if r.outcome == "failed" and r.reason is None and "(" not in r.name
+        ]
+        passed = (
+            {r.name for r in self.run(file, [r.name for r in again]) if r.outcome == "passed"}
+            if again
+            else set()
+        )
+        return [Result(r.file, r.name, "passed") if r.name in passed else r for r in found], sorted(
+            passed
+        )
 
 
 def main(argv: list[str]) -> dict[str, Any]:
-    parser = argparse.ArgumentParser(prog="python -m tests.petastorm_own", description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("files", nargs="*", metavar="FILE", help="names of test files (default: all that can run)")
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.petastorm_own",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "files", nargs="*", metavar="FILE", help="names of test files (default: all that can run)"
+    )
     wanted = parser.parse_args(argv).files
     every: list[Result] = []
     alone: list[str] = []
@@ -161,11 +220,15 @@ def main(argv: list[str]) -> dict[str, Any]:
         suite = Suite(Path(folder))
         known = [f.stem for f in suite.files]
         if unknown := sorted(set(wanted) - set(known)):
-            raise UsageError(f"no test file of Petastorm is called {unknown[0]!r}: {', '.join(known)}")
+            raise UsageError(
+                f"no test file of Petastorm is called {unknown[0]!r}: {', '.join(known)}"
+            )
         there = [file for file in suite.files if not wanted or file.stem in wanted]
         ours = Suite(Path(other), through_ours=True)
-        for one, file in [*((suite, file) for file in there),
-                          *((ours, file) for file in there if file.stem in THROUGH_OURS)]:
+        for one, file in [
+            *((suite, file) for file in there),
+            *((ours, file) for file in there if file.stem in THROUGH_OURS),
+        ]:
             if file.stem in LEFT_OUT:
                 left_out[file.stem] = LEFT_OUT[file.stem]
                 say(f"{file.stem:34} left out: {LEFT_OUT[file.stem]}")
@@ -173,24 +236,39 @@ def main(argv: list[str]) -> dict[str, Any]:
             results, repeated = one.run_twice(file)
             every, alone = every + results, alone + repeated
             count = Counter(r.outcome for r in results)
-            say(f"{one.prefix + file.stem:48} {count['passed']:4} of {len(results) - count['skipped']:4} passed"
+            say(
+                f"{one.prefix + file.stem:48} {count['passed']:4} of {len(results) - count['skipped']:4} passed"
                 + (f", {count['skipped']} skipped" if count["skipped"] else "")
-                + (f", {len(repeated)} of them only alone" if repeated else ""))
+                + (f", {len(repeated)} of them only alone" if repeated else "")
+            )
     failed = [r for r in every if r.outcome == "failed"]
     unexplained = [r for r in failed if r.reason is None]
     for result in failed:
-        say(f"  failed  {result.file}::{result.name}: {result.reason or 'UNEXPLAINED: ' + _last_line(result.text)}")
+        say(
+            f"  failed  {result.file}::{result.name}: {result.reason or 'UNEXPLAINED: ' + _last_line(result.text)}"
+        )
     for name in alone:
-        say(f"  passed alone only  {name}: Petastorm's pool looks at its workers before its ventilator, and may end "
-            "early")
+        say(
+            f"  passed alone only  {name}: Petastorm's pool looks at its workers before its ventilator, and may end "
+            "early"
+        )
     ran = [r for r in every if r.outcome != "skipped"]
     passed = len(ran) - len(failed)
-    say(f"\n{passed} of {len(ran)} passed; {len(failed)} failed, {len(unexplained)} of them unexplained; "
-        f"{len(every) - len(ran)} skipped by themselves; {len(left_out)} files left out")
+    say(
+        f"\n{passed} of {len(ran)} passed; {len(failed)} failed, {len(unexplained)} of them unexplained; "
+        f"{len(every) - len(ran)} skipped by themselves; {len(left_out)} files left out"
+    )
     if unexplained:
-        raise RuntimeError(f"{len(unexplained)} tests failed for no known reason, {unexplained[0].name} first")
-    return {"passed": passed, "ran": len(ran), "failed": {f"{r.file}::{r.name}": r.reason for r in failed},
-            "passed_alone_only": alone, "left_out": left_out}
+        raise RuntimeError(
+            f"{len(unexplained)} tests failed for no known reason, {unexplained[0].name} first"
+        )
+    return {
+        "passed": passed,
+        "ran": len(ran),
+        "failed": {f"{r.file}::{r.name}": r.reason for r in failed},
+        "passed_alone_only": alone,
+        "left_out": left_out,
+    }
 
 
 def _last_line(text: str) -> str:

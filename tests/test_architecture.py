@@ -22,28 +22,66 @@ SHARED, TOOLS = "common", "tools"
 HEIGHTS = {name: height for height, name in enumerate((SHARED, *ROOMS, TOOLS))}
 """The packages from the ground up: none imports one above it, but for programs."""
 MOST_FILES = 20
-SHARED_WITH_AGENT = {"sluice.ingest.knobs", "sluice.ingest.stats", "sluice.ingest.stage_spec",
-                     "sluice.ingest.row_order", "sluice.ingest.row_costs", "sluice.ingest.machine"}
-CONTRACTS_OF_ETL = ("sluice.etl.table.table", "sluice.etl.table.foreign_tables", "sluice.etl.spec.spec",
-                    "sluice.etl.spec.permission",
-                    "sluice.etl.spec.code_options", "sluice.etl.spec.table_transform",
-                    "sluice.etl.spec.input_values", "sluice.etl.spec.nested_columns",
-                    "sluice.etl.spec.row_split",
-                    "sluice.etl.ops", "sluice.etl.schema")
+SHARED_WITH_AGENT = {
+    "sluice.ingest.knobs",
+    "sluice.ingest.stats",
+    "sluice.ingest.stage_spec",
+    "sluice.ingest.row_order",
+    "sluice.ingest.row_costs",
+    "sluice.ingest.machine",
+}
+CONTRACTS_OF_ETL = (
+    "sluice.etl.table.table",
+    "sluice.etl.table.foreign_tables",
+    "sluice.etl.spec.spec",
+    "sluice.etl.spec.permission",
+    "sluice.etl.spec.code_options",
+    "sluice.etl.spec.table_transform",
+    "sluice.etl.spec.input_values",
+    "sluice.etl.spec.nested_columns",
+    "sluice.etl.spec.row_split",
+    "sluice.etl.ops",
+    "sluice.etl.schema",
+)
 # Composition roots: they may import every room, and nobody imports them.
-PROGRAMS = {"sluice.etl.job", "sluice.etl.__main__", "sluice.ingest.__main__", "sluice.tools.bench",
-            "sluice.tools.headroom_cli", "sluice.ingest.remote.worker",
-            "sluice.agent.__main__", "sluice.agent.evaluate.simulated", "sluice.agent.learn.train",
-            "sluice.agent.learn.own_runs", "sluice.dlrm.train", "sluice.dlrm.evaluate", "sluice.dlrm.serve",
-            "sluice.dlrm.plan", "sluice.dlrm.export", "sluice.dlrm.demo.__main__", "sluice.dlrm.demo.schema_change"}
+PROGRAMS = {
+    "sluice.etl.job",
+    "sluice.etl.__main__",
+    "sluice.ingest.__main__",
+    "sluice.tools.bench",
+    "sluice.tools.headroom_cli",
+    "sluice.ingest.remote.worker",
+    "sluice.agent.__main__",
+    "sluice.agent.evaluate.simulated",
+    "sluice.agent.learn.train",
+    "sluice.agent.learn.own_runs",
+    "sluice.dlrm.train",
+    "sluice.dlrm.evaluate",
+    "sluice.dlrm.serve",
+    "sluice.dlrm.plan",
+    "sluice.dlrm.export",
+    "sluice.dlrm.demo.__main__",
+    "sluice.dlrm.demo.schema_change",
+}
 # Parts of programs: they may import every room, too, and only their room's programs import them.
 PARTS_OF_PROGRAMS = {"sluice.dlrm.demo.steps"}
 FOR_PROGRAMS = {"sluice.common.program"}
-LIGHT = ("sluice", "sluice.etl.table.table", "sluice.etl.spec.spec", "sluice.etl.ops", "sluice.etl.schema",
-         "sluice.ingest.knobs", "sluice.ingest.stats", "sluice.ingest.stage_spec", "sluice.ingest.row_order",
-         "sluice.ingest.machine",
-         "sluice.agent.tunable", "sluice.agent.controller", "sluice.agent.policies",
-         "sluice.agent.policies.opening.contract")
+LIGHT = (
+    "sluice",
+    "sluice.etl.table.table",
+    "sluice.etl.spec.spec",
+    "sluice.etl.ops",
+    "sluice.etl.schema",
+    "sluice.ingest.knobs",
+    "sluice.ingest.stats",
+    "sluice.ingest.stage_spec",
+    "sluice.ingest.row_order",
+    "sluice.ingest.machine",
+    "sluice.agent.tunable",
+    "sluice.agent.controller",
+    "sluice.agent.policies",
+    "sluice.agent.policies.opening.contract",
+)
 HEAVY = ("pyspark", "torch", "petastorm", "torchrec", "pandas")
 
 
@@ -53,7 +91,9 @@ def modules() -> dict[str, Path]:
         for path in sorted((ROOT / package).rglob("*.py")):
             parts = path.relative_to(ROOT).with_suffix("").parts
             inside = parts[1:] if parts[0] == "sluice" else parts
-            found[".".join(("sluice", *(inside[:-1] if inside[-1] == "__init__" else inside)))] = path
+            found[".".join(("sluice", *(inside[:-1] if inside[-1] == "__init__" else inside)))] = (
+                path
+            )
     return found
 
 
@@ -76,7 +116,11 @@ def statements(node: ast.AST, with_types: bool = True) -> Iterator[ast.AST]:
 
 @cache
 def import_nodes(path: Path, with_types: bool = True) -> tuple[ast.Import | ast.ImportFrom, ...]:
-    return tuple(node for node in statements(tree(path), with_types) if isinstance(node, ast.Import | ast.ImportFrom))
+    return tuple(
+        node
+        for node in statements(tree(path), with_types)
+        if isinstance(node, ast.Import | ast.ImportFrom)
+    )
 
 
 def imports(path: Path, known: dict[str, Path], with_types: bool = True) -> set[str]:
@@ -98,7 +142,9 @@ def room_of(module: str) -> str:
 
 def allowed(importer: str, imported: str) -> bool:
     source, target = room_of(importer), room_of(imported)
-    if target not in HEIGHTS or importer == f"sluice.{source}":  # a package's own face may show what it holds
+    if (
+        target not in HEIGHTS or importer == f"sluice.{source}"
+    ):  # a package's own face may show what it holds
         return True
     if imported in PROGRAMS:
         # A package's `python -m` entry may hand over to programs, its own and those of tools.
@@ -120,18 +166,29 @@ def allowed(importer: str, imported: str) -> bool:
 
 def test_every_import_follows_the_table():
     known = modules()
-    wrong = [f"{importer} imports {imported}" for importer, path in known.items()
-             for imported in imports(path, known) if not allowed(importer, imported)]
+    wrong = [
+        f"{importer} imports {imported}"
+        for importer, path in known.items()
+        for imported in imports(path, known)
+        if not allowed(importer, imported)
+    ]
     assert not wrong, "\n".join(wrong)
 
 
 def test_nothing_is_imported_by_its_folder_alone():
     """A user's own `agent/` or `etl/` must not come in our way: our rooms are parts of `sluice`."""
     known = modules()
-    others = {str(p.relative_to(ROOT)): p for folder in ("tests", "benchmarks", "examples", "sluice")
-              for p in (ROOT / folder).rglob("*.py")}
-    wrong = [f"{name} imports {imported}" for name, path in {**known, **others}.items()
-             for imported in imports(path, known) if imported.split(".")[0] in ROOMS]
+    others = {
+        str(p.relative_to(ROOT)): p
+        for folder in ("tests", "benchmarks", "examples", "sluice")
+        for p in (ROOT / folder).rglob("*.py")
+    }
+    wrong = [
+        f"{name} imports {imported}"
+        for name, path in {**known, **others}.items()
+        for imported in imports(path, known)
+        if imported.split(".")[0] in ROOMS
+    ]
     assert not wrong, "\n".join(wrong)
 
 
@@ -152,8 +209,8 @@ def circles(graph: dict[str, set[str]]) -> list[list[str]]:
             elif target in stack:
                 lowest[node] = min(lowest[node], number[target])
         if lowest[node] == number[node]:
-            group = stack[stack.index(node):]
-            del stack[stack.index(node):]
+            group = stack[stack.index(node) :]
+            del stack[stack.index(node) :]
             if len(group) > 1:
                 found.append(sorted(group))
 
@@ -177,7 +234,9 @@ def place(module: str, path: Path) -> str:
 
 def test_no_file_and_no_folder_reaches_itself():
     known = modules()
-    files = {name: imports(path, known, with_types=False) & known.keys() for name, path in known.items()}
+    files = {
+        name: imports(path, known, with_types=False) & known.keys() for name, path in known.items()
+    }
     assert not circles(files)
     folders: dict[str, set[str]] = defaultdict(set)
     for name, targets in files.items():
@@ -196,25 +255,40 @@ def test_what_stands_on_a_floor_imports_what_is_below_it():
     known = modules()
     block = re.search(r"```floors\n(.*?)```", (ROOT / "docs" / "architecture.md").read_text(), re.S)
     assert block
-    floors = {room: {name: number for number, names in enumerate(line.split("<")) for name in names.split()}
-              for room, line in (one.split(":") for one in block.group(1).strip().splitlines())}
+    floors = {
+        room: {
+            name: number for number, names in enumerate(line.split("<")) for name in names.split()
+        }
+        for room, line in (one.split(":") for one in block.group(1).strip().splitlines())
+    }
     there: dict[str, set[str]] = defaultdict(set)
     wrong = []
     for name, path in known.items():
         room, here = room_of(name), floor_of(name, path)
-        if name == f"sluice.{room}" or room not in ROOMS:  # the package's own face; and what has no floors
+        if (
+            name == f"sluice.{room}" or room not in ROOMS
+        ):  # the package's own face; and what has no floors
             continue
         there[room].add(here)
         for target in imports(path, known, with_types=False) & known.keys():
             below = floor_of(target, known[target])
-            if room_of(target) == room and target != f"sluice.{room}" and below != here and \
-                    floors[room].get(below, 99) >= floors[room].get(here, -1):
+            if (
+                room_of(target) == room
+                and target != f"sluice.{room}"
+                and below != here
+                and floors[room].get(below, 99) >= floors[room].get(here, -1)
+            ):
                 wrong.append(f"{name} imports {target}")
     assert not wrong, "\n".join(wrong)
-    left_out = {path.removeprefix("dlrm/").removesuffix(".py") for folder in OPTIONAL.values() if not folder.is_there
-                for path in folder.paths}
-    assert {room: set(names) - left_out for room, names in floors.items()} == there, \
+    left_out = {
+        path.removeprefix("dlrm/").removesuffix(".py")
+        for folder in OPTIONAL.values()
+        if not folder.is_there
+        for path in folder.paths
+    }
+    assert {room: set(names) - left_out for room, names in floors.items()} == there, (
         "docs/architecture.md names every floor"
+    )
 
 
 def test_no_folder_holds_more_than_a_glance():
@@ -240,7 +314,11 @@ def test_the_table_is_complete():
     """Every program named here exists, and a new top-level package must be listed."""
     packages = {p.parent.name for p in ROOT.glob("*/__init__.py")}
     assert packages <= {*ROOMS, "sluice", "tests", "benchmarks"}, packages
-    left_out = {name for name in PROGRAMS if is_left_out(name.removeprefix("sluice.").replace(".", "/") + ".py")}
+    left_out = {
+        name
+        for name in PROGRAMS
+        if is_left_out(name.removeprefix("sluice.").replace(".", "/") + ".py")
+    }
     assert modules().keys() >= PROGRAMS - left_out
 
 
@@ -248,33 +326,50 @@ def test_what_the_agent_shares_is_standard_library_numpy_and_psutil():
     known = modules()
     shared = {name for name in known if room_of(name) == SHARED} - FOR_PROGRAMS
     for name in SHARED_WITH_AGENT | shared:
-        foreign = {i.split(".")[0] for i in imports(known[name], known)
-                   if i not in SHARED_WITH_AGENT | shared} - {*sys.stdlib_module_names, "numpy", "psutil"}
+        foreign = {
+            i.split(".")[0]
+            for i in imports(known[name], known)
+            if i not in SHARED_WITH_AGENT | shared
+        } - {*sys.stdlib_module_names, "numpy", "psutil"}
         assert not foreign, f"{name} imports {foreign}"
 
 
 def test_only_the_reader_imports_petastorm():
     known = modules()
-    users = {n for n, p in known.items() if any(i.split(".")[0] == "petastorm" for i in imports(p, known))}
-    assert users <= {f"sluice.ingest.read.petastorm.{name}" for name in ("compat", "options", "source")}, users
+    users = {
+        n
+        for n, p in known.items()
+        if any(i.split(".")[0] == "petastorm" for i in imports(p, known))
+    }
+    assert users <= {
+        f"sluice.ingest.read.petastorm.{name}" for name in ("compat", "options", "source")
+    }, users
 
 
 def test_only_the_spark_folder_imports_spark():
     known = modules()
-    users = {n for n, p in known.items()
-             if any(i.split(".")[0] == "pyspark" for i in imports(p, known, with_types=False))}
+    users = {
+        n
+        for n, p in known.items()
+        if any(i.split(".")[0] == "pyspark" for i in imports(p, known, with_types=False))
+    }
     assert all(n.startswith("sluice.etl.spark.") for n in users), users
 
 
 @pytest.mark.parametrize("name", LIGHT)
 def test_importing_a_contract_stays_light(name):
     code = f"import sys, {name}; print([m for m in {HEAVY!r} if m in sys.modules])"
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True
+    )
     assert result.stdout.strip() == "[]", result.stdout
 
 
 def test_the_image_holds_what_set_up_installs_and_every_room():
-    image, setup = (ROOT / "docker" / "Dockerfile").read_text(), (ROOT / ".ci" / "setup").read_text()
+    image, setup = (
+        (ROOT / "docker" / "Dockerfile").read_text(),
+        (ROOT / ".ci" / "setup").read_text(),
+    )
     torch = re.findall(r"\btorch==\S+", setup)
     assert re.findall(r"\btorch==\S+", image) == torch != []
     assert set(re.findall(r"^COPY (\w+) \1$", image, re.MULTILINE)) == {"sluice", *ROOMS}

@@ -55,7 +55,9 @@ def test_a_lane_tells_its_median_and_how_many_times_ours_is_as_fast():
     assert line.startswith("tf.data ")
     assert line.endswith("2.00 M rows/s   0.50    0.25 s  ours ×3")
     assert "\033" not in line
-    assert race.drawn(race.Lane("ours", [4e6], row_ns=[1.0]), 4e6, 100, race._COLOURS).startswith("\033[1;32mours")
+    assert race.drawn(race.Lane("ours", [4e6], row_ns=[1.0]), 4e6, 100, race._COLOURS).startswith(
+        "\033[1;32mours"
+    )
 
 
 def test_two_orders_agree_by_the_pairs_that_they_share():
@@ -97,7 +99,11 @@ def test_the_race_is_run_and_drawn(capsys, monkeypatch):
     monkeypatch.setattr(race, "peers_of", lambda full, only: [broken])
     found = race.main(["--rows", "65536", "--seconds", "0.02", "--rounds", "1"])
     lanes = {"ours", race.PACKED, race.MAPPED}
-    assert json.loads(json.dumps(found))["rows_per_s"].keys() == found["core_s_per_million"].keys() == lanes
+    assert (
+        json.loads(json.dumps(found))["rows_per_s"].keys()
+        == found["core_s_per_million"].keys()
+        == lanes
+    )
     assert found["times"].keys() == lanes - {"ours"}
     assert min(found["core_s_per_million"].values()) > 0
     told = capsys.readouterr().err

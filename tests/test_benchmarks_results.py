@@ -22,7 +22,8 @@ def test_cases_run_in_processes_of_their_own_until_they_succeed(tmp_path, monkey
     monkeypatch.setattr(results, "ROOT", tmp_path)
     (tmp_path / "benchmarks").mkdir()
     (tmp_path / "benchmarks" / "mine.py").write_text(
-        "import os\ndef twice(n, to):\n    os.makedirs(to)\n    print('said')\n    return {'twice': 2 * n}\n")
+        "import os\ndef twice(n, to):\n    os.makedirs(to)\n    print('said')\n    return {'twice': 2 * n}\n"
+    )
     path, to = tmp_path / "cases.jsonl", tmp_path / "made"
     to.mkdir()
     Cases(path).run("first", "mine", "twice", {"n": 2, "to": str(to)})

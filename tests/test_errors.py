@@ -54,8 +54,10 @@ NOT_A_USERS_MISTAKE = {
 if OPTIONAL["local ETL"].is_there:
     NOT_A_USERS_MISTAKE |= {"JobEnded": "between the threads of a job"}
 if OPTIONAL["remote workers"].is_there:
-    NOT_A_USERS_MISTAKE |= {"WorkerLost": "the unit is asked for again, of another worker",
-                            "WrongAnswer": "the unit is asked for again"}
+    NOT_A_USERS_MISTAKE |= {
+        "WorkerLost": "the unit is asked for again, of another worker",
+        "WrongAnswer": "the unit is asked for again",
+    }
 if OPTIONAL["serving"].is_there:
     NOT_A_USERS_MISTAKE |= {
         "BadValue": "a request's, which a server answers by a status",
@@ -66,15 +68,27 @@ if OPTIONAL["serving"].is_there:
         "Refusal": "a request's, which a server answers by a status",
     }
 
-PROGRAMS = ("etl.job", "etl.__main__", "ingest.__main__", "agent.__main__", "dlrm.train", "dlrm.evaluate", "dlrm.serve",
-            "dlrm.export", "dlrm.plan")
+PROGRAMS = (
+    "etl.job",
+    "etl.__main__",
+    "ingest.__main__",
+    "agent.__main__",
+    "dlrm.train",
+    "dlrm.evaluate",
+    "dlrm.serve",
+    "dlrm.export",
+    "dlrm.plan",
+)
 
 
 def of_ours() -> dict[str, tuple[str, list[str]]]:
     """Each public class, the module that holds it, and the names of what is above it."""
-    return {node.name: (name, [ast.unparse(base).rpartition(".")[2] for base in node.bases])
-            for name, path in modules().items() for node in statements(tree(path))
-            if isinstance(node, ast.ClassDef) and not node.name.startswith("_")}
+    return {
+        node.name: (name, [ast.unparse(base).rpartition(".")[2] for base in node.bases])
+        for name, path in modules().items()
+        for node in statements(tree(path))
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+    }
 
 
 CLASSES = of_ours()
@@ -89,7 +103,9 @@ def above(name: str) -> set[str]:
 def is_raised(name: str) -> bool:
     known = [getattr(builtins, one, None) for one in above(name)]
     return any(isinstance(one, type) and issubclass(one, BaseException) for one in known) or any(
-        one not in CLASSES and one.endswith(("Error", "Exception", "Warning")) for one in above(name))
+        one not in CLASSES and one.endswith(("Error", "Exception", "Warning"))
+        for one in above(name)
+    )
 
 
 RAISED = sorted(filter(is_raised, CLASSES))
@@ -100,7 +116,9 @@ def made(name: str) -> UsageError:
     kind = getattr(importlib.import_module(CLASSES[name][0]), name)
     assert issubclass(kind, UsageError)
     assert issubclass(kind, ValueError), f"{name}: users' code catches it as a ValueError"
-    return kind.__new__(kind, "table t: there is none; name another")  # some are made from more than a text
+    return kind.__new__(
+        kind, "table t: there is none; name another"
+    )  # some are made from more than a text
 
 
 def test_each_exception_is_a_users_mistake_or_is_listed_with_why():
@@ -112,6 +130,7 @@ def test_each_exception_is_a_users_mistake_or_is_listed_with_why():
 @pytest.fixture
 def in_this_process(monkeypatch):
     """A program may end here: its handler of interrupts goes with it, and one that leaves at once only raises."""
+
     def leave(code: int) -> None:
         raise SystemExit(code)
 
@@ -134,7 +153,9 @@ def test_a_mistake_ends_a_program_with_2_and_one_line(name, in_this_process, cap
     assert tuple(capsys.readouterr()) == ("", f"error: {error}\n")
 
 
-@pytest.mark.parametrize("program", [name for name in PROGRAMS if not is_left_out(f"{name.replace('.', '/')}.py")])
+@pytest.mark.parametrize(
+    "program", [name for name in PROGRAMS if not is_left_out(f"{name.replace('.', '/')}.py")]
+)
 def test_each_program_ends_so(program, in_this_process, monkeypatch, capsys):
     module = importlib.import_module(f"sluice.{program}")
     for name in MISTAKES:

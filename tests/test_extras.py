@@ -24,8 +24,12 @@ from sluice.common.extras import DISTRIBUTION, EXTRAS, OF_VERBS
 pytestmark = pytest.mark.slow
 
 # What is installed without resolving, for the reasons in docs/decisions/0001-dependencies.md.
-STANDS_FOR = {"fbgemm-gpu": "fbgemm-gpu-cpu"}  # torchrec names the GPU build; the CPU build serves as well
-NOT_TAKEN = {("petastorm", "setuptools")}  # 0.13.1 pins setuptools<70, and torch needs a newer one; pip takes 0.12.1
+STANDS_FOR = {
+    "fbgemm-gpu": "fbgemm-gpu-cpu"
+}  # torchrec names the GPU build; the CPU build serves as well
+NOT_TAKEN = {
+    ("petastorm", "setuptools")
+}  # 0.13.1 pins setuptools<70, and torch needs a newer one; pip takes 0.12.1
 
 PRELUDE = """
 import contextlib, io, os, sys
@@ -99,14 +103,18 @@ def closure(ours: metadata.Distribution, extra: str) -> dict[str, metadata.Distr
         for line in having.requires or ():
             wanted = Requirement(line)
             other = canonicalize_name(wanted.name)
-            if (name, other) in NOT_TAKEN or (wanted.marker and not wanted.marker.evaluate({"extra": its_extra})):
+            if (name, other) in NOT_TAKEN or (
+                wanted.marker and not wanted.marker.evaluate({"extra": its_extra})
+            ):
                 continue
             if other == DISTRIBUTION:
                 ahead += [(ours, e) for e in wanted.extras]
                 continue
             other = STANDS_FOR.get(other, other)
             there = metadata.distribution(other)
-            assert wanted.specifier.contains(there.version, prereleases=True), f"{name} wants {line}: {there.version}"
+            assert wanted.specifier.contains(there.version, prereleases=True), (
+                f"{name} wants {line}: {there.version}"
+            )
             found[other] = there
             ahead += [(there, e) for e in ("", *wanted.extras)]
     return found
@@ -115,6 +123,7 @@ def closure(ours: metadata.Distribution, extra: str) -> dict[str, metadata.Distr
 @pytest.fixture
 def site(unpacked, ours, tmp_path):
     """Makes the folder of an extra: the wheel's content, and links to what the extra brings."""
+
     def make(extra: str = "") -> Path:
         folder = tmp_path / "site"
         folder.mkdir()
@@ -129,19 +138,35 @@ def site(unpacked, ours, tmp_path):
     return make
 
 
-def run(site: Path, code: str, *arguments: object, prelude: str = PRELUDE, **environment: str
-        ) -> subprocess.CompletedProcess[str]:
+def run(
+    site: Path, code: str, *arguments: object, prelude: str = PRELUDE, **environment: str
+) -> subprocess.CompletedProcess[str]:
     """Python without site-packages, in an empty folder of its own, with `site` as the only place of packages."""
     work = site.parent / "work"
     work.mkdir(exist_ok=True)
     script = work / "script.py"
-    script.write_text(f"{prelude}{code}\nprint('to the end', flush=True)\nsys.stderr.flush()\nleave(0)\n")
+    script.write_text(
+        f"{prelude}{code}\nprint('to the end', flush=True)\nsys.stderr.flush()\nleave(0)\n"
+    )
     done = subprocess.run(
-        [os.path.realpath(sys.executable), "-S", "-s", script, *map(str, arguments)], cwd=work, text=True,
-        capture_output=True, check=False, timeout=120,
-        env={"PATH": os.environ["PATH"], "PYTHONPATH": str(site), "HOME": str(work), "TMPDIR": str(site.parent),
-             "OMP_NUM_THREADS": "1", **environment})
-    assert (done.returncode, done.stdout.splitlines()[-1:]) == (0, ["to the end"]), done.stderr[-4000:]
+        [os.path.realpath(sys.executable), "-S", "-s", script, *map(str, arguments)],
+        cwd=work,
+        text=True,
+        capture_output=True,
+        check=False,
+        timeout=120,
+        env={
+            "PATH": os.environ["PATH"],
+            "PYTHONPATH": str(site),
+            "HOME": str(work),
+            "TMPDIR": str(site.parent),
+            "OMP_NUM_THREADS": "1",
+            **environment,
+        },
+    )
+    assert (done.returncode, done.stdout.splitlines()[-1:]) == (0, ["to the end"]), done.stderr[
+        -4000:
+    ]
     return done
 
 
@@ -152,8 +177,16 @@ def files(tmp_path):
     folder.mkdir()
     rows = 1024
     for number in range(2):
-        pq.write_table(pa.table({"label": np.arange(rows, dtype=np.int8) % 2, "d": np.ones(rows, np.float32),
-                                 "c": np.arange(rows, dtype=np.int32)}), folder / f"{number}.parquet")
+        pq.write_table(
+            pa.table(
+                {
+                    "label": np.arange(rows, dtype=np.int8) % 2,
+                    "d": np.ones(rows, np.float32),
+                    "c": np.arange(rows, dtype=np.int32),
+                }
+            ),
+            folder / f"{number}.parquet",
+        )
     return folder
 
 
@@ -166,10 +199,16 @@ def test_whatever_is_imported_belongs_to_the_base_or_to_an_extra(ours, unpacked)
                 found |= {alias.name.partition(".")[0] for alias in node.names}
             elif isinstance(node, ast.ImportFrom) and node.module:
                 found.add(node.module.partition(".")[0])
-    base = {Requirement(line).name.replace("-", "_") for line in ours.requires or () if "extra ==" not in line}
+    base = {
+        Requirement(line).name.replace("-", "_")
+        for line in ours.requires or ()
+        if "extra ==" not in line
+    }
     assert base == {"numpy", "numba", "llvmlite", "psutil", "pyarrow", "torch", "zlib_ng"}
     assert found - {*sys.stdlib_module_names, "sluice"} <= base | EXTRAS.keys()
-    assert {*EXTRAS.values(), *OF_VERBS.values()} <= set(ours.metadata.get_all("Provides-Extra") or ())
+    assert {*EXTRAS.values(), *OF_VERBS.values()} <= set(
+        ours.metadata.get_all("Provides-Extra") or ()
+    )
 
 
 LOAD = """
@@ -180,7 +219,10 @@ with Loader(given[0], batch_size=512{more}) as loader:
 
 
 def test_the_base_is_a_loader_and_says_once_who_reads(site, files):
-    done = run(site(), LOAD.format(more="") * 2 + """
+    done = run(
+        site(),
+        LOAD.format(more="") * 2
+        + """
 try:
     Loader(given[0], batch_size=512, reading=Reading(reader="petastorm"))
 except ValueError as error:
@@ -201,9 +243,13 @@ code, out, err = called("bench", given[0], "--batch-size", "512", "--seconds", "
 assert code == 0 and '"tuning": "auto"' in out, (out, err)
 code, out, err = called("policies", "--policy", "ds2")
 assert code == 2 and "benchmarks/rivals of the repository" in err, (out, err)
-""", f"{files}/*.parquet")
-    said = ("sluice: row groups are read by the plain Arrow reader, as petastorm is not installed; "
-            "the rows and their order are the same")
+""",
+        f"{files}/*.parquet",
+    )
+    said = (
+        "sluice: row groups are read by the plain Arrow reader, as petastorm is not installed; "
+        "the rows and their order are the same"
+    )
     assert re.findall(r".*petastorm.*", done.stderr) == [said], done.stderr
 
 
@@ -215,10 +261,14 @@ sys.addaudithook(lambda event, words: started.append((event, str(words))) if eve
 """
 
 
-def test_from_an_import_to_a_first_tuned_batch_nothing_is_loaded_or_started_that_is_not_needed(site, files):
+def test_from_an_import_to_a_first_tuned_batch_nothing_is_loaded_or_started_that_is_not_needed(
+    site, files
+):
     """`import sluice` is for a command's completion and for scripts that then do something else; a first batch needs
     torch, Arrow and numba, and no compiler, Java or other program: none is on the path."""
-    run(site(), """
+    run(
+        site(),
+        """
 import sluice
 assert not {"numpy", "pyarrow", "torch", "numba"} & sys.modules.keys()
 assert {name for name in sys.modules if name.startswith("sluice.")} == set()
@@ -229,22 +279,41 @@ with Loader(given[0], batch_size=512, tuning="auto") as loader:
 slow = ("pandas", "scipy", "torch._dynamo", "torch._inductor", "sluice.dlrm", "sluice.etl.spark", "sluice.agent.learn")
 assert not set(slow) & sys.modules.keys(), set(slow) & sys.modules.keys()
 assert started == [], started
-""", f"{files}/*.parquet", prelude=WATCHED, PATH="")
+""",
+        f"{files}/*.parquet",
+        prelude=WATCHED,
+        PATH="",
+    )
 
 
-def test_where_nothing_can_be_written_the_compiled_code_is_made_anew_and_one_line_says_so(site, files):
+def test_where_nothing_can_be_written_the_compiled_code_is_made_anew_and_one_line_says_so(
+    site, files
+):
     """As in a container with a read-only file system: neither beside the sources nor in the user's cache."""
     folder = site()
     wheel = folder / "sluice"
     copy = folder.parent / "copy"
     shutil.copytree(wheel, copy, ignore=shutil.ignore_patterns("__pycache__"))
     for place in {path.parent for path in copy.rglob("*.py")}:
-        (place / "__pycache__").touch()  # where a file is, there can be no folder; root might write into any other
+        (
+            place / "__pycache__"
+        ).touch()  # where a file is, there can be no folder; root might write into any other
     wheel.unlink()
     wheel.symlink_to(copy)
-    done = run(folder, LOAD.format(more=", hash={'c': 100}, roles='label=label;dense=d;sparse=c'"),
-               f"{files}/*.parquet", XDG_CACHE_HOME="/dev/null/nowhere")
-    assert len(re.findall(r"^sluice: this process compiles .* set NUMBA_CACHE_DIR", done.stderr, re.MULTILINE)) == 1
+    done = run(
+        folder,
+        LOAD.format(more=", hash={'c': 100}, roles='label=label;dense=d;sparse=c'"),
+        f"{files}/*.parquet",
+        XDG_CACHE_HOME="/dev/null/nowhere",
+    )
+    assert (
+        len(
+            re.findall(
+                r"^sluice: this process compiles .* set NUMBA_CACHE_DIR", done.stderr, re.MULTILINE
+            )
+        )
+        == 1
+    )
 
 
 SMALL_TABLE = """
@@ -255,26 +324,38 @@ small_table("table", rows=4096)
 
 
 def test_table_reads_feature_tables(site):
-    run(site("table"), SMALL_TABLE + """
+    run(
+        site("table"),
+        SMALL_TABLE
+        + """
 absent("petastorm", "torchrec", "pandas")
 assert FeatureTable.open("table").files
 code, out, err = called("show", "table")
 assert code == 0 and "label" in out, (out, err)
 code, out, err = called("check", "table")
 assert code == 0, (out, err)
-""")
+""",
+    )
 
 
 def test_petastorm_is_taken_where_it_is_installed(site, files):
-    done = run(site("petastorm"), LOAD.format(more="") + LOAD.format(more=', reading=Reading(reader="petastorm")') + """
+    done = run(
+        site("petastorm"),
+        LOAD.format(more="")
+        + LOAD.format(more=', reading=Reading(reader="petastorm")')
+        + """
 assert "petastorm.reader" in sys.modules and not any(name.startswith("pyspark") for name in sys.modules)
 absent("deltalake", "torchrec")
-""", f"{files}/*.parquet")
+""",
+        f"{files}/*.parquet",
+    )
     assert "plain Arrow reader" not in done.stderr
 
 
 def test_etl_holds_the_spark_job(site):
-    run(site("etl"), """
+    run(
+        site("etl"),
+        """
 import pkgutil, subprocess
 import sluice.etl.spark
 absent("petastorm", "torchrec")
@@ -282,11 +363,15 @@ imports("pyspark.sql", *(m.name for m in pkgutil.walk_packages(sluice.etl.spark.
 for words in ((sys.executable, "-S", "-m", "sluice.etl.job", "--help"),):
     done = subprocess.run(words, capture_output=True, text=True)
     assert done.returncode == 0 and "--spec" in done.stdout, (done.stdout, done.stderr)
-""")
+""",
+    )
 
 
 def test_trainer_trains_by_petastorms_reader_and_evaluates(site):
-    run(site("trainer"), SMALL_TABLE + """
+    run(
+        site("trainer"),
+        SMALL_TABLE
+        + """
 absent("uvicorn", "optuna", "scipy")
 helps("train", "evaluate", "export", "plan")
 refused("serve", "serve", "run", "--port", "0")
@@ -295,39 +380,52 @@ assert code == 0 and "plain Arrow reader" not in err, (out, err)
 assert '"reader": "petastorm"' in open("run/events.jsonl").read()
 code, out, err = called("evaluate", "--run-dir", "run")
 assert code == 0 and "auc" in out, (out, err)
-""")
+""",
+    )
 
 
 def test_serve_holds_a_server(site):
-    run(site("serve"), """
+    run(
+        site("serve"),
+        """
 absent("optuna")
 imports("sluice.dlrm.serving.http", "sluice.dlrm.serving.connections", "sluice.dlrm.serving.served_model")
 helps("serve")
-""")
+""",
+    )
 
 
 def test_tuning_holds_every_policy_and_its_teaching(site):
-    run(site("tuning"), """
+    run(
+        site("tuning"),
+        """
 absent("petastorm", "uvicorn", "torchrec", "deltalake", "optuna", "scipy")
 from sluice.agent import policies
 assert policies.names() == list(policies.PRODUCT)
 for name in policies.names():
     policies.make(name)
 helps("policies", "teach", "simulate")
-""")
+""",
+    )
 
 
 def test_teach_holds_the_environment_of_an_opening(site):
-    run(site("teach"), """
+    run(
+        site("teach"),
+        """
 imports("gymnasium")
 absent("petastorm", "uvicorn", "torchrec")
 from sluice.agent.learn.opening_env import OpeningEnv
 assert OpeningEnv.metadata == {"render_modes": []}
-""")
+""",
+    )
 
 
 def test_live_draws(site):
-    run(site("live"), """
+    run(
+        site("live"),
+        """
 imports("rich.live", "rich.table", "sluice.tools.terminal")
 absent("petastorm", "deltalake")
-""")
+""",
+    )

@@ -6,18 +6,28 @@ import re
 
 from tests.optional_folders import is_left_out
 
-ROW = re.compile(r"^\|(?P<fault>[^|]+)\|(?P<happens>[^|]+)\|(?P<survives>[^|]+)\|(?P<tests>[^|]+)\|$")
+ROW = re.compile(
+    r"^\|(?P<fault>[^|]+)\|(?P<happens>[^|]+)\|(?P<survives>[^|]+)\|(?P<tests>[^|]+)\|$"
+)
 
 
 def rows(repo):
-    lines = [line for line in (repo / "docs" / "faults.md").read_text().splitlines() if line.startswith("|")]
+    lines = [
+        line
+        for line in (repo / "docs" / "faults.md").read_text().splitlines()
+        if line.startswith("|")
+    ]
     return [line for line in lines if not line.startswith(("| fault |", "|---"))]
 
 
 def test_every_row_has_four_cells_and_a_test(repo):
     found = rows(repo)
     assert len(found) >= 24
-    wrong = [line[:60] for line in found if not (cells := ROW.match(line)) or "`tests/" not in cells["tests"]]
+    wrong = [
+        line[:60]
+        for line in found
+        if not (cells := ROW.match(line)) or "`tests/" not in cells["tests"]
+    ]
     assert wrong == []
 
 
@@ -32,7 +42,9 @@ def test_every_test_that_is_named_exists(repo):
         if is_left_out(path):
             continue
         file = repo / path
-        if not file.is_file() or not re.search(rf"^\s*(async )?def {re.escape(test)}\(", file.read_text(), re.M):
+        if not file.is_file() or not re.search(
+            rf"^\s*(async )?def {re.escape(test)}\(", file.read_text(), re.M
+        ):
             missing.append(name)
     assert missing == []
 

@@ -63,8 +63,10 @@ def test_a_log_without_room_stops_no_training_and_holds_whole_lines(tmp_path, sa
         for step in range(50):
             journal.metric(metric(step))
         with no_more_than(size):
-            trained = threading.Thread(target=lambda: [journal.metric(metric(step)) for step in range(50, 1000)],
-                                       daemon=True)  # the library's own writer would wait here for ever
+            trained = threading.Thread(
+                target=lambda: [journal.metric(metric(step)) for step in range(50, 1000)],
+                daemon=True,
+            )  # the library's own writer would wait here for ever
             trained.start()
             trained.join(timeout=60)
         assert not trained.is_alive()
@@ -82,14 +84,19 @@ def test_a_report_without_room_costs_no_result(tmp_path, capsys):
         folder.metric(metric(1))
     with no_more_than(100):
         assert page.written(tmp_path / "run", say) is None
-    assert "the report cannot be written (File too large); make room, then `sluice report" in \
-        capsys.readouterr().err
+    assert (
+        "the report cannot be written (File too large); make room, then `sluice report"
+        in capsys.readouterr().err
+    )
     assert sorted(p.name for p in (tmp_path / "run").glob("report*")) == []
     assert page.write(tmp_path / "run").exists()
 
 
 def test_a_run_that_cannot_begin_to_write_is_refused(tmp_path):
-    with no_more_than(10), pytest.raises(RunError, match=r"run: cannot be written \(File too large\); choose another"):
+    with (
+        no_more_than(10),
+        pytest.raises(RunError, match=r"run: cannot be written \(File too large\); choose another"),
+    ):
         RunFolder.create(tmp_path / "run", {"kind": "train", "batch_size": 8192})
     assert not list((tmp_path / "run").glob("config*"))
     RunFolder.create(tmp_path / "run", {}).close()  # the same folder will do once there is room
@@ -98,7 +105,9 @@ def test_a_run_that_cannot_begin_to_write_is_refused(tmp_path):
 def test_a_registry_without_room_is_a_line_and_leaves_no_draft(tmp_path):
     lines: list[str] = []
     registry = Registry(tmp_path, say=lines.append)
-    entry = RegistryEntry(context=KnobContext(machine="m", schema="s", row_bytes=10.0), knobs=Knobs(), rows_per_s=1.0)
+    entry = RegistryEntry(
+        context=KnobContext(machine="m", schema="s", row_bytes=10.0), knobs=Knobs(), rows_per_s=1.0
+    )
     assert registry.remember(entry)
     with no_more_than(20):
         assert not registry.remember(entry)
@@ -117,7 +126,10 @@ def test_a_registry_without_room_costs_the_claim_of_cores_and_nothing_else(tmp_p
             assert claims.share(8.0, 2.0) == 8.0
         assert claims.share(8.0, 2.0) == 8.0
     assert len(lines) == 2
-    assert all("cores are not shared with other jobs, as" in line and "File too large" in line for line in lines)
+    assert all(
+        "cores are not shared with other jobs, as" in line and "File too large" in line
+        for line in lines
+    )
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
@@ -125,7 +137,9 @@ def test_a_run_on_a_full_registry_is_a_line_for_each_record(tmp_path):
     """As a trainer has it: what it shares and keeps there costs the record, and knobs to be saved cost their file."""
     lines: list[str] = []
     loader = FakeLoader([FakeStage(name="read", cpu_s=0.004)], cores=2)
-    options = KnobOptions(registry=str(tmp_path / "registry"), save_knobs=str(tmp_path / "best.toml"))
+    options = KnobOptions(
+        registry=str(tmp_path / "registry"), save_knobs=str(tmp_path / "best.toml")
+    )
     memory = KnobMemory(loader, options, say=lines.append)
     memory.start()
     with no_more_than(0):
@@ -133,18 +147,33 @@ def test_a_run_on_a_full_registry_is_a_line_for_each_record(tmp_path):
             loader.advance(5)
             assert tunable.snapshot().cpu_quota == loader.snapshot().cpu_quota
         memory.finish(policy="fixed", record=None)
-    assert [next(name for name in ("cores are not shared", "is not noted", "the registry at", "the knobs cannot")
-                 if name in line) for line in lines] == [
-        "cores are not shared", "the registry at", "the knobs cannot"]
+    assert [
+        next(
+            name
+            for name in (
+                "cores are not shared",
+                "is not noted",
+                "the registry at",
+                "the knobs cannot",
+            )
+            if name in line
+        )
+        for line in lines
+    ] == ["cores are not shared", "the registry at", "the knobs cannot"]
 
 
 def test_a_lock_without_room_is_one_line(tmp_path):
-    with no_more_than(0), pytest.raises(RunError, match=r"run: cannot be written \(File too large\); choose another"):
+    with (
+        no_more_than(0),
+        pytest.raises(RunError, match=r"run: cannot be written \(File too large\); choose another"),
+    ):
         RunFolder.create(tmp_path / "run", {"kind": "train"})
     RunFolder.create(tmp_path / "run", {}).close()
 
 
-def test_lines_for_a_person_that_have_no_room_are_lost_and_the_program_goes_on(tmp_path, monkeypatch):
+def test_lines_for_a_person_that_have_no_room_are_lost_and_the_program_goes_on(
+    tmp_path, monkeypatch
+):
     with open(tmp_path / "log", "w") as log:
         monkeypatch.setattr("sys.stderr", log)
         progress = TrainingProgress(out=log)
@@ -162,14 +191,18 @@ def test_a_program_without_room_ends_with_one_line(tmp_path, capsys):
     with pytest.raises(SystemExit) as ended:
         run(writes, argv=[])
     assert ended.value.code == 1
-    assert capsys.readouterr().err == ("failed: a file: cannot be written (File too large); make room there, then run "
-                                       "it again\n")
+    assert capsys.readouterr().err == (
+        "failed: a file: cannot be written (File too large); make room there, then run it again\n"
+    )
 
 
 def test_knobs_without_room_leave_the_file_as_it_was(tmp_path):
     path = knobs_file.save(tmp_path / "best.toml", Knobs())
     before = path.read_text()
-    with no_more_than(20), pytest.raises(KnobError, match="the knobs cannot be written: File too large"):
+    with (
+        no_more_than(20),
+        pytest.raises(KnobError, match="the knobs cannot be written: File too large"),
+    ):
         knobs_file.save(path, Knobs(workers={"read": 7}))
     assert path.read_text() == before
     assert [p.name for p in tmp_path.iterdir()] == ["best.toml"]
@@ -179,8 +212,14 @@ def test_rows_that_cannot_be_listed_stop_the_run(tmp_path):
     """A row that is set aside and listed nowhere would be lost without a word."""
     books = Quarantine(Errors(on_error="quarantine", quarantine=tmp_path / "q.jsonl"))
     books.admit(ValueError("bad"), stage="clean", file="f", row_group=0, rows=[1])
-    with no_more_than(300), pytest.raises(QuarantineError, match=r"q\.jsonl: 20 rows that are set aside cannot be "
-                                                                 r"listed there \(File too large\)"):
+    with (
+        no_more_than(300),
+        pytest.raises(
+            QuarantineError,
+            match=r"q\.jsonl: 20 rows that are set aside cannot be "
+            r"listed there \(File too large\)",
+        ),
+    ):
         books.admit(ValueError("bad"), stage="clean", file="f", row_group=0, rows=range(2, 22))
     books.close()
     assert json.loads((tmp_path / "q.jsonl").read_text().splitlines()[0])["row"] == 1
@@ -196,8 +235,14 @@ def test_a_cache_without_room_costs_the_cache_and_one_that_cannot_begin_is_refus
         assert cache.stats()["cache_refused"] == 1
         assert not list(tmp_path.rglob("*.part"))
         assert cache.bytes == 4096
-    with no_more_than(2), pytest.raises(ArgumentError, match=rf"--cache {tmp_path}/b: cannot be used \(File too large\)"
-                                                             "; make room there"):
+    with (
+        no_more_than(2),
+        pytest.raises(
+            ArgumentError,
+            match=rf"--cache {tmp_path}/b: cannot be used \(File too large\)"
+            "; make room there",
+        ),
+    ):
         RunConditions("s3://bucket/table", RunOptions(cache=str(tmp_path / "b")), tmp_path / "q")
 
 

@@ -29,8 +29,14 @@ from tests.dlrm.test_checkpoint import META, Alone, Weights
 from tests.etl.jobs import run
 from tests.io_errors import fail_from_now_on, is_known, struck
 
-pytestmark = pytest.mark.skipif(not is_known, reason="the numbers of the system's calls are those of x86-64")
-READ, WRITE, SYNC = ("read", "pread64", "readv"), ("write", "pwrite64", "writev"), ("fsync", "fdatasync")
+pytestmark = pytest.mark.skipif(
+    not is_known, reason="the numbers of the system's calls are those of x86-64"
+)
+READ, WRITE, SYNC = (
+    ("read", "pread64", "readv"),
+    ("write", "pwrite64", "writev"),
+    ("fsync", "fdatasync"),
+)
 NAME = ("rename", "renameat", "renameat2", "link", "linkat")
 WRITES = pytest.mark.parametrize("calls", [WRITE, SYNC, NAME], ids=["write", "sync", "rename"])
 SPEC = """
@@ -51,14 +57,19 @@ ops = [{op = "categorify"}]
 
 @pytest.fixture(scope="module")
 def table(tmp_path_factory):
-    return small_table(tmp_path_factory.mktemp("table") / "clicks", rows=5000, files=3, row_group_rows=256)
+    return small_table(
+        tmp_path_factory.mktemp("table") / "clicks", rows=5000, files=3, row_group_rows=256
+    )
 
 
 @pytest.fixture
 def rows(tmp_path):
     (tmp_path / "in").mkdir()
-    pq.write_table(pa.table({"click": np.arange(400) % 2, "item": [f"i{n % 30}" for n in range(400)]}),
-                   tmp_path / "in" / "0.parquet", row_group_size=100)
+    pq.write_table(
+        pa.table({"click": np.arange(400) % 2, "item": [f"i{n % 30}" for n in range(400)]}),
+        tmp_path / "in" / "0.parquet",
+        row_group_size=100,
+    )
     return tmp_path / "in"
 
 
@@ -87,7 +98,9 @@ def test_a_table_or_a_folder_that_cannot_be_read_is_named_with_what_to_do(table,
     assert "Input/output error" in str(error)
 
 
-@pytest.mark.parametrize("calls", [READ, WRITE, SYNC, NAME], ids=["read", "write", "sync", "rename"])
+@pytest.mark.parametrize(
+    "calls", [READ, WRITE, SYNC, NAME], ids=["read", "write", "sync", "rename"]
+)
 def test_a_job_on_such_a_disk_publishes_nothing_and_the_version_before_stays(rows, tmp_path, calls):
     run(None, tmp_path / "t", rows, text=SPEC)
     before = FeatureTable.open(tmp_path / "t")
@@ -142,14 +155,18 @@ def test_a_cache_costs_itself_and_never_gives_other_bytes(tmp_path, calls):
 def test_a_run_folder_that_cannot_be_written_is_named_before_anything_runs(tmp_path, calls):
     error = struck(lambda: RunFolder.create(tmp_path / "run", {"kind": "train"}), *calls)
     assert isinstance(error, RunError), error
-    assert f"{tmp_path}/run: cannot be written (Input/output error); choose another folder" in str(error)
+    assert f"{tmp_path}/run: cannot be written (Input/output error); choose another folder" in str(
+        error
+    )
     RunFolder.create(tmp_path / "run", {}).close()
 
 
 @WRITES
 def test_a_checkpoint_that_cannot_be_written_keeps_the_last_good_one(tmp_path, calls):
     weights, nothing = Weights(1.0), SimpleNamespace(state_dict=dict)
-    parts = SimpleNamespace(model=SimpleNamespace(state_dict=weights.state_dict), table_states=nothing, dense=nothing)
+    parts = SimpleNamespace(
+        model=SimpleNamespace(state_dict=weights.state_dict), table_states=nothing, dense=nothing
+    )
 
     def save(step: int, *strike: str) -> None:
         if strike:
@@ -186,7 +203,9 @@ def test_a_new_table_is_there_whole_or_not_at_all(tmp_path):
 @pytest.mark.parametrize("calls", [("preadv2",), WRITE, NAME], ids=["read", "write", "rename"])
 def test_a_packed_copy_that_cannot_be_used_costs_itself_alone(table, tmp_path, capsys, calls):
     def rows(folder):
-        with BatchLoader(table, batch_size=512, packed=PackedCopy(folder=str(tmp_path / folder))) as loader:
+        with BatchLoader(
+            table, batch_size=512, packed=PackedCopy(folder=str(tmp_path / folder))
+        ) as loader:
             return [batch.dense.numpy().tobytes() for batch in loader], loader.store
 
     want, _ = rows("whole")

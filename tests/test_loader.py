@@ -40,10 +40,17 @@ def clicks(tmp_path_factory):
     random = np.random.default_rng(0)
     for part in range(2):
         rows = 1000
-        pq.write_table(pa.table({
-            "clicked": random.integers(0, 2, rows).astype(np.int8), "price": random.random(rows).astype(np.float32),
-            "item": random.integers(0, 50, rows).astype(np.int32)}), folder / f"part-{part}.parquet",
-            row_group_size=200)
+        pq.write_table(
+            pa.table(
+                {
+                    "clicked": random.integers(0, 2, rows).astype(np.int8),
+                    "price": random.random(rows).astype(np.float32),
+                    "item": random.integers(0, 50, rows).astype(np.int32),
+                }
+            ),
+            folder / f"part-{part}.parquet",
+            row_group_size=200,
+        )
     return str(folder)
 
 
@@ -99,9 +106,15 @@ def test_without_a_run_folder_nothing_is_written(clicks, tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(("given", "mode"), [
-    ({}, "auto"), ({"knobs": Knobs(workers={"read": 3})}, "fixed"), ({"tuning": "planner"}, "planner"),
-    ({"knobs": Knobs(workers={"read": 3}), "tuning": "shadow"}, "shadow")])
+@pytest.mark.parametrize(
+    ("given", "mode"),
+    [
+        ({}, "auto"),
+        ({"knobs": Knobs(workers={"read": 3})}, "fixed"),
+        ({"tuning": "planner"}, "planner"),
+        ({"knobs": Knobs(workers={"read": 3}), "tuning": "shadow"}, "shadow"),
+    ],
+)
 def test_who_says_nothing_is_tuned_and_who_gives_knobs_keeps_them(clicks, given, mode):
     with loader_of(clicks, **given) as loader:
         assert loader.tuning.mode == mode
@@ -125,15 +138,20 @@ def test_knobs_turned_by_hand_are_not_touched(clicks):
 
 
 def test_what_is_misspelt_is_refused_before_anything_starts(clicks, tmp_path):
-    for wrong, said in [({"tuning": "atuo"}, "did you mean 'auto'"),
-                        ({"roles": "labl=clicked"}, "'labl' is no role .did you mean 'label'"),
-                        ({"roles": "label=clikced;dense=price"}, "did you mean 'clicked'"),
-                        ({"roles": "label"}, "has no '='"),
-                        ({"hash": {"itm": 5}}, "hash: there is no column 'itm' .did you mean 'item'"),
-                        ({"errors": {"on_error": "skip"}}, "skip"),
-                        ({"memory_limit": "2 lots"}, "'2 lots' is not a number of bytes")]:
+    for wrong, said in [
+        ({"tuning": "atuo"}, "did you mean 'auto'"),
+        ({"roles": "labl=clicked"}, "'labl' is no role .did you mean 'label'"),
+        ({"roles": "label=clikced;dense=price"}, "did you mean 'clicked'"),
+        ({"roles": "label"}, "has no '='"),
+        ({"hash": {"itm": 5}}, "hash: there is no column 'itm' .did you mean 'item'"),
+        ({"errors": {"on_error": "skip"}}, "skip"),
+        ({"memory_limit": "2 lots"}, "'2 lots' is not a number of bytes"),
+    ]:
         with pytest.raises(ValueError, match=said):
-            loader_of(clicks, **{**wrong, **({"errors": Errors(**wrong["errors"])} if "errors" in wrong else {})})
+            loader_of(
+                clicks,
+                **{**wrong, **({"errors": Errors(**wrong["errors"])} if "errors" in wrong else {})},
+            )
     assert not [t for t in threading.enumerate() if t.name.startswith("sluice")]
 
 
@@ -171,15 +189,23 @@ class TestEnds:
         assert not agents()
 
     def test_a_program_that_forks_and_forgets_ends_with_one_record(self, clicks, repo, tmp_path):
-        code = ("import os, sys\nfrom sluice import Loader\n"
-                "loader = Loader(sys.argv[1], batch_size=80, roles='label=clicked;dense=price;sparse=item', "
-                "run_dir=sys.argv[2])\n"
-                "batches = iter(loader)\nnext(batches)\n"
-                "child = os.fork()\n"
-                "if not child:\n    sys.exit(0)\n"
-                "assert os.waitpid(child, 0)[1] == 0\nnext(batches)\nprint(loader.tuning.mode)\n")
-        done = subprocess.run([sys.executable, "-W", "ignore", "-c", code, clicks, tmp_path / "run"], cwd=repo,
-                              text=True, capture_output=True, timeout=120, check=False)
+        code = (
+            "import os, sys\nfrom sluice import Loader\n"
+            "loader = Loader(sys.argv[1], batch_size=80, roles='label=clicked;dense=price;sparse=item', "
+            "run_dir=sys.argv[2])\n"
+            "batches = iter(loader)\nnext(batches)\n"
+            "child = os.fork()\n"
+            "if not child:\n    sys.exit(0)\n"
+            "assert os.waitpid(child, 0)[1] == 0\nnext(batches)\nprint(loader.tuning.mode)\n"
+        )
+        done = subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", code, clicks, tmp_path / "run"],
+            cwd=repo,
+            text=True,
+            capture_output=True,
+            timeout=120,
+            check=False,
+        )
         assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "auto", "")
         [end] = Run.read(tmp_path / "run").of("end")
         assert end["rows"] == 160
@@ -187,26 +213,34 @@ class TestEnds:
 
     def test_a_fork_ends_although_a_thread_held_a_lock_and_harms_nobody(self, clicks, repo):
         """The locks of a thread that is not in the fork are held there for ever; worker processes are the other's."""
-        code = ("import os, sys, threading\nfrom sluice import Knobs, Loader\n"
-                "from sluice.ingest.loader import LoaderError\n"
-                "loader = Loader(sys.argv[1], batch_size=80, read_ahead_epochs=10**6,\n"
-                "                roles='label=clicked;dense=price;sparse=item',\n"
-                "                transforms=['sluice.dlrm.squash:squash'],\n"
-                "                knobs=Knobs(backend={'squash': 'process'}))\n"
-                "batches = iter(loader)\nnext(batches)\n"
-                "held, over, workers = threading.Event(), threading.Event(), loader.worker_pids\n"
-                "def hold():\n    with loader._pipeline._turning:\n        held.set()\n        over.wait()\n"
-                "thread = threading.Thread(target=hold)\nthread.start()\nheld.wait()\n"
-                "child = os.fork()\n"
-                "if not child:\n"
-                "    try:\n        next(batches)\n        next(iter(loader))\n"
-                "    except LoaderError as error:\n        print(error, flush=True)\n"
-                "    loader.close()\n    sys.exit(0)\n"
-                "assert os.waitpid(child, 0)[1] == 0\nover.set()\nthread.join()\n"
-                "assert workers and loader.worker_pids == workers\n"
-                "print(sum(1 for _ in batches))\nassert not loader.worker_restarts\nloader.close()\n")
-        done = subprocess.run([sys.executable, "-W", "ignore", "-c", code, clicks], cwd=repo, text=True,
-                              capture_output=True, timeout=60, check=False)
+        code = (
+            "import os, sys, threading\nfrom sluice import Knobs, Loader\n"
+            "from sluice.ingest.loader import LoaderError\n"
+            "loader = Loader(sys.argv[1], batch_size=80, read_ahead_epochs=10**6,\n"
+            "                roles='label=clicked;dense=price;sparse=item',\n"
+            "                transforms=['sluice.dlrm.squash:squash'],\n"
+            "                knobs=Knobs(backend={'squash': 'process'}))\n"
+            "batches = iter(loader)\nnext(batches)\n"
+            "held, over, workers = threading.Event(), threading.Event(), loader.worker_pids\n"
+            "def hold():\n    with loader._pipeline._turning:\n        held.set()\n        over.wait()\n"
+            "thread = threading.Thread(target=hold)\nthread.start()\nheld.wait()\n"
+            "child = os.fork()\n"
+            "if not child:\n"
+            "    try:\n        next(batches)\n        next(iter(loader))\n"
+            "    except LoaderError as error:\n        print(error, flush=True)\n"
+            "    loader.close()\n    sys.exit(0)\n"
+            "assert os.waitpid(child, 0)[1] == 0\nover.set()\nthread.join()\n"
+            "assert workers and loader.worker_pids == workers\n"
+            "print(sum(1 for _ in batches))\nassert not loader.worker_restarts\nloader.close()\n"
+        )
+        done = subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", code, clicks],
+            cwd=repo,
+            text=True,
+            capture_output=True,
+            timeout=60,
+            check=False,
+        )
         assert (done.returncode, done.stderr) == (0, "")
         said, rest = done.stdout.splitlines()
         assert "made before the process was forked" in said
@@ -215,24 +249,43 @@ class TestEnds:
 
 class TestWhatItSays:
     def test_an_argument_that_there_is_not_is_answered_with_the_one_that_was_meant(self, clicks):
-        with pytest.raises(TypeError, match=r"Loader has no argument 'batchsize' \(did you mean 'batch_size'\?\)"):
+        with pytest.raises(
+            TypeError, match=r"Loader has no argument 'batchsize' \(did you mean 'batch_size'\?\)"
+        ):
             Loader(clicks, batchsize=80)
         with pytest.raises(TypeError, match="batch_size"):
             Loader(clicks)
 
-    @pytest.mark.parametrize(("name", "value", "example"), [
-        ("batch_size", "80", "8"), ("seed", "one", "8"), ("read_ahead_epochs", 1.5, "8"),
-        ("roles", ["label"], "'label=click"), ("hash", 1000, r"\{'user'"),
-        ("order", "shuffle", r"Order\(shuffle=False\)"), ("knobs", {"read": 2}, "Knobs"),
-        ("errors", "quarantine", "Errors"), ("reading", "arrow", "Reading"), ("live", "8080", "8080")])
-    def test_an_argument_of_another_kind_is_named_with_an_example(self, clicks, name, value, example):
-        with pytest.raises(LoaderError, match=f"{name}=.* is of another kind than it takes; write for instance "
-                                              f"{name}={example}"):
+    @pytest.mark.parametrize(
+        ("name", "value", "example"),
+        [
+            ("batch_size", "80", "8"),
+            ("seed", "one", "8"),
+            ("read_ahead_epochs", 1.5, "8"),
+            ("roles", ["label"], "'label=click"),
+            ("hash", 1000, r"\{'user'"),
+            ("order", "shuffle", r"Order\(shuffle=False\)"),
+            ("knobs", {"read": 2}, "Knobs"),
+            ("errors", "quarantine", "Errors"),
+            ("reading", "arrow", "Reading"),
+            ("live", "8080", "8080"),
+        ],
+    )
+    def test_an_argument_of_another_kind_is_named_with_an_example(
+        self, clicks, name, value, example
+    ):
+        with pytest.raises(
+            LoaderError,
+            match=f"{name}=.* is of another kind than it takes; write for instance "
+            f"{name}={example}",
+        ):
             loader_of(clicks, **{name: value})
 
     def test_the_old_name_of_an_argument_works_with_a_warning(self, clicks):
         """Both names let the pipeline begin with the second epoch before the first one has ended."""
-        with pytest.warns(FutureWarning, match=r"Loader\(epochs=…\) is now Loader\(read_ahead_epochs=…\)"):
+        with pytest.warns(
+            FutureWarning, match=r"Loader\(epochs=…\) is now Loader\(read_ahead_epochs=…\)"
+        ):
             old = loader_of(clicks, epochs=2)
         with old, loader_of(clicks, read_ahead_epochs=2) as new, loader_of(clicks) as one:
             assert old._epochs == new._epochs == 2
@@ -243,14 +296,22 @@ class TestWhatItSays:
         with loader_of(clicks, memory_limit="4GiB") as loader:
             assert loader.snapshot().memory_limit == 2**32
 
-    def test_rows_that_fill_no_batch_are_told_and_rows_set_aside_at_the_end(self, clicks, tmp_path, capsys):
+    def test_rows_that_fill_no_batch_are_told_and_rows_set_aside_at_the_end(
+        self, clicks, tmp_path, capsys
+    ):
         """Of 2,000 rows 1,800 are in batches of 300; six of them have a price that is none."""
+
         def spoil(columns):
             columns["price"][:1] = np.nan
 
         aside = Errors(on_error="quarantine", quarantine=tmp_path / "aside.jsonl")
-        with loader_of(clicks, batch_size=300, order=Order(streams=1), errors=aside, transforms=[spoil]) as loader:
-            assert "200 of 2,000 rows fill no batch of 300 and are left out of each epoch" in capsys.readouterr().err
+        with loader_of(
+            clicks, batch_size=300, order=Order(streams=1), errors=aside, transforms=[spoil]
+        ) as loader:
+            assert (
+                "200 of 2,000 rows fill no batch of 300 and are left out of each epoch"
+                in capsys.readouterr().err
+            )
             deque(loader, maxlen=0)
             assert not capsys.readouterr().err
         told = f"6 rows were set aside (batch: ColumnError: 6); {tmp_path / 'aside.jsonl'} lists them\n"
@@ -264,12 +325,23 @@ class TestWhatItSays:
         """The footers of all files say it, of all row groups; where one does not, or an id is below 0, nobody knows."""
         for part in range(20):
             ids = pa.array([part % 7] * 4, pa.int16())
-            pq.write_table(pa.table({
-                "y": [0, 1, 0, 1], "item": [3, 4, 5, 300 if part == 11 else 6], "low": [-1, 0, 1, 2], "quiet": ids,
-                "tags": [[1, 2], [40 if part == 13 else 7], [], None]}),
-                tmp_path / f"{part:02}.parquet", row_group_size=2,
-                write_statistics=True if part != 5 else ["y", "item", "low"])
-        with Loader(str(tmp_path), batch_size=8, roles="label=y;sparse=tags,item,low,quiet") as loader:
+            pq.write_table(
+                pa.table(
+                    {
+                        "y": [0, 1, 0, 1],
+                        "item": [3, 4, 5, 300 if part == 11 else 6],
+                        "low": [-1, 0, 1, 2],
+                        "quiet": ids,
+                        "tags": [[1, 2], [40 if part == 13 else 7], [], None],
+                    }
+                ),
+                tmp_path / f"{part:02}.parquet",
+                row_group_size=2,
+                write_statistics=True if part != 5 else ["y", "item", "low"],
+            )
+        with Loader(
+            str(tmp_path), batch_size=8, roles="label=y;sparse=tags,item,low,quiet"
+        ) as loader:
             assert loader.sparse_names == ("tags", "item", "low", "quiet")
             assert list(loader.cardinalities.items()) == [("item", 301)]
 
@@ -301,13 +373,26 @@ class TestTransforms:
         def closure(columns):
             return {"price": columns["price"] + 1}
 
-        with loader_of(clicks) as plain, loader_of(
-                clicks, transforms=[halve_price, closure, lambda columns: None,
-                                    functools.partial(shifted, by=3)]) as loader:
+        with (
+            loader_of(clicks) as plain,
+            loader_of(
+                clicks,
+                transforms=[
+                    halve_price,
+                    closure,
+                    lambda columns: None,
+                    functools.partial(shifted, by=3),
+                ],
+            ) as loader,
+        ):
             for before, after in zip(plain, loader, strict=True):
                 assert torch.allclose(before.dense[:, 0] / 2 + 4, after.dense[:, 0])
             assert loader.state_dict()["transforms"] == {
-                "halve_price": "tests.test_loader:halve_price", "closure": None, "lambda": None, "shifted": None}
+                "halve_price": "tests.test_loader:halve_price",
+                "closure": None,
+                "lambda": None,
+                "shifted": None,
+            }
             backends = loader.limits.backends
             assert list(backends) == ["halve_price"], "what no process can import runs in threads"
 
@@ -322,26 +407,41 @@ class TestTransforms:
         assert not Transform.of(("mine", halve)).movable
 
     def test_two_of_one_name_are_refused(self, clicks):
-        with pytest.raises(TransformError, match="2 are called 'halve_price'; give each a name of its own"):
+        with pytest.raises(
+            TransformError, match="2 are called 'halve_price'; give each a name of its own"
+        ):
             loader_of(clicks, transforms=[halve_price, halve_price])
 
     def test_what_is_no_function_is_refused(self, clicks):
         with pytest.raises(TransformError, match="is no function"):
             loader_of(clicks, transforms=[3])
-        with pytest.raises(TransformError, match=r"give a list, transforms=\[…\], of .*halve_price \(\w+\.py:\d+\)"):
+        with pytest.raises(
+            TransformError, match=r"give a list, transforms=\[…\], of .*halve_price \(\w+\.py:\d+\)"
+        ):
             loader_of(clicks, transforms=halve_price)
 
     def test_a_state_asks_for_the_transforms_that_it_was_made_with(self, clicks, tmp_path):
-        with loader_of(clicks, transforms=[halve_price, lambda columns: None], run_dir=tmp_path / "run") as loader:
+        with loader_of(
+            clicks, transforms=[halve_price, lambda columns: None], run_dir=tmp_path / "run"
+        ) as loader:
             next(iter(loader))
             state = json.loads(json.dumps(loader.state_dict()))
         assert Run.read(tmp_path / "run").config["transforms"] == {
-            "halve_price": "tests.test_loader:halve_price", "lambda": "code without a name"}
-        with loader_of(clicks) as loader, \
-                pytest.raises(LoaderError, match=r"transform 'halve_price' .'tests.test_loader"):
+            "halve_price": "tests.test_loader:halve_price",
+            "lambda": "code without a name",
+        }
+        with (
+            loader_of(clicks) as loader,
+            pytest.raises(LoaderError, match=r"transform 'halve_price' .'tests.test_loader"),
+        ):
             loader.load_state_dict(state)
-        with loader_of(clicks, transforms=[halve_price]) as loader, \
-                pytest.raises(LoaderError, match=r"'lambda' .a function without an importable name, so give it again"):
+        with (
+            loader_of(clicks, transforms=[halve_price]) as loader,
+            pytest.raises(
+                LoaderError,
+                match=r"'lambda' .a function without an importable name, so give it again",
+            ),
+        ):
             loader.load_state_dict(state)
         with loader_of(clicks, transforms=[halve_price, lambda columns: None]) as loader:
             loader.load_state_dict(state)
@@ -366,24 +466,37 @@ class TestElsewhere:
         with loader_of(clicks) as loader:
             batch = next(iter(loader))
             moved = batch.to(torch.device("meta"), non_blocking=True)
-            assert {t.device.type for t in (moved.dense, moved.values, moved.lengths, moved.label, moved.weight)} == {
-                "meta"}
+            assert {
+                t.device.type
+                for t in (moved.dense, moved.values, moved.lengths, moved.label, moved.weight)
+            } == {"meta"}
             assert (moved.rows, moved.epoch, moved.step) == (batch.rows, batch.epoch, batch.step)
             assert torch.equal(batch.to("cpu").values, batch.values)
 
     def test_a_notebook_cell_trains_within_a_running_event_loop(self, clicks, repo):
-        cell = ("from sluice import Loader\n"
-                "def double(columns):\n    return {'price': columns['price'] * 2}\n"
-                f"loader = Loader({clicks!r}, batch_size=80, roles='label=clicked;dense=price;sparse=item', "
-                "transforms=[double])\n"
-                "seen = [batch.dense.sum().item() for batch in loader]\n"
-                "print(len(seen), len(loader), loader.tuning.mode, loader.limits.backends)\n")
-        kernel = ("import asyncio, sys, types\n"
-                  "main = sys.modules['__main__'] = types.ModuleType('__main__')\n"
-                  "async def run():\n    exec(compile(sys.argv[1], '<cell>', 'exec'), main.__dict__)\n"
-                  "asyncio.run(run())\n")
-        done = subprocess.run([sys.executable, "-c", kernel, cell], cwd=repo, text=True, capture_output=True,
-                              timeout=120, check=False, env={**os.environ, "PYTHONPATH": str(repo)})
+        cell = (
+            "from sluice import Loader\n"
+            "def double(columns):\n    return {'price': columns['price'] * 2}\n"
+            f"loader = Loader({clicks!r}, batch_size=80, roles='label=clicked;dense=price;sparse=item', "
+            "transforms=[double])\n"
+            "seen = [batch.dense.sum().item() for batch in loader]\n"
+            "print(len(seen), len(loader), loader.tuning.mode, loader.limits.backends)\n"
+        )
+        kernel = (
+            "import asyncio, sys, types\n"
+            "main = sys.modules['__main__'] = types.ModuleType('__main__')\n"
+            "async def run():\n    exec(compile(sys.argv[1], '<cell>', 'exec'), main.__dict__)\n"
+            "asyncio.run(run())\n"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", kernel, cell],
+            cwd=repo,
+            text=True,
+            capture_output=True,
+            timeout=120,
+            check=False,
+            env={**os.environ, "PYTHONPATH": str(repo)},
+        )
         assert (done.returncode, done.stdout.strip()) == (0, "25 25 auto {}"), done.stderr
 
 

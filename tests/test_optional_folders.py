@@ -17,7 +17,9 @@ from tests.optional_folders import OPTIONAL, ROOT, OptionalFolder
 from tests.test_architecture import import_nodes
 
 PLACES = ("sluice", "etl", "ingest", "agent", "dlrm", "benchmarks", "examples", "tests")
-every = pytest.mark.parametrize("folder", [pytest.param(one, id=name) for name, one in OPTIONAL.items()])
+every = pytest.mark.parametrize(
+    "folder", [pytest.param(one, id=name) for name, one in OPTIONAL.items()]
+)
 
 
 @cache
@@ -35,17 +37,30 @@ def imported(path: Path) -> set[str]:
 def belongs(module: str, folder: OptionalFolder) -> bool:
     tests = tuple(path.replace("/", ".") for path in folder.tests)
     names = (*folder.modules, *tests)
-    return any(name == own or name.startswith(f"{own}.") for name in (module, f"sluice.{module}") for own in names)
+    return any(
+        name == own or name.startswith(f"{own}.")
+        for name in (module, f"sluice.{module}")
+        for own in names
+    )
 
 
 @every
 def test_nothing_that_stays_imports_it(folder):
     """So every remaining module is imported, and every remaining test collected, as if it had never been there."""
-    files = {str(path.relative_to(ROOT)): path for place in PLACES for path in (ROOT / place).rglob("*.py")}
+    files = {
+        str(path.relative_to(ROOT)): path
+        for place in PLACES
+        for path in (ROOT / place).rglob("*.py")
+    }
     stays = {name: path for name, path in files.items() if not folder.holds(name)}
     assert not folder.is_there or len(stays) < len(files)
-    wrong = [f"{name} imports {module}" for name, path in stays.items() if name not in folder.askers
-             for module in imported(path) if belongs(module, folder)]
+    wrong = [
+        f"{name} imports {module}"
+        for name, path in stays.items()
+        if name not in folder.askers
+        for module in imported(path)
+        if belongs(module, folder)
+    ]
     assert not wrong, "\n".join(wrong)
 
 
@@ -55,8 +70,12 @@ def bare(tmp_path_factory) -> Path:
     copy = tmp_path_factory.mktemp("bare")
     (copy / "pyproject.toml").symlink_to(ROOT / "pyproject.toml")
     for room in ("sluice", "etl", "ingest", "agent", "dlrm"):
-        shutil.copytree(ROOT / room, copy / room, symlinks=True,
-                        ignore=shutil.ignore_patterns("__pycache__", "*.safetensors"))
+        shutil.copytree(
+            ROOT / room,
+            copy / room,
+            symlinks=True,
+            ignore=shutil.ignore_patterns("__pycache__", "*.safetensors"),
+        )
     for folder in OPTIONAL.values():
         for path in folder.paths:
             if (copy / path).is_dir():
@@ -66,20 +85,37 @@ def bare(tmp_path_factory) -> Path:
     return copy
 
 
-@pytest.mark.parametrize(("words", "said"), [
-    (f"etl --engine local --spec {ROOT}/features/criteo.toml --input i --output o",
-     "--engine local: this installation has no local engine; run: spark-submit "),
-    ("serve run", "`sluice serve` needs dlrm/serving, which was left out"),
-    ("export run", "`sluice export` needs dlrm/serving, which was left out"),
-    ("worker --table t --token-file f", "`sluice worker` needs ingest/remote, which was left out"),
-    ("simulate --policy autotune", "the policy 'autotune' is not part of the installed package"),
-    ("policies --live-only", "the contest lies in benchmarks/rivals of the repository"),
-])
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            f"etl --engine local --spec {ROOT}/features/criteo.toml --input i --output o",
+            "--engine local: this installation has no local engine; run: spark-submit ",
+        ),
+        ("serve run", "`sluice serve` needs dlrm/serving, which was left out"),
+        ("export run", "`sluice export` needs dlrm/serving, which was left out"),
+        (
+            "worker --table t --token-file f",
+            "`sluice worker` needs ingest/remote, which was left out",
+        ),
+        (
+            "simulate --policy autotune",
+            "the policy 'autotune' is not part of the installed package",
+        ),
+        ("policies --live-only", "the contest lies in benchmarks/rivals of the repository"),
+    ],
+)
 def test_a_verb_that_lacks_its_folder_says_so_in_one_sentence(bare, tmp_path, words, said):
     # -S leaves out the hook of an editable install, which would find the folders that are missing in the copy.
     path = os.pathsep.join([str(bare), sysconfig.get_path("purelib")])
-    done = subprocess.run([sys.executable, "-S", "-m", "sluice", *words.split()], cwd=tmp_path, capture_output=True,
-                          text=True, check=False, env={**os.environ, "PYTHONPATH": path})
+    done = subprocess.run(
+        [sys.executable, "-S", "-m", "sluice", *words.split()],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": path},
+    )
     assert done.returncode == 2
     assert said in done.stderr
     assert len(done.stderr.splitlines()) == 1

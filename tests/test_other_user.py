@@ -46,8 +46,11 @@ def umask(mask: int):
 
 
 def writable_by_others(folder: Path) -> list[str]:
-    return [str(path.relative_to(folder)) for path in [folder, *folder.rglob("*")]
-            if not path.is_symlink() and path.stat().st_mode & (stat.S_IWGRP | stat.S_IWOTH)]
+    return [
+        str(path.relative_to(folder))
+        for path in [folder, *folder.rglob("*")]
+        if not path.is_symlink() and path.stat().st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    ]
 
 
 def test_nothing_that_programs_leave_can_be_written_by_others(tmp_path):
@@ -56,20 +59,32 @@ def test_nothing_that_programs_leave_can_be_written_by_others(tmp_path):
         place = tmp_path / "ours"
         place.mkdir()
         table = small_table(place / "table", rows=20, files=1, splits={"train": 1.0})
-        with RunFolder.create(place / "run", {"kind": "train"}) as folder, Journal(folder,
-                                                                                   TrainingProgress()) as journal:
+        with (
+            RunFolder.create(place / "run", {"kind": "train"}) as folder,
+            Journal(folder, TrainingProgress()) as journal,
+        ):
             journal.event({"kind": "start"})
-            journal.metric({"kind": "train", "step": 1, "loss": 0.5, "samples_per_s": 1.0, "stall": 0.0})
+            journal.metric(
+                {"kind": "train", "step": 1, "loss": 0.5, "samples_per_s": 1.0, "stall": 0.0}
+            )
             page.write(place / "run")
         registry = Registry(place / "registry")
-        registry.remember(RegistryEntry(context=KnobContext(machine="m", schema="s", row_bytes=1.0), knobs=Knobs(),
-                                        rows_per_s=1.0))
+        registry.remember(
+            RegistryEntry(
+                context=KnobContext(machine="m", schema="s", row_bytes=1.0),
+                knobs=Knobs(),
+                rows_per_s=1.0,
+            )
+        )
         knobs_file.save(place / "best.toml", Knobs())
         books = Quarantine(Errors(on_error="quarantine", quarantine=place / "aside.jsonl"))
         books.admit(ValueError("bad"), stage="s", file="f", row_group=0, rows=[0])
         books.close()
-        with FileCache(place / "cache", 2**20, "t") as cache, CoreClaims(place / "registry") as claims, \
-                PinKeeper("reader", print) as hold:
+        with (
+            FileCache(place / "cache", 2**20, "t") as cache,
+            CoreClaims(place / "registry") as claims,
+            PinKeeper("reader", print) as hold,
+        ):
             claims.share(2.0, None)
             cache.put("a", b"b")
             hold.take(table.uri, 0)
@@ -81,17 +96,27 @@ def test_a_worker_is_reached_over_sockets_and_memory_without_a_name(tmp_path):
     """Neither a port nor a path: another user has nothing to open. A Spark session of other tests is not looked at."""
 
     def listening() -> set[tuple]:
-        return {c.laddr for c in psutil.Process().net_connections("inet") if c.status == psutil.CONN_LISTEN}
+        return {
+            c.laddr
+            for c in psutil.Process().net_connections("inet")
+            if c.status == psutil.CONN_LISTEN
+        }
 
     before, others = listening(), set(psutil.Process().children(recursive=True))
     with WorkerProcess("tests.ingest.worker_functions:double", charge=lambda size: None) as worker:
         assert worker.call({"a": np.arange(5.0)}) is not None
-        children = [child for child in psutil.Process().children(recursive=True) if child not in others]
+        children = [
+            child for child in psutil.Process().children(recursive=True) if child not in others
+        ]
         assert children
         assert listening() <= before
         for process in children:
-            assert [c for c in process.net_connections("inet") if c.status == psutil.CONN_LISTEN] == []
-        named = [c.laddr for process in children for c in process.net_connections("unix") if c.laddr]
+            assert [
+                c for c in process.net_connections("inet") if c.status == psutil.CONN_LISTEN
+            ] == []
+        named = [
+            c.laddr for process in children for c in process.net_connections("unix") if c.laddr
+        ]
         assert named == []
 
 
@@ -99,8 +124,10 @@ def test_what_listens_does_so_on_this_machine_alone_and_takes_no_orders():
     assert Endpoint.at_address("9400", rank=0, local_rank=1)._host == "127.0.0.1"
     assert DEFAULTS["spark.ui.enabled"] == "false"  # whoever reached it could end a job's stages
     port = ports.free()
-    with (Endpoint.at_address(str(port), rank=0, local_rank=0),
-          socket.create_connection(("127.0.0.1", port), 60) as client):
+    with (
+        Endpoint.at_address(str(port), rank=0, local_rank=0),
+        socket.create_connection(("127.0.0.1", port), 60) as client,
+    ):
         client.sendall(b"POST /metrics HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}")
         client.settimeout(60)
         assert b" 405 " in client.recv(4096).splitlines()[0]  # only asking is allowed
@@ -118,6 +145,7 @@ def test_a_link_that_waits_under_a_temporary_name_is_not_followed(tmp_path, monk
 
 def test_a_cache_that_another_may_write_is_refused(tmp_path):
     """He would choose the rows that are trained on."""
+
     def cache(place: Path) -> None:
         RunConditions("s3://bucket/table", RunOptions(cache=str(place)), tmp_path / "q")
 
@@ -126,8 +154,11 @@ def test_a_cache_that_another_may_write_is_refused(tmp_path):
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / "sluice-cache").symlink_to(tmp_path / "a")
     for place in ("a", "b"):
-        with pytest.raises(ArgumentError, match=rf"--cache {tmp_path}/{place}: cannot be used \(.*sluice-cache is not "
-                                                "this user's alone to write"):
+        with pytest.raises(
+            ArgumentError,
+            match=rf"--cache {tmp_path}/{place}: cannot be used \(.*sluice-cache is not "
+            "this user's alone to write",
+        ):
             cache(tmp_path / place)
     (tmp_path / "a" / "sluice-cache").chmod(0o755)
     if os.geteuid() == 0:

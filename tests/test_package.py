@@ -19,8 +19,14 @@ ROOMS = ("etl", "ingest", "agent", "dlrm")
 def run(code: str, folder: Path, path: Path = ROOT) -> str:
     """Python in `folder`, as a script that lies there would run it, with `path` where packages are installed."""
     (folder / "script.py").write_text(code)
-    done = subprocess.run([sys.executable, folder / "script.py"], cwd=folder, text=True, capture_output=True,
-                          env={**os.environ, "PYTHONPATH": str(path)}, check=False)
+    done = subprocess.run(
+        [sys.executable, folder / "script.py"],
+        cwd=folder,
+        text=True,
+        capture_output=True,
+        env={**os.environ, "PYTHONPATH": str(path)},
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
@@ -30,21 +36,48 @@ def wheel(tmp_path_factory):
     out = tmp_path_factory.mktemp("wheel")
     copy = out / "checkout"
     copy.mkdir()
-    for name in ("sluice", *ROOMS):  # as a clone has it: the links in sluice/ lead to the folders beside it
-        shutil.copytree(ROOT / name, copy / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in (
+        "sluice",
+        *ROOMS,
+    ):  # as a clone has it: the links in sluice/ lead to the folders beside it
+        shutil.copytree(
+            ROOT / name, copy / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__")
+        )
     for name in ("pyproject.toml", "setup.py", "README.md"):
         (copy / name).symlink_to(ROOT / name)
-    subprocess.run([sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "--no-index", "-w",
-                    out, copy], check=True, capture_output=True, text=True)
+    subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "pip",
+            "wheel",
+            "-q",
+            "--no-deps",
+            "--no-build-isolation",
+            "--no-index",
+            "-w",
+            out,
+            copy,
+        ],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
     return next(out.glob("*.whl"))
 
 
 def test_the_wheel_installs_nothing_but_sluice(wheel):
     names = zipfile.ZipFile(wheel).namelist()
     assert {name.split("/")[0].split("-")[0] for name in names} == {"sluice", "sluice_recsys"}
-    ours = {str(Path("sluice", p.relative_to(ROOT))) for room in ROOMS for p in (ROOT / room).rglob("*.py")}
+    ours = {
+        str(Path("sluice", p.relative_to(ROOT)))
+        for room in ROOMS
+        for p in (ROOT / room).rglob("*.py")
+    }
     assert ours <= set(names)
-    assert {n for n in names if n.endswith((".html", ".safetensors", ".json"))}, "what modules read lies beside them"
+    assert {n for n in names if n.endswith((".html", ".safetensors", ".json"))}, (
+        "what modules read lies beside them"
+    )
 
 
 def test_a_wheel_works_beside_a_users_own_folders(wheel, tmp_path):
@@ -53,30 +86,48 @@ def test_a_wheel_works_beside_a_users_own_folders(wheel, tmp_path):
     zipfile.ZipFile(wheel).extractall(site)
     for room in ROOMS:
         (tmp_path / room).mkdir()
-        (tmp_path / room / "__init__.py").write_text("raise ImportError('this is the user\\'s own folder')\n")
-    found = run("from sluice.agent import controller; from sluice import Knobs, Loader; print(controller.__file__)",
-                tmp_path, site)
+        (tmp_path / room / "__init__.py").write_text(
+            "raise ImportError('this is the user\\'s own folder')\n"
+        )
+    found = run(
+        "from sluice.agent import controller; from sluice import Knobs, Loader; print(controller.__file__)",
+        tmp_path,
+        site,
+    )
     assert Path(found).is_relative_to(site)
 
 
 def test_a_checkout_works_beside_a_users_own_folders(tmp_path):
     for room in ROOMS:
         (tmp_path / room).mkdir()
-        (tmp_path / room / "__init__.py").write_text("raise ImportError('this is the user\\'s own folder')\n")
+        (tmp_path / room / "__init__.py").write_text(
+            "raise ImportError('this is the user\\'s own folder')\n"
+        )
     found = run("from sluice.agent import controller; print(controller.__file__)", tmp_path)
     assert Path(found).resolve() == ROOT / "agent" / "controller.py"
 
 
 def test_a_checkout_without_links_says_so_in_one_sentence(tmp_path):
     """As git leaves it with core.symlinks=false: a link is then a small file with the name of its target."""
-    shutil.copytree(ROOT / "sluice", tmp_path / "sluice", symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(
+        ROOT / "sluice",
+        tmp_path / "sluice",
+        symlinks=True,
+        ignore=shutil.ignore_patterns("__pycache__"),
+    )
     (tmp_path / "pyproject.toml").touch()
     for room in ROOMS:
         link = tmp_path / "sluice" / room
         link.unlink()
         link.write_text(f"../{room}")
-    done = subprocess.run([sys.executable, "-m", "sluice", "--help"], cwd=tmp_path, text=True, capture_output=True,
-                          env={**os.environ, "PYTHONPATH": str(tmp_path)}, check=False)
+    done = subprocess.run(
+        [sys.executable, "-m", "sluice", "--help"],
+        cwd=tmp_path,
+        text=True,
+        capture_output=True,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        check=False,
+    )
     assert done.returncode == 1
     assert done.stderr.count("\n") == 1
     assert "git config core.symlinks true" in done.stderr
@@ -84,14 +135,21 @@ def test_a_checkout_without_links_says_so_in_one_sentence(tmp_path):
 
 @pytest.mark.parametrize("module", ["dlrm.plan", "ingest", "agent", "etl"])
 def test_no_module_comes_twice_under_two_names(module):
-    code = ("import json, os, runpy, sys\nsys.argv = ['x', '--help']\n"
-            f"try:\n    runpy.run_module({module!r}, run_name='__main__', alter_sys=True)\n"
-            "except SystemExit:\n    pass\n"
-            "print('\\n' + json.dumps([os.path.realpath(m.__file__) for m in "
-            "{id(m): m for m in sys.modules.values()}.values() if getattr(m, '__file__', None)]))")
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, text=True, capture_output=True, check=True)
-    files = [f for f in json.loads(done.stdout.splitlines()[-1]) if Path(f).is_relative_to(ROOT)
-             and Path(f).relative_to(ROOT).parts[0] in ("sluice", *ROOMS)]
+    code = (
+        "import json, os, runpy, sys\nsys.argv = ['x', '--help']\n"
+        f"try:\n    runpy.run_module({module!r}, run_name='__main__', alter_sys=True)\n"
+        "except SystemExit:\n    pass\n"
+        "print('\\n' + json.dumps([os.path.realpath(m.__file__) for m in "
+        "{id(m): m for m in sys.modules.values()}.values() if getattr(m, '__file__', None)]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, text=True, capture_output=True, check=True
+    )
+    files = [
+        f
+        for f in json.loads(done.stdout.splitlines()[-1])
+        if Path(f).is_relative_to(ROOT) and Path(f).relative_to(ROOT).parts[0] in ("sluice", *ROOMS)
+    ]
     assert len(files) == len(set(files)) > 5
 
 
@@ -99,12 +157,21 @@ def test_every_verb_answers_for_help_and_a_misspelt_one_is_corrected():
     from sluice.__main__ import VERBS, usage
 
     assert all(verb in usage() for verb in VERBS)
-    done = subprocess.run([sys.executable, "-m", "sluice", "evalute"], cwd=ROOT, text=True, capture_output=True,
-                          check=False)
+    done = subprocess.run(
+        [sys.executable, "-m", "sluice", "evalute"],
+        cwd=ROOT,
+        text=True,
+        capture_output=True,
+        check=False,
+    )
     assert done.returncode == 2
     assert "evaluate" in done.stderr.splitlines()[0]
-    help_ = subprocess.run([sys.executable, "-m", "sluice", "bench", "--help"], cwd=ROOT, text=True,
-                           capture_output=True,
-                           check=False)
+    help_ = subprocess.run(
+        [sys.executable, "-m", "sluice", "bench", "--help"],
+        cwd=ROOT,
+        text=True,
+        capture_output=True,
+        check=False,
+    )
     assert help_.returncode == 0
     assert "--batch-size" in help_.stdout

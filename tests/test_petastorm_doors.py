@@ -33,11 +33,16 @@ def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("data")
     for part in range(3):
         rows = np.arange(part * 30, part * 30 + 30)
-        table = pa.table({
-            "id": rows, "half": (rows / 2).astype(np.float32), "name": [f"row {n}" for n in rows],
-            "pair": [[n, -n] for n in rows.tolist()],
-            "day": [datetime.date(2026, 1, 1) + datetime.timedelta(int(n)) for n in rows],
-            "at": pa.array(rows * 10**6, pa.timestamp("us"))})
+        table = pa.table(
+            {
+                "id": rows,
+                "half": (rows / 2).astype(np.float32),
+                "name": [f"row {n}" for n in rows],
+                "pair": [[n, -n] for n in rows.tolist()],
+                "day": [datetime.date(2026, 1, 1) + datetime.timedelta(int(n)) for n in rows],
+                "at": pa.array(rows * 10**6, pa.timestamp("us")),
+            }
+        )
         pq.write_table(table, folder / f"part-{part}.parquet", row_group_size=GROUP)
     (folder / "_SUCCESS").write_text("")
     (folder / ".hidden").write_text("no Parquet")
@@ -52,7 +57,9 @@ def test_batches_are_row_groups_with_every_type(folder):
     with make_batch_reader(folder, shuffle_row_groups=False) as reader:
         batches = list(reader)
         assert reader.last_row_consumed
-    assert [b.id.tolist() for b in batches] == [list(range(n, n + GROUP)) for n in range(0, ROWS, GROUP)]
+    assert [b.id.tolist() for b in batches] == [
+        list(range(n, n + GROUP)) for n in range(0, ROWS, GROUP)
+    ]
     first = batches[0]
     assert set(first._fields) == {"id", "half", "name", "pair", "day", "at"}
     assert (first.half.dtype, first.half[3]) == (np.float32, 1.5)
@@ -65,7 +72,11 @@ def test_batches_are_row_groups_with_every_type(folder):
 def test_the_order_follows_from_files_seed_and_epoch_alone(folder):
     with make_batch_reader(folder, num_epochs=2, seed=4, workers_count=1) as reader:
         whole = ids(reader)
-    assert sorted(itertools.chain(*whole[:9])) == sorted(itertools.chain(*whole[9:])) == list(range(ROWS))
+    assert (
+        sorted(itertools.chain(*whole[:9]))
+        == sorted(itertools.chain(*whole[9:]))
+        == list(range(ROWS))
+    )
     assert whole[:9] != whole[9:], "each epoch has an order of its own"
     with make_batch_reader(folder, num_epochs=2, seed=4, workers_count=7) as reader:
         assert ids(reader) == whole
@@ -96,11 +107,18 @@ def test_a_reader_goes_on_where_another_one_was(folder, done):
         for _ in range(done):
             next(reader)
         state = json.loads(json.dumps(reader.state_dict()))
-    with make_batch_reader(folder, num_epochs=2, seed=1, shuffle_rows=True, workers_count=1) as reader:
+    with make_batch_reader(
+        folder, num_epochs=2, seed=1, shuffle_rows=True, workers_count=1
+    ) as reader:
         reader.load_state_dict(state)
         assert ids(reader) == whole[done:]
-    with make_batch_reader(folder, seed=2) as reader, pytest.raises(
-            RowGroupError, match=r"of row groups \(seed: 1 in the state, 2 here; shuffle_rows: True in the state, Fal"):
+    with (
+        make_batch_reader(folder, seed=2) as reader,
+        pytest.raises(
+            RowGroupError,
+            match=r"of row groups \(seed: 1 in the state, 2 here; shuffle_rows: True in the state, Fal",
+        ),
+    ):
         reader.load_state_dict(state)
 
 
@@ -135,17 +153,26 @@ def test_columns_predicates_and_transforms_are_petastorms(folder):
 
     with make_batch_reader(folder, schema_fields=["id", "na.*"]) as reader:
         assert set(next(reader)._fields) == {"id", "name"}
-    with pytest.raises(RuntimeError, match=r"No fields matching the criteria '\['nothing'\]' were found"):
+    with pytest.raises(
+        RuntimeError, match=r"No fields matching the criteria '\['nothing'\]' were found"
+    ):
         make_batch_reader(folder, schema_fields=["nothing"])
 
     def function(frame):
         frame["twice"] = frame["id"] * 2
         return frame[frame["id"] % 2 == 0]  # a row group may have other rows here: it comes whole
 
-    spec = TransformSpec(function, edit_fields=[("twice", np.int64, (), False)], removed_fields=["half"])
+    spec = TransformSpec(
+        function, edit_fields=[("twice", np.int64, (), False)], removed_fields=["half"]
+    )
     odd = in_lambda(["id"], lambda id: (id >= 20) & (id < 34))
-    with make_batch_reader(folder, schema_fields=["id", "half"], transform_spec=spec, predicate=odd,
-                           shuffle_row_groups=False) as reader:
+    with make_batch_reader(
+        folder,
+        schema_fields=["id", "half"],
+        transform_spec=spec,
+        predicate=odd,
+        shuffle_row_groups=False,
+    ) as reader:
         batches = list(reader)
     assert [b.id.tolist() for b in batches] == [[20, 22, 24, 26, 28], [30, 32]]
     assert [b.twice.tolist() for b in batches] == [[40, 44, 48, 52, 56], [60, 64]]
@@ -160,7 +187,9 @@ def test_the_best_policy_tunes_a_pipeline_of_one_stage(folder):
         for second in range(30):
             for _ in range(3):
                 next(reader)
-            knobs, state, reason = policy.decide(replace(tunable.snapshot(), at=began + second), state)
+            knobs, state, reason = policy.decide(
+                replace(tunable.snapshot(), at=began + second), state
+            )
             tunable.limits.check(knobs)
             tunable.apply(knobs)
             assert reason.text
@@ -194,8 +223,14 @@ def test_a_function_that_fails_is_named_with_its_row_group(folder):
     def function(frame):
         return frame["nothing"]
 
-    with make_batch_reader(folder, transform_spec=TransformSpec(function), shuffle_row_groups=False) as reader, \
-            pytest.raises(SourceError, match=r"part-0.parquet, row group 0: .* failed: KeyError: 'nothing'"):
+    with (
+        make_batch_reader(
+            folder, transform_spec=TransformSpec(function), shuffle_row_groups=False
+        ) as reader,
+        pytest.raises(
+            SourceError, match=r"part-0.parquet, row group 0: .* failed: KeyError: 'nothing'"
+        ),
+    ):
         next(reader)
 
 
@@ -204,22 +239,40 @@ def test_signatures_are_petastorms(folder):
 
     theirs = inspect.signature(petastorm.reader.make_batch_reader).parameters
     ours = inspect.signature(make_batch_reader).parameters
-    newest = [*theirs, "convert_early_to_numpy"] if "convert_early_to_numpy" not in theirs else list(theirs)  # of 0.13
+    newest = (
+        [*theirs, "convert_early_to_numpy"]
+        if "convert_early_to_numpy" not in theirs
+        else list(theirs)
+    )  # of 0.13
     assert list(ours) == [*newest, "tuning", "run_dir", "memory_limit"]
     assert all(ours[name].default == one.default for name, one in theirs.items())
-    assert list(inspect.signature(make_spark_converter).parameters) == \
-        ["df", "parquet_row_group_size_bytes", "compression_codec", "dtype"]
+    assert list(inspect.signature(make_spark_converter).parameters) == [
+        "df",
+        "parquet_row_group_size_bytes",
+        "compression_codec",
+        "dtype",
+    ]
 
 
-@pytest.mark.parametrize(("options", "message"), [
-    ({"reader_pool_type": "process"}, "reader_pool_type='process' has no meaning here"),
-    ({"results_queue_size": 9}, "results_queue_size=9 has no meaning here: what is read ahead is bounded in bytes"),
-    ({"shuffle_row_drop_partitions": 2}, "shuffle_row_drop_partitions=2 has no meaning here"),
-    ({"cache_type": "local-disk"}, "unpickles what lies on the disk"),
-    ({"filters": [("day", ">", 2)]}, "filters=.* has no meaning here: take a predicate"),
-    ({"shard_seed": 3}, "shard_seed=3 has no meaning here: take seed"),
-    ({"filesystem": object()}, "filesystem=.*files are opened by Arrow"),
-    ({"transform_spec": TransformSpec(removed_fields=["idd"])}, "removed_fields names 'idd', .*did you mean 'id'")])
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"reader_pool_type": "process"}, "reader_pool_type='process' has no meaning here"),
+        (
+            {"results_queue_size": 9},
+            "results_queue_size=9 has no meaning here: what is read ahead is bounded in bytes",
+        ),
+        ({"shuffle_row_drop_partitions": 2}, "shuffle_row_drop_partitions=2 has no meaning here"),
+        ({"cache_type": "local-disk"}, "unpickles what lies on the disk"),
+        ({"filters": [("day", ">", 2)]}, "filters=.* has no meaning here: take a predicate"),
+        ({"shard_seed": 3}, "shard_seed=3 has no meaning here: take seed"),
+        ({"filesystem": object()}, "filesystem=.*files are opened by Arrow"),
+        (
+            {"transform_spec": TransformSpec(removed_fields=["idd"])},
+            "removed_fields names 'idd', .*did you mean 'id'",
+        ),
+    ],
+)
 def test_what_is_not_taken_is_refused_by_its_name(folder, options, message):
     with pytest.raises(PetastormError, match=message):
         make_batch_reader(folder, **options)
@@ -238,16 +291,25 @@ def test_names_of_folders_hold_columns(tmp_path):
 
     for day, place in itertools.product((1, 2), ("se", "no")):
         (tmp_path / f"day={day}" / f"place={place}").mkdir(parents=True)
-        pq.write_table(pa.table({"id": [day * 10 + n for n in range(4)]}),
-                       tmp_path / f"day={day}" / f"place={place}" / "part.parquet")
+        pq.write_table(
+            pa.table({"id": [day * 10 + n for n in range(4)]}),
+            tmp_path / f"day={day}" / f"place={place}" / "part.parquet",
+        )
     url = f"file://{tmp_path}"
     with make_batch_reader(url, shuffle_row_groups=False) as reader:
         found = [(b.day.tolist(), b.place.tolist(), b.id.tolist()) for b in reader]
     assert found[0] == ([1] * 4, ["no"] * 4, [10, 11, 12, 13])
-    assert [(day[0], place[0]) for day, place, _ in found] == [(1, "no"), (1, "se"), (2, "no"), (2, "se")]
+    assert [(day[0], place[0]) for day, place, _ in found] == [
+        (1, "no"),
+        (1, "se"),
+        (2, "no"),
+        (2, "se"),
+    ]
     second = in_lambda(["day"], lambda day: day == 2)
     with make_batch_reader(url, predicate=second, schema_fields=["day", "id"]) as reader:
-        assert sorted(n for batch in reader for n in batch.id.tolist()) == sorted([20, 21, 22, 23] * 2)
+        assert sorted(n for batch in reader for n in batch.id.tolist()) == sorted(
+            [20, 21, 22, 23] * 2
+        )
     with make_batch_reader(url, schema_fields=["place"]) as reader:
         assert {name for batch in reader for name in batch.place.tolist()} == {"se", "no"}
     (tmp_path / "day=1" / "elsewhere").mkdir()
@@ -256,12 +318,16 @@ def test_names_of_folders_hold_columns(tmp_path):
         make_batch_reader(url)
 
 
-@pytest.mark.filterwarnings("ignore:The given NumPy array is not writable")  # so are those of Petastorm's own Reader
+@pytest.mark.filterwarnings(
+    "ignore:The given NumPy array is not writable"
+)  # so are those of Petastorm's own Reader
 def test_petastorms_torch_loader_takes_it(folder):
     from petastorm.pytorch import BatchedDataLoader, DataLoader
 
     fields = ["id", "half"]
     with DataLoader(make_batch_reader(folder, schema_fields=fields), batch_size=30) as loader:
         assert sorted(int(n) for batch in loader for n in batch["id"]) == list(range(ROWS))
-    with BatchedDataLoader(make_batch_reader(folder, schema_fields=fields), batch_size=30) as loader:
+    with BatchedDataLoader(
+        make_batch_reader(folder, schema_fields=fields), batch_size=30
+    ) as loader:
         assert sorted(int(n) for batch in loader for n in batch["id"]) == list(range(ROWS))

@@ -13,7 +13,9 @@ from tests import processes
 
 def test_a_process_that_has_ended_is_not_alive_and_has_no_command_line():
     script = "import sys; print('here', flush=True); sys.stdin.read()"
-    with subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+    with subprocess.Popen(
+        [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as child:
         child.stdout.readline()  # until its program has begun, the kernel may show no command line yet
         seen = psutil.Process(child.pid)
         assert processes.alive(seen)

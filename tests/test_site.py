@@ -21,17 +21,23 @@ from tests.optional_folders import OPTIONAL
 from tests.test_architecture import tree
 
 ROOT = Path(__file__).resolve().parent.parent
-HOW_TO = sorted(f"docs/how-to/{page.name}" for page in (ROOT / "docs" / "how-to").glob("*.md")
-                if page.stem not in ("index", *ADAPTERS))
+HOW_TO = sorted(
+    f"docs/how-to/{page.name}"
+    for page in (ROOT / "docs" / "how-to").glob("*.md")
+    if page.stem not in ("index", *ADAPTERS)
+)
 """The pages that need nothing but the product; those of other packages are run by the tests of their adapters."""
 FEWER = {"rows = 50_000": "rows = 5_000", "seconds=0.5": "seconds=0.1", "range(8)": "range(2)"}
 
-OF_OPTIONAL = {"what waits already takes longer than … s; try again in … s": "serving",
-               "the model's answers to made-up rows are no numbers": "serving"}
+OF_OPTIONAL = {
+    "what waits already takes longer than … s; try again in … s": "serving",
+    "the model's answers to made-up rows are no numbers": "serving",
+}
 """Messages of folders that may be left out."""
 
 
 # ---- examples
+
 
 @pytest.mark.slow
 def test_the_tutorial_and_the_pages_after_it_work_in_the_order_of_a_reader(tmp_path):
@@ -42,16 +48,28 @@ def test_the_tutorial_and_the_pages_after_it_work_in_the_order_of_a_reader(tmp_p
         assert many in "".join(sources)
         sources = [source.replace(many, few) for source in sources]
     script = tmp_path / "reader.py"
-    script.write_text("".join(f"exec(compile({source!r}, {page!r}, 'exec'), {{'__name__': 'page'}})\n"
-                              for page, source in zip(("tutorial", *HOW_TO), sources, strict=True)))
-    done = subprocess.run([sys.executable, script], cwd=tmp_path, capture_output=True, text=True, timeout=120,
-                          check=False, env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"})
+    script.write_text(
+        "".join(
+            f"exec(compile({source!r}, {page!r}, 'exec'), {{'__name__': 'page'}})\n"
+            for page, source in zip(("tutorial", *HOW_TO), sources, strict=True)
+        )
+    )
+    done = subprocess.run(
+        [sys.executable, script],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+    )
     assert done.returncode == 0, done.stderr[-4000:]
     assert "of 19 steps were left" in done.stdout
     assert (tmp_path / "run" / "report.html").is_file()
 
 
 # ---- troubleshooting
+
 
 @cache
 def messages() -> str:
@@ -63,14 +81,25 @@ def messages() -> str:
             docstrings = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
             for node in nodes:
                 if isinstance(node, ast.JoinedStr):
-                    found.add("".join(part.value if isinstance(part, ast.Constant) else "…" for part in node.values))
-                elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
+                    found.add(
+                        "".join(
+                            part.value if isinstance(part, ast.Constant) else "…"
+                            for part in node.values
+                        )
+                    )
+                elif (
+                    isinstance(node, ast.Constant)
+                    and isinstance(node.value, str)
+                    and id(node) not in docstrings
+                ):
                     found.add(node.value)
     return "\0".join(found)
 
 
 def quoted() -> list[str]:
-    return re.findall(r"^### `(.*)`$", (ROOT / "docs" / "troubleshooting.md").read_text(), re.MULTILINE)
+    return re.findall(
+        r"^### `(.*)`$", (ROOT / "docs" / "troubleshooting.md").read_text(), re.MULTILINE
+    )
 
 
 def holds(texts: str, message: str) -> bool:
@@ -93,14 +122,24 @@ def test_troubleshooting_says_of_each_message_what_to_do():
     assert len(set(quoted())) == len(quoted())
 
 
-@pytest.mark.parametrize(("message", "found"), [
-    ("no column …", True), ("roles: there is no column …", True), ("no column … (did", False), ("… columns", False),
-    ("there is no column", True), ("roles: … no column", False), ("… row", False)])
+@pytest.mark.parametrize(
+    ("message", "found"),
+    [
+        ("no column …", True),
+        ("roles: there is no column …", True),
+        ("no column … (did", False),
+        ("… columns", False),
+        ("there is no column", True),
+        ("roles: … no column", False),
+        ("… row", False),
+    ],
+)
 def test_a_message_is_found_by_its_parts_in_order(message, found):
     assert holds("roles: there is no column …: …\0no row (did", message) is found
 
 
 # ---- links and navigation
+
 
 def test_every_link_between_pages_leads_somewhere():
     """Also those of README and the rooms; a heading that is named must be there (`make docs` looks at all of them)."""
@@ -110,18 +149,34 @@ def test_every_link_between_pages_leads_somewhere():
 
 
 def test_a_link_that_leads_nowhere_is_an_error():
-    with pytest.raises(pages.LinkError, match=r"docs/tuning.md: the link 'lost.md' leads to no file"):
+    with pytest.raises(
+        pages.LinkError, match=r"docs/tuning.md: the link 'lost.md' leads to no file"
+    ):
         list(pages.links_of("docs/tuning.md", "[x](lost.md)"))
 
 
-@pytest.mark.parametrize(("page", "text", "placed"), [
-    ("docs/architecture.md", "[etl](../etl/README.md)", "[etl](source/etl/README.md)"),
-    ("docs/how-to/resume.md", "[all](../../README.md#on-gpus)", "[all](../source/README.md#on-gpus)"),
-    ("docs/launch.md", "[env](../.ci/spark-env.sh)", "[env](source/ci/spark-env.sh.md)"),
-    ("README.md", "[loader](docs/loader.md#tuning) [why](docs/decisions)",
-     "[loader](../loader.md#tuning) [why](../decisions/index.md)"),
-    ("docs/loader.md", "[up](#tuning) [site](https://example.org/x) `[code](lost.md)`",
-     "[up](#tuning) [site](https://example.org/x) `[code](lost.md)`")])
+@pytest.mark.parametrize(
+    ("page", "text", "placed"),
+    [
+        ("docs/architecture.md", "[etl](../etl/README.md)", "[etl](source/etl/README.md)"),
+        (
+            "docs/how-to/resume.md",
+            "[all](../../README.md#on-gpus)",
+            "[all](../source/README.md#on-gpus)",
+        ),
+        ("docs/launch.md", "[env](../.ci/spark-env.sh)", "[env](source/ci/spark-env.sh.md)"),
+        (
+            "README.md",
+            "[loader](docs/loader.md#tuning) [why](docs/decisions)",
+            "[loader](../loader.md#tuning) [why](../decisions/index.md)",
+        ),
+        (
+            "docs/loader.md",
+            "[up](#tuning) [site](https://example.org/x) `[code](lost.md)`",
+            "[up](#tuning) [site](https://example.org/x) `[code](lost.md)`",
+        ),
+    ],
+)
 def test_a_link_is_written_once_and_works_in_checkout_and_site(page, text, placed):
     assert pages.with_places(page, text) == placed
 
@@ -132,7 +187,11 @@ def test_what_is_no_page_is_shown_as_text_and_a_folder_as_a_list():
 
 
 def test_the_navigation_has_every_page():
-    named = set(re.findall(r"(\S+\.md)$", (ROOT / "mkdocs.yml").read_text().partition("\nnav:\n")[2], re.MULTILINE))
+    named = set(
+        re.findall(
+            r"(\S+\.md)$", (ROOT / "mkdocs.yml").read_text().partition("\nnav:\n")[2], re.MULTILINE
+        )
+    )
     there = {str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").rglob("*.md")}
     assert {page for page in there if not page.startswith("decisions/")} - named == {"LOG.md"}
     assert {page for page in named if not page.startswith("source/")} <= there
@@ -140,10 +199,23 @@ def test_the_navigation_has_every_page():
 
 # ---- the reference
 
+
 def test_what_a_docstring_says_of_arguments_becomes_a_list():
-    said = ["Rows.", "`source` is a folder, a*; or", "`seed` of it.", "`seed` is a `number*`.", "`x` is none."]
-    listed = ["Rows.", "", r"- `source` is a folder, a\*; or", "  `seed` of it.", "- `seed` is a `number*`.",
-              "  `x` is none."]
+    said = [
+        "Rows.",
+        "`source` is a folder, a*; or",
+        "`seed` of it.",
+        "`seed` is a `number*`.",
+        "`x` is none.",
+    ]
+    listed = [
+        "Rows.",
+        "",
+        r"- `source` is a folder, a\*; or",
+        "  `seed` of it.",
+        "- `seed` is a `number*`.",
+        "  `x` is none.",
+    ]
     assert as_list("\n".join(said), {"source", "seed"}).splitlines() == listed
 
 
@@ -155,15 +227,25 @@ def test_the_reference_names_what_is_there():
 
 # ---- what was built
 
-@pytest.mark.parametrize(("body", "said"), [
-    ('<script src="https://example.org/x.js"></script>', "fetches https://example.org/x.js"),
-    ('<link rel="stylesheet" href="//example.org/x.css">', "fetches //example.org/x.css"),
-    ('<p style="background: url(https://example.org/x.png)">', "fetches https://example.org/x.png"),
-    ('<img src="lost.png">', "fetches lost.png, which is not there"),
-    ('<a href="lost.html">', "links lost.html, which is not there"),
-    ('<a href="other.html#lost">', "links other.html#lost, which has no such part"),
-    ('<a href="other.html#there"></a><a href="https://example.org"></a><link rel="canonical" href="https://example.org">',
-     None)])
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ('<script src="https://example.org/x.js"></script>', "fetches https://example.org/x.js"),
+        ('<link rel="stylesheet" href="//example.org/x.css">', "fetches //example.org/x.css"),
+        (
+            '<p style="background: url(https://example.org/x.png)">',
+            "fetches https://example.org/x.png",
+        ),
+        ('<img src="lost.png">', "fetches lost.png, which is not there"),
+        ('<a href="lost.html">', "links lost.html, which is not there"),
+        ('<a href="other.html#lost">', "links other.html#lost, which has no such part"),
+        (
+            '<a href="other.html#there"></a><a href="https://example.org"></a><link rel="canonical" href="https://example.org">',
+            None,
+        ),
+    ],
+)
 def test_a_built_page_that_fetches_from_elsewhere_or_links_nowhere_is_found(tmp_path, body, said):
     (tmp_path / "index.html").write_text(body)
     (tmp_path / "other.html").write_text('<h1 id="there"></h1>')

@@ -31,5 +31,8 @@ class Contention:
             others = max(0.0, quota * wanting / running - max(wanting, quota))
         else:
             others = max(0.0, quota - rates.idle - rates.cpu) * wanting / running
-        return cls(others=others, slow=1 + others / quota,
-                   cores=max(running, quota * (quota + others) / (quota + 2 * others)))
+        return cls(
+            others=others,
+            slow=1 + others / quota,
+            cores=max(running, quota * (quota + others) / (quota + 2 * others)),
+        )

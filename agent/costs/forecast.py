@@ -53,19 +53,46 @@ class Forecast:
     settings: PlannerSettings = DEFAULT
 
     @classmethod
-    def of(cls, rates: PipelineRates, knobs: Knobs, limits: Limits, services: Mapping[str, StageCost], *,
-           other_cpu_s: float, demand: float, requests_a_core: float = 0.0,
-           settings: PlannerSettings = DEFAULT) -> Forecast:
+    def of(
+        cls,
+        rates: PipelineRates,
+        knobs: Knobs,
+        limits: Limits,
+        services: Mapping[str, StageCost],
+        *,
+        other_cpu_s: float,
+        demand: float,
+        requests_a_core: float = 0.0,
+        settings: PlannerSettings = DEFAULT,
+    ) -> Forecast:
         known = {name: service for name, service in services.items() if service.points}
         pressure = Contention.of(rates, settings)
-        empty = cls(knobs=knobs, limits=limits, services=_joined(known, knobs, limits), each=known, demand=demand,
-                    base_bytes=0.0, memory_limit=rates.memory_limit, slow=pressure.slow, cores=rates.cpu_quota,
-                    processes={n: count for n, count in knobs.workers.items() if knobs.backend.get(n) == "process"},
-                    free_bytes=max(0.0, rates.memory_limit - rates.memory_used), stage_cores=pressure.cores,
-                    other_cpu_s=other_cpu_s, requests_a_core=requests_a_core, settings=settings)
+        empty = cls(
+            knobs=knobs,
+            limits=limits,
+            services=_joined(known, knobs, limits),
+            each=known,
+            demand=demand,
+            base_bytes=0.0,
+            memory_limit=rates.memory_limit,
+            slow=pressure.slow,
+            cores=rates.cpu_quota,
+            processes={
+                n: count for n, count in knobs.workers.items() if knobs.backend.get(n) == "process"
+            },
+            free_bytes=max(0.0, rates.memory_limit - rates.memory_used),
+            stage_cores=pressure.cores,
+            other_cpu_s=other_cpu_s,
+            requests_a_core=requests_a_core,
+            settings=settings,
+        )
         # A worker at work holds an item; a process holds its libraries, at work or not.
-        in_hand = sum(min(rates.stages[n].busy, knobs.workers[n]) * empty._item_bytes(n)
-                      + knobs.workers[n] * empty._process_bytes(n) for n in empty.services if n in rates.stages)
+        in_hand = sum(
+            min(rates.stages[n].busy, knobs.workers[n]) * empty._item_bytes(n)
+            + knobs.workers[n] * empty._process_bytes(n)
+            for n in empty.services
+            if n in rates.stages
+        )
         queued = sum(stage.queue_bytes for stage in rates.stages.values())
         return replace(empty, base_bytes=max(0.0, rates.memory_used - in_hand - queued))
 
@@ -86,9 +113,17 @@ class Forecast:
     def cores_rate(self, workers: Mapping[str, int]) -> float:
         """The rows a second for which the cores are enough."""
         stages = sum(s.cpu_s(workers[n]) for n, s in self.services.items())
-        return min((cores / cpu_s for cores, cpu_s in ((self.cores, self.other_cpu_s + stages),
-                                                       (self.stage_cores, stages)) if cores > 0 and cpu_s > 0),
-                   default=math.inf)
+        return min(
+            (
+                cores / cpu_s
+                for cores, cpu_s in (
+                    (self.cores, self.other_cpu_s + stages),
+                    (self.stage_cores, stages),
+                )
+                if cores > 0 and cpu_s > 0
+            ),
+            default=math.inf,
+        )
 
     def rate(self, workers: Mapping[str, int]) -> float:
         """The rows a second that this many workers are expected to bring."""
@@ -96,13 +131,22 @@ class Forecast:
 
     def rate_around(self, name: str, workers: Mapping[str, int]) -> float:
         """The same, if the stage of that name were never the narrowest; it takes its cores all the same."""
-        return min([self.cores_rate(workers), self.demand,
-                    *(self.capacity(n, workers[n]) for n in self.services if n != name)])
+        return min(
+            [
+                self.cores_rate(workers),
+                self.demand,
+                *(self.capacity(n, workers[n]) for n in self.services if n != name),
+            ]
+        )
 
     @property
     def elsewhere(self) -> list[str]:
         """The stages whose workers hold cores of other hosts."""
-        return [name for name in self.services if self.requests_a_core and self.knobs.backend.get(name) == REMOTE]
+        return [
+            name
+            for name in self.services
+            if self.requests_a_core and self.knobs.backend.get(name) == REMOTE
+        ]
 
     def cores_elsewhere(self, workers: Mapping[str, int]) -> float:
         return sum(workers[name] for name in self.elsewhere) / (self.requests_a_core or 1)
@@ -111,7 +155,9 @@ class Forecast:
     def core_rows_per_s(self) -> float:
         """The price of a core elsewhere, in rows a second."""
         most = min(self.demand, self.cores_rate(self.knobs.workers))
-        return self.settings.core_price * (most if math.isfinite(most) else self.rate(self.knobs.workers))
+        return self.settings.core_price * (
+            most if math.isfinite(most) else self.rate(self.knobs.workers)
+        )
 
     def price(self, workers: Mapping[str, int]) -> float:
         """The price of the cores that so many workers hold elsewhere, in rows a second."""
@@ -120,8 +166,11 @@ class Forecast:
 
     def bottleneck(self) -> str:
         """What bounds the rate now: a stage, `cores`, or `consumer`."""
-        bounds = {"consumer": self.demand, "cores": self.cores_rate(self.knobs.workers),
-                  **{n: self.capacity(n, self.knobs.workers[n]) for n in self.services}}
+        bounds = {
+            "consumer": self.demand,
+            "cores": self.cores_rate(self.knobs.workers),
+            **{n: self.capacity(n, self.knobs.workers[n]) for n in self.services},
+        }
         return min(bounds, key=lambda name: bounds[name])
 
     def memory(self, knobs: Knobs) -> float:
@@ -133,23 +182,35 @@ class Forecast:
         """Whether the knobs leave the margin of memory that a choice has to leave."""
         return self.memory(knobs) <= self.settings.memory_target * self.memory_limit
 
-    def best(self, ranges: Mapping[str, tuple[int, int]], *, fewest: bool, tight: bool = False) -> tuple[Knobs, float]:
+    def best(
+        self, ranges: Mapping[str, tuple[int, int]], *, fewest: bool, tight: bool = False
+    ) -> tuple[Knobs, float]:
         """Finds the knobs of the highest rate within the `ranges` and memory, and that rate.
 
         A stage with enough workers keeps them, unless `fewest` is set. Buffers grow to what they need. They shrink to
         that only where memory is `tight`, or would become so, and below it where workers in their place bring more."""
         chosen = self._best(ranges, fewest=fewest, tight=tight)
         if sum(ranges[n][1] * self._worker_bytes(n) for n in self.services) > self._room:
-            leaner = replace(self, buffers=self.settings.lean)._best(ranges, fewest=fewest, tight=tight)
+            leaner = replace(self, buffers=self.settings.lean)._best(
+                ranges, fewest=fewest, tight=tight
+            )
             if leaner[1] >= self.settings.worth_lean * chosen[1]:
                 chosen = leaner
         if not self.elsewhere:
             return chosen
-        return max([chosen, *self._cheaper(chosen, ranges, fewest=fewest, tight=tight)],
-                   key=lambda choice: choice[1] - self.price(choice[0].workers))
+        return max(
+            [chosen, *self._cheaper(chosen, ranges, fewest=fewest, tight=tight)],
+            key=lambda choice: choice[1] - self.price(choice[0].workers),
+        )
 
-    def _cheaper(self, chosen: tuple[Knobs, float], ranges: Mapping[str, tuple[int, int]], *, fewest: bool, tight: bool
-                 ) -> Iterator[tuple[Knobs, float]]:
+    def _cheaper(
+        self,
+        chosen: tuple[Knobs, float],
+        ranges: Mapping[str, tuple[int, int]],
+        *,
+        fewest: bool,
+        tight: bool,
+    ) -> Iterator[tuple[Knobs, float]]:
         """The best knobs for fewer rows: the last of them may cost more elsewhere than they are worth."""
         for name in self.elsewhere:
             least, most = ranges[name][0], chosen[0].workers[name]
@@ -158,49 +219,87 @@ class Forecast:
                 if aim < chosen[1]:
                     yield replace(self, demand=aim)._best(ranges, fewest=fewest, tight=tight)
 
-    def _best(self, ranges: Mapping[str, tuple[int, int]], *, fewest: bool, tight: bool) -> tuple[Knobs, float]:
+    def _best(
+        self, ranges: Mapping[str, tuple[int, int]], *, fewest: bool, tight: bool
+    ) -> tuple[Knobs, float]:
         requests = []
         for name, service in self.services.items():
             least, most = ranges[name]
             most = max(least, min(most, self._most_on_processes(name)))
             current = self.knobs.workers[name]
-            if not fewest and least < current <= most and self.capacity(name, current) >= self.capacity(name, least):
+            if (
+                not fewest
+                and least < current <= most
+                and self.capacity(name, current) >= self.capacity(name, least)
+            ):
                 least = current
-            ahead = self.buffers * self.settings.read_ahead_items * service.item_bytes if name == self._first else 0.0
+            ahead = (
+                self.buffers * self.settings.read_ahead_items * service.item_bytes
+                if name == self._first
+                else 0.0
+            )
             capacity = functools.cache(self._with_headroom(name, most))  # asked for in each halving
-            requests.append(StageRequest(name=name, least=least, most=most, capacity=capacity,
-                                         worker_bytes=self._worker_bytes(name) + ahead))
+            requests.append(
+                StageRequest(
+                    name=name,
+                    least=least,
+                    most=most,
+                    capacity=capacity,
+                    worker_bytes=self._worker_bytes(name) + ahead,
+                )
+            )
         allocation = self._allocate(requests, self._room)
-        if not fewest and any(request.least > ranges[request.name][0] for request in requests) \
-                and allocation.rows_per_s < self.rate(self.knobs.workers):
-            return self._best(ranges, fewest=True, tight=tight)  # keeping what is there leaves no room for better
+        if (
+            not fewest
+            and any(request.least > ranges[request.name][0] for request in requests)
+            and allocation.rows_per_s < self.rate(self.knobs.workers)
+        ):
+            return self._best(
+                ranges, fewest=True, tight=tight
+            )  # keeping what is there leaves no room for better
         workers = {**self.knobs.workers, **allocation.workers}
         needed = self._buffers(workers)
-        knobs = replace(self.knobs, workers=workers,
-                        read_ahead_bytes=max(needed["read_ahead_bytes"], self.knobs.read_ahead_bytes),
-                        prefetch_bytes=max(needed["prefetch_bytes"], self.knobs.prefetch_bytes))
+        knobs = replace(
+            self.knobs,
+            workers=workers,
+            read_ahead_bytes=max(needed["read_ahead_bytes"], self.knobs.read_ahead_bytes),
+            prefetch_bytes=max(needed["prefetch_bytes"], self.knobs.prefetch_bytes),
+        )
         if tight or not self.fits(knobs):
-            knobs = replace(knobs, read_ahead_bytes=needed["read_ahead_bytes"],
-                            prefetch_bytes=needed["prefetch_bytes"])
+            knobs = replace(
+                knobs,
+                read_ahead_bytes=needed["read_ahead_bytes"],
+                prefetch_bytes=needed["prefetch_bytes"],
+            )
         return knobs, allocation.rows_per_s
 
     def switched(self, name: str, freed: Callable[[StageCost], StageCost]) -> Forecast:
         """The forecast if a stage ran on its other back end, by itself, and `freed` changed those left on threads."""
         service = self.each[name]
         other = next(b for b in self.limits.backends_of(name) if b != service.backend)
-        left = {n: freed(s) for n, s in self.each.items() if service.backend == s.backend == "thread"}
-        knobs = replace(self.knobs, backend={**self.knobs.backend, name: other},
-                        fused=frozenset(n for n in self.knobs.fused if name not in (n, self.limits.fusable[n])))
+        left = {
+            n: freed(s) for n, s in self.each.items() if service.backend == s.backend == "thread"
+        }
+        knobs = replace(
+            self.knobs,
+            backend={**self.knobs.backend, name: other},
+            fused=frozenset(n for n in self.knobs.fused if name not in (n, self.limits.fusable[n])),
+        )
         return self._as(knobs, {**self.each, **left, name: service.on(other)})
 
     def fused(self, name: str) -> Forecast:
         """The forecast if the workers of the stage before did a stage's work: each item is handed over once less."""
         rows = self.each[name].item_rows
         saved_s = min(self.other_cpu_s, self.settings.handover_s / rows) if rows else 0.0
-        saved = saved_s * self.rate(self.knobs.workers)  # in cores; until now they counted as taken by others
+        saved = saved_s * self.rate(
+            self.knobs.workers
+        )  # in cores; until now they counted as taken by others
         forecast = self._as(replace(self.knobs, fused=self.knobs.fused | {name}), self.each)
-        return replace(forecast, other_cpu_s=self.other_cpu_s - saved_s,
-                       stage_cores=min(self.cores, self.stage_cores + saved))
+        return replace(
+            forecast,
+            other_cpu_s=self.other_cpu_s - saved_s,
+            stage_cores=min(self.cores, self.stage_cores + saved),
+        )
 
     def split(self, name: str) -> Forecast:
         """The forecast if a fused stage had workers of its own."""
@@ -223,14 +322,18 @@ class Forecast:
         for _ in range(self.settings.halvings):
             allocation = allocate(requests, enough=share * enough, memory=room)
             cores_rate = self.cores_rate({**self.knobs.workers, **allocation.workers})
-            allocations.append(replace(allocation, rows_per_s=min(allocation.rows_per_s, cores_rate)))
+            allocations.append(
+                replace(allocation, rows_per_s=min(allocation.rows_per_s, cores_rate))
+            )
             if cores_rate >= allocation.rows_per_s:  # the cores are not what limits it
                 low = share
             else:
                 high = share
             if low >= high:
                 break
-            share = (low + high) / 2 if low else max(share * self.settings.lower, cores_rate / enough)
+            share = (
+                (low + high) / 2 if low else max(share * self.settings.lower, cores_rate / enough)
+            )
         return max(allocations, key=lambda a: a.rows_per_s)
 
     @property
@@ -254,8 +357,15 @@ class Forecast:
     def _process_bytes(self, name: str) -> float:
         """The bytes of a worker's processes: it has one for each stage whose work it does. Of one that was not measured
         only the least is known, and the planner starts no second one before it is."""
-        return sum(service.process_bytes or WORKER_PROCESS_BYTES for n, service in self.each.items()
-                   if self.limits.head(self.knobs, n) == name) if self.knobs.backend.get(name) == "process" else 0.0
+        return (
+            sum(
+                service.process_bytes or WORKER_PROCESS_BYTES
+                for n, service in self.each.items()
+                if self.limits.head(self.knobs, n) == name
+            )
+            if self.knobs.backend.get(name) == "process"
+            else 0.0
+        )
 
     def _most_on_processes(self, name: str) -> int:
         """The most workers that a stage may have at once, if they are processes: new ones of all stages take no more
@@ -263,7 +373,9 @@ class Forecast:
         each = self._process_bytes(name)
         if not each:
             return MAX_WORKERS
-        share = self.settings.process_share / sum(self.knobs.backend.get(n) == "process" for n in self.services)
+        share = self.settings.process_share / sum(
+            self.knobs.backend.get(n) == "process" for n in self.services
+        )
         return self.processes.get(name, 0) + max(1, int(share * self.free_bytes / each))
 
     def _worker_bytes(self, name: str) -> float:
@@ -271,16 +383,23 @@ class Forecast:
 
     def _buffers(self, workers: Mapping[str, int]) -> dict[str, int]:
         """The bytes that the two buffers need, in whole MiB and within their limits."""
+
         def item_bytes(name: str) -> float:
             return self.services[name].item_bytes if name in self.services else 0.0
 
         last = list(self.limits.workers)[-1]
-        items = {"read_ahead_bytes": self.settings.read_ahead_items * workers[self._first] * item_bytes(self._first),
-                 "prefetch_bytes": self.settings.prefetch_batches * item_bytes(last)}
+        items = {
+            "read_ahead_bytes": self.settings.read_ahead_items
+            * workers[self._first]
+            * item_bytes(self._first),
+            "prefetch_bytes": self.settings.prefetch_batches * item_bytes(last),
+        }
         most, sizes = self.settings.buffer_share * self.memory_limit, {}
         for name, bytes_ in items.items():
             low, high = getattr(self.limits, name)
-            sizes[name] = min(max(_MIB * math.ceil(min(self.buffers * bytes_, most) / _MIB), low), high)
+            sizes[name] = min(
+                max(_MIB * math.ceil(min(self.buffers * bytes_, most) / _MIB), low), high
+            )
         return sizes
 
 
@@ -305,11 +424,17 @@ def what_if(forecast: Forecast) -> dict[str, Any]:
         knobs, rate = case.best({name: ranges[name] for name in case.services}, fewest=True)
         return min(rate, case.demand), dict(knobs.workers)
 
-    cases = {"as it is": forecast, "twice the memory": replace(forecast, memory_limit=2 * forecast.memory_limit)}
+    cases = {
+        "as it is": forecast,
+        "twice the memory": replace(forecast, memory_limit=2 * forecast.memory_limit),
+    }
     if forecast.cores > 0:
-        cases |= {f"{name} the cores": replace(forecast, cores=factor * forecast.cores,
-                                               stage_cores=factor * forecast.stage_cores)
-                  for name, factor in (("half", 0.5), ("twice", 2.0))}
+        cases |= {
+            f"{name} the cores": replace(
+                forecast, cores=factor * forecast.cores, stage_cores=factor * forecast.stage_cores
+            )
+            for name, factor in (("half", 0.5), ("twice", 2.0))
+        }
     if math.isfinite(forecast.demand):
         cases["a trainer that only takes"] = replace(forecast, demand=math.inf)
     rates_of_cases = {}
@@ -339,7 +464,9 @@ class Allocation:
     """The rate of the slowest stage, at most `enough`."""
 
 
-def allocate(requests: Sequence[StageRequest], *, enough: float = math.inf, memory: float = math.inf) -> Allocation:
+def allocate(
+    requests: Sequence[StageRequest], *, enough: float = math.inf, memory: float = math.inf
+) -> Allocation:
     """Finds the highest rate up to `enough` whose workers fit in `memory`, with the fewest workers for it.
 
     A rate needs of each stage the smallest number of workers that reaches it, so what fits at a rate fits at each
@@ -350,7 +477,10 @@ def allocate(requests: Sequence[StageRequest], *, enough: float = math.inf, memo
     rates = sorted({rate for curve in curves.values() for rate in curve if rate < top} | {top})
 
     def workers_for(rate: float) -> dict[str, int]:
-        return {r.name: r.least + next(i for i, c in enumerate(curves[r.name]) if c >= rate) for r in requests}
+        return {
+            r.name: r.least + next(i for i, c in enumerate(curves[r.name]) if c >= rate)
+            for r in requests
+        }
 
     def too_large(rate: float) -> bool:
         needed = workers_for(rate)

@@ -74,10 +74,18 @@ class PipelineRates:
         for name, stage in self.stages.items():
             head = limits.head(knobs, name)
             done = stages.get(head)
-            stages[head] = stage if done is None else replace(
-                done, busy=done.busy + stage.busy, cpu=done.cpu + stage.cpu,
-                core_wait=done.core_wait + stage.core_wait, queue_bytes=done.queue_bytes + stage.queue_bytes,
-                rows_per_s=stage.rows_per_s)
+            stages[head] = (
+                stage
+                if done is None
+                else replace(
+                    done,
+                    busy=done.busy + stage.busy,
+                    cpu=done.cpu + stage.cpu,
+                    core_wait=done.core_wait + stage.core_wait,
+                    queue_bytes=done.queue_bytes + stage.queue_bytes,
+                    rows_per_s=stage.rows_per_s,
+                )
+            )
         return replace(self, stages=stages)
 
 
@@ -93,13 +101,19 @@ def rates(earlier: Snapshot, later: Snapshot) -> PipelineRates | None:
         return None
     before = {s.name: s for s in earlier.stages}
     stages = {s.name: _stage(before[s.name], s, seconds) for s in later.stages if s.name in before}
-    return PipelineRates(seconds=seconds, rows_per_s=rows / seconds,
-                         stall=wait / (wait + compute) if wait + compute > 0 else 0.0,
-                         demand_rows_per_s=rows / compute if compute > 0 and rows > 0 else None,
-                         cpu=cpu / seconds, cpu_quota=later.cpu_quota, memory_used=later.memory_used,
-                         memory_limit=later.memory_limit, stages=stages,
-                         idle=_idle(earlier.cores_idle_s, later.cores_idle_s, seconds),
-                         away=min(max(0.0, 1 - (wait + compute) / seconds), 1.0))
+    return PipelineRates(
+        seconds=seconds,
+        rows_per_s=rows / seconds,
+        stall=wait / (wait + compute) if wait + compute > 0 else 0.0,
+        demand_rows_per_s=rows / compute if compute > 0 and rows > 0 else None,
+        cpu=cpu / seconds,
+        cpu_quota=later.cpu_quota,
+        memory_used=later.memory_used,
+        memory_limit=later.memory_limit,
+        stages=stages,
+        idle=_idle(earlier.cores_idle_s, later.cores_idle_s, seconds),
+        away=min(max(0.0, 1 - (wait + compute) / seconds), 1.0),
+    )
 
 
 def _idle(before: float | None, after: float | None, seconds: float) -> float | None:
@@ -110,6 +124,13 @@ def _stage(before: StageStats, after: StageStats, seconds: float) -> StageRates:
     def rate(name: str) -> float:
         return float(max(0.0, getattr(after, name) - getattr(before, name)) / seconds)
 
-    return StageRates(rows_per_s=rate("rows"), busy=rate("busy_s"), cpu=rate("cpu_s"), starved=rate("wait_input_s"),
-                      blocked=rate("wait_output_s"), workers=after.workers, queue_bytes=after.queue_bytes,
-                      core_wait=rate("core_wait_s"))
+    return StageRates(
+        rows_per_s=rate("rows"),
+        busy=rate("busy_s"),
+        cpu=rate("cpu_s"),
+        starved=rate("wait_input_s"),
+        blocked=rate("wait_output_s"),
+        workers=after.workers,
+        queue_bytes=after.queue_bytes,
+        core_wait=rate("core_wait_s"),
+    )

@@ -39,9 +39,12 @@ class Point:
     def towards(self, busy_s: float, cpu_s: float, learning: float) -> Point:
         weight = max(learning, 1 / (self.seen + 1))
         error = busy_s / self.busy_s - 1
-        return Point(busy_s=self.busy_s + weight * (busy_s - self.busy_s),
-                     cpu_s=self.cpu_s + weight * (cpu_s - self.cpu_s),
-                     variance=(1 - weight) * (self.variance + weight * error * error), seen=self.seen + 1)
+        return Point(
+            busy_s=self.busy_s + weight * (busy_s - self.busy_s),
+            cpu_s=self.cpu_s + weight * (cpu_s - self.cpu_s),
+            variance=(1 - weight) * (self.variance + weight * error * error),
+            seen=self.seen + 1,
+        )
 
     def scaled(self, busy: float, cpu: float) -> Point:
         return replace(self, busy_s=self.busy_s * busy, cpu_s=self.cpu_s * cpu, seen=1)
@@ -76,30 +79,65 @@ class StageCost:
     settings: PlannerSettings = DEFAULT
     _anchor: StageStats | None = None  # counters where the present observation began
     _surprise: float = 0.0  # added up; above 0 for a dearer row, below for a cheaper
-    _settled: tuple[int, Point] | None = None  # the present point when the others were last moved along with it
-    _moved: float = 0.0  # how far they were moved since this was last called a trend, as a logarithm
+    _settled: tuple[int, Point] | None = (
+        None  # the present point when the others were last moved along with it
+    )
+    _moved: float = (
+        0.0  # how far they were moved since this was last called a trend, as a logarithm
+    )
 
     def observe(self, latest: StageStats, saturated: bool, starting: bool = False) -> StageCost:
         """Learns from one more snapshot of the stage. `saturated` says that no core was free: where waits for a core
         are not counted, part of what looks like useful time was such a wait. While processes are `starting` somewhere,
         stages are starved or blocked, and what they cost then says little."""
         if latest.process_bytes > self.process_bytes:
-            return replace(self, process_bytes=latest.process_bytes).observe(latest, saturated, starting)
+            return replace(self, process_bytes=latest.process_bytes).observe(
+                latest, saturated, starting
+            )
         earlier = self._anchor
         if latest.backend != self.backend:
             left = {**self.elsewhere, self.backend: self.points} if self.points else self.elsewhere
-            return replace(self, backend=latest.backend, points=left.get(latest.backend, {}), _anchor=latest,
-                           _surprise=0.0, _settled=None,
-                           elsewhere={b: points for b, points in left.items() if b != latest.backend})
-        if starting or earlier is None or earlier.workers != latest.workers or latest.items < earlier.items:
-            return replace(self, _anchor=latest)  # work begun before a resize belongs to neither setting
+            return replace(
+                self,
+                backend=latest.backend,
+                points=left.get(latest.backend, {}),
+                _anchor=latest,
+                _surprise=0.0,
+                _settled=None,
+                elsewhere={b: points for b, points in left.items() if b != latest.backend},
+            )
+        if (
+            starting
+            or earlier is None
+            or earlier.workers != latest.workers
+            or latest.items < earlier.items
+        ):
+            return replace(
+                self, _anchor=latest
+            )  # work begun before a resize belongs to neither setting
         items, rows = latest.items - earlier.items, latest.rows - earlier.rows
         core_wait_s, cpu_s = latest.core_wait_s - earlier.core_wait_s, latest.cpu_s - earlier.cpu_s
-        busy_s = max(latest.busy_s - earlier.busy_s - core_wait_s, min(cpu_s, latest.busy_s - earlier.busy_s))
-        if items < self.settings.least_items or rows <= 0 or busy_s <= 0 or min(cpu_s, core_wait_s) < 0:
+        busy_s = max(
+            latest.busy_s - earlier.busy_s - core_wait_s, min(cpu_s, latest.busy_s - earlier.busy_s)
+        )
+        if (
+            items < self.settings.least_items
+            or rows <= 0
+            or busy_s <= 0
+            or min(cpu_s, core_wait_s) < 0
+        ):
             return replace(self, age=self.age + 1)
-        item_bytes = max(self.settings.forget * self.item_bytes, (latest.bytes - earlier.bytes) / items)
-        seen = replace(self, _anchor=latest, item_bytes=item_bytes, item_rows=rows / items, age=0, _surprise=0.0)
+        item_bytes = max(
+            self.settings.forget * self.item_bytes, (latest.bytes - earlier.bytes) / items
+        )
+        seen = replace(
+            self,
+            _anchor=latest,
+            item_bytes=item_bytes,
+            item_rows=rows / items,
+            age=0,
+            _surprise=0.0,
+        )
         busy_s, cpu_s = busy_s / rows, cpu_s / rows
         if saturated and not core_wait_s and self.points:
             busy_s = min(busy_s, max(cpu_s + self._nearest(latest.workers).wait_s, cpu_s))
@@ -109,21 +147,33 @@ class StageCost:
         busy_s, cpu_s = found.busy_s, found.cpu_s
         known = self.points.get(workers)
         ratio = busy_s / self.busy_s(workers) if self.points else 1.0
-        residual = self.residual + self.settings.learning * (min(abs(ratio - 1), 1.0) - self.residual)
+        residual = self.residual + self.settings.learning * (
+            min(abs(ratio - 1), 1.0) - self.residual
+        )
         if known is None or not known.seen:
             return replace(self, residual=residual, points={**self.points, workers: found})
         if 1 / self.settings.drift < ratio < self.settings.drift:
             nearer = known.towards(busy_s, cpu_s, self.settings.learning)
-            return replace(self, residual=residual, points={**self.points, workers: nearer})._along(workers, known)
-        step = math.copysign(min(abs(math.log(ratio)), self.settings.clip) - self.settings.slack, ratio - 1)
+            return replace(self, residual=residual, points={**self.points, workers: nearer})._along(
+                workers, known
+            )
+        step = math.copysign(
+            min(abs(math.log(ratio)), self.settings.clip) - self.settings.slack, ratio - 1
+        )
         surprise = step if surprise * step < 0 else surprise + step
         if abs(surprise) < self.settings.alarm:
             return replace(self, residual=residual, _surprise=surprise)
         # The curve keeps its shape, as the contention that bent it is still there.
         cpu_ratio = cpu_s / known.cpu_s if known.cpu_s > 0 else 1.0
-        return replace(self, drifts=self.drifts + 1, leaps=self.leaps + (ratio >= self.settings.leap),
-                       residual=residual, elsewhere={}, _settled=None,
-                       points={n: point.scaled(ratio, cpu_ratio) for n, point in self.points.items()})
+        return replace(
+            self,
+            drifts=self.drifts + 1,
+            leaps=self.leaps + (ratio >= self.settings.leap),
+            residual=residual,
+            elsewhere={},
+            _settled=None,
+            points={n: point.scaled(ratio, cpu_ratio) for n, point in self.points.items()},
+        )
 
     @property
     def doubtful(self) -> bool:
@@ -142,24 +192,45 @@ class StageCost:
         by_chance = math.sqrt(self.settings.learning * now.variance)
         if abs(math.log(busy)) < self.settings.trend + by_chance:
             return self
-        points = {n: replace(p, busy_s=p.busy_s * busy, cpu_s=p.cpu_s * cpu) for n, p in self.points.items()}
+        points = {
+            n: replace(p, busy_s=p.busy_s * busy, cpu_s=p.cpu_s * cpu)
+            for n, p in self.points.items()
+        }
         moved = self._moved + math.log(busy)
         trend = abs(moved) >= math.log(self.settings.drift)
-        return replace(self, points={**points, workers: now}, _settled=(workers, now), trends=self.trends + trend,
-                       _moved=0.0 if trend else moved)
+        return replace(
+            self,
+            points={**points, workers: now},
+            _settled=(workers, now),
+            trends=self.trends + trend,
+            _moved=0.0 if trend else moved,
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """What was learned, for JSON, without the unfinished observation."""
-        return {"backend": self.backend, "item_bytes": self.item_bytes, "residual": self.residual,
-                "process_bytes": self.process_bytes, "points": _plain(self.points),
-                "elsewhere": {b: _plain(points) for b, points in self.elsewhere.items()}}
+        return {
+            "backend": self.backend,
+            "item_bytes": self.item_bytes,
+            "residual": self.residual,
+            "process_bytes": self.process_bytes,
+            "points": _plain(self.points),
+            "elsewhere": {b: _plain(points) for b, points in self.elsewhere.items()},
+        }
 
     @classmethod
-    def from_dict(cls, name: str, values: Mapping[str, Any], settings: PlannerSettings = DEFAULT) -> StageCost:
-        return cls(name=name, settings=settings, backend=values["backend"], item_bytes=values["item_bytes"],
-                   residual=values["residual"], points=_points(values["points"]),
-                   process_bytes=values["process_bytes"],
-                   elsewhere={b: _points(points) for b, points in values["elsewhere"].items()})
+    def from_dict(
+        cls, name: str, values: Mapping[str, Any], settings: PlannerSettings = DEFAULT
+    ) -> StageCost:
+        return cls(
+            name=name,
+            settings=settings,
+            backend=values["backend"],
+            item_bytes=values["item_bytes"],
+            residual=values["residual"],
+            points=_points(values["points"]),
+            process_bytes=values["process_bytes"],
+            elsewhere={b: _points(points) for b, points in values["elsewhere"].items()},
+        )
 
     def on(self, backend: str) -> StageCost:
         """The stage as expected on another back end: as seen there, or else as with its fewest workers here, which
@@ -171,13 +242,23 @@ class StageCost:
     @property
     def anywhere(self) -> StageCost:
         """The stage as far as anything is known of it: on another back end, if it was not seen on this one yet."""
-        return self if self.points else replace(self, points=next(iter(self.elsewhere.values()), {}))
+        return (
+            self if self.points else replace(self, points=next(iter(self.elsewhere.values()), {}))
+        )
 
     def joined(self, other: StageCost) -> StageCost:
         """Two stages as one, whose workers do the work of both."""
         counts = {*self.points, *other.points}
-        return replace(self, item_bytes=max(self.item_bytes, other.item_bytes), points={
-            n: Point(busy_s=self.busy_s(n) + other.busy_s(n), cpu_s=self.cpu_s(n) + other.cpu_s(n)) for n in counts})
+        return replace(
+            self,
+            item_bytes=max(self.item_bytes, other.item_bytes),
+            points={
+                n: Point(
+                    busy_s=self.busy_s(n) + other.busy_s(n), cpu_s=self.cpu_s(n) + other.cpu_s(n)
+                )
+                for n in counts
+            },
+        )
 
     def relieved(self) -> StageCost:
         """The stage if its workers no longer disturbed each other, as a stage that held the same lock has moved
@@ -188,8 +269,14 @@ class StageCost:
     def known_well(self, workers: int) -> StageCost:
         """The stage without what was tried for a moment only, perhaps while costs were changing already. The present
         setting and the smallest are kept."""
-        return replace(self, points={n: p for n, p in self.points.items()
-                                     if n in (workers, min(self.points)) or p.seen > self.settings.patience})
+        return replace(
+            self,
+            points={
+                n: p
+                for n, p in self.points.items()
+                if n in (workers, min(self.points)) or p.seen > self.settings.patience
+            },
+        )
 
     def stale(self) -> StageCost:
         """The same model, but the next observation at a setting replaces all earlier ones."""
@@ -197,16 +284,23 @@ class StageCost:
 
     def unhindered(self) -> StageCost:
         """The stage if it hardly waited, neither for a lock nor for a store."""
-        return replace(self, points={n: replace(p, busy_s=max(p.cpu_s, self.settings.least_wait * p.busy_s))
-                                     for n, p in self.points.items()})
+        return replace(
+            self,
+            points={
+                n: replace(p, busy_s=max(p.cpu_s, self.settings.least_wait * p.busy_s))
+                for n, p in self.points.items()
+            },
+        )
 
     @property
     def locked(self) -> bool:
         """Whether the workers wait for each other: more of them made a row dearer, and the added time is waiting."""
         least = self.points[min(self.points)]
-        return any(p.busy_s >= self.settings.locked * least.busy_s
-                   and p.wait_s - least.wait_s >= self.settings.mostly * (p.busy_s - least.busy_s)
-                   for p in self.points.values())
+        return any(
+            p.busy_s >= self.settings.locked * least.busy_s
+            and p.wait_s - least.wait_s >= self.settings.mostly * (p.busy_s - least.busy_s)
+            for p in self.points.values()
+        )
 
     def _nearest(self, workers: int) -> Point:
         return self.points[min(self.points, key=lambda n: (abs(n - workers), n))]
@@ -258,14 +352,19 @@ class StageCost:
         Between two settings costs grow evenly by ratio, or with a kink that may be larger the further they are
         apart. Fewer workers than ever seen are `worth` a try where workers may be in each other's way."""
         seen = sorted(self.points)
-        top = max(map(self.capacity, seen))  # of several as good as each other the largest: not whichever chance says
+        top = max(
+            map(self.capacity, seen)
+        )  # of several as good as each other the largest: not whichever chance says
         good = [n for n in seen if self.capacity(n) >= self.settings.flat * top]
         lean, best = good[0], good[-1]
         at = seen.index(best)
         hopes: dict[int, float] = {}
-        for few, many in itertools.pairwise(seen[:at + 2]):
-            if self.settings.flat < self.capacity(few) / self.capacity(many) < 1 / self.settings.flat or (
-                    many < best and self.busy_s(many) < self.settings.steep * self.busy_s(few)):
+        for few, many in itertools.pairwise(seen[: at + 2]):
+            if self.settings.flat < self.capacity(few) / self.capacity(
+                many
+            ) < 1 / self.settings.flat or (
+                many < best and self.busy_s(many) < self.settings.steep * self.busy_s(few)
+            ):
                 continue
             # With fewer workers than this, not even the best curve would bring more.
             least = max(few + 1, math.ceil(worth * self.capacity(best) / self.capacity(few) * few))
@@ -286,11 +385,15 @@ class StageCost:
     def _breaks(self, seen: list[int], few: int, many: int) -> bool:
         """Whether costs between two settings rise so much more steeply than below them that this is no bend: somewhere
         between there is an edge, up to which more workers bring more."""
+
         def slope(low: int, high: int) -> float:
             return math.log(self.busy_s(high) / self.busy_s(low)) / math.log(high / low)
 
         below = [n for n in seen if n < few]
-        return slope(few, many) - (max(0.0, slope(below[-1], few)) if below else 0.0) >= self.settings.edge
+        return (
+            slope(few, many) - (max(0.0, slope(below[-1], few)) if below else 0.0)
+            >= self.settings.edge
+        )
 
     def _kinked(self, few: int, many: int, workers: int) -> float:
         """The capacity between two settings if costs grow evenly by ratio, except for a kink."""
@@ -305,9 +408,15 @@ class StageCost:
     def describe(self, workers: int) -> dict[str, float]:
         """The model in numbers, for the log."""
         point = self._nearest(workers)
-        return {"workers": workers, "busy_us_a_row": 1e6 * self.busy_s(workers), "cpu_us_a_row": 1e6 * point.cpu_s,
-                "spread": math.sqrt(point.variance), "residual": self.residual, "age": self.age,
-                "item_bytes": self.item_bytes}
+        return {
+            "workers": workers,
+            "busy_us_a_row": 1e6 * self.busy_s(workers),
+            "cpu_us_a_row": 1e6 * point.cpu_s,
+            "spread": math.sqrt(point.variance),
+            "residual": self.residual,
+            "age": self.age,
+            "item_bytes": self.item_bytes,
+        }
 
 
 def _plain(points: Mapping[int, Point]) -> dict[str, Any]:

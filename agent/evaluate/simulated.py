@@ -59,37 +59,68 @@ def work(task: EvaluationTask) -> list[Row]:
     best = reference(task.scenario, seed=task.seed)
     rows = []
     for name in task.policies:
+
         def policy(name: str = name) -> Policy:
             return made(name, task.scenario)
 
         outcome = run(task.scenario, policy(), seed=task.seed)
         failed = []
         for condition in task.scenario.passes:
-            frozen = frozen_rows(task.scenario, policy(), seed=task.seed) if condition.metric == "of_frozen" else None
+            frozen = (
+                frozen_rows(task.scenario, policy(), seed=task.seed)
+                if condition.metric == "of_frozen"
+                else None
+            )
             value = metric(condition, outcome, best, frozen)
             if not condition.holds(value):
                 failed.append(f"{condition}: {value:.3g}")
-        bare = None if not task.bare else outcome if not outcome.governor_acted else run(
-            task.scenario, policy(), seed=task.seed, governor=False)
-        rows.append(Row(task.scenario.name, task.scenario.family, name, task.seed, score(outcome, best),
-                        end_score(outcome, best), outcome.killed, tuple(failed),
-                        score(bare, best) if bare else None, bool(bare and bare.killed)))
+        bare = (
+            None
+            if not task.bare
+            else outcome
+            if not outcome.governor_acted
+            else run(task.scenario, policy(), seed=task.seed, governor=False)
+        )
+        rows.append(
+            Row(
+                task.scenario.name,
+                task.scenario.family,
+                name,
+                task.seed,
+                score(outcome, best),
+                end_score(outcome, best),
+                outcome.killed,
+                tuple(failed),
+                score(bare, best) if bare else None,
+                bool(bare and bare.killed),
+            )
+        )
     return rows
 
 
-def tasks(names: Sequence[str], scenarios: Sequence[Scenario], *, seeds: int,
-          pipelines: int) -> list[EvaluationTask]:
+def tasks(
+    names: Sequence[str], scenarios: Sequence[Scenario], *, seeds: int, pipelines: int
+) -> list[EvaluationTask]:
     """The scenarios with every seed, and `pipelines` held-out pipelines of each of two kinds, each with a seed of its
     own: those on which openings are judged, and others that change during their run."""
-    todo = [EvaluationTask(scenario, tuple(names), seed,
-                            bare=seed == 0) for scenario in scenarios for seed in range(seeds)]
-    todo += [EvaluationTask(case.scenario, tuple(names), case.seed, bare=i % seeds == 0)
-             for i, case in enumerate(cases("held out", pipelines))]
-    return todo + [EvaluationTask(pipeline("held out", i, changing=True), tuple(names), i, bare=i % seeds == 0)
-                   for i in range(pipelines)]
+    todo = [
+        EvaluationTask(scenario, tuple(names), seed, bare=seed == 0)
+        for scenario in scenarios
+        for seed in range(seeds)
+    ]
+    todo += [
+        EvaluationTask(case.scenario, tuple(names), case.seed, bare=i % seeds == 0)
+        for i, case in enumerate(cases("held out", pipelines))
+    ]
+    return todo + [
+        EvaluationTask(pipeline("held out", i, changing=True), tuple(names), i, bare=i % seeds == 0)
+        for i in range(pipelines)
+    ]
 
 
-def measure(todo: Sequence[EvaluationTask], *, processes: int, progress: Callable[[int, int], None]) -> list[Row]:
+def measure(
+    todo: Sequence[EvaluationTask], *, processes: int, progress: Callable[[int, int], None]
+) -> list[Row]:
     """Runs all tasks on so many processes, and returns all rows."""
     rows: list[Row] = []
     if processes <= 1:
@@ -119,14 +150,23 @@ class ContestOptions:
     """The live set-ups that are run on this machine, and for how long."""
 
     title = "live set-ups"
-    live: bool = setting(False, "also run live set-ups on this machine, which should do nothing else meanwhile (auto, "
-                         "planner, intune, autotune and plumber, unless --policy says otherwise)")
+    live: bool = setting(
+        False,
+        "also run live set-ups on this machine, which should do nothing else meanwhile (auto, "
+        "planner, intune, autotune and plumber, unless --policy says otherwise)",
+    )
     live_only: bool = setting(False, "run these alone")
-    setup: tuple[str, ...] = setting((), "of the live set-ups (benchmarks/live_setups.py) these alone", metavar="NAME",
-                                     again=True)
+    setup: tuple[str, ...] = setting(
+        (),
+        "of the live set-ups (benchmarks/live_setups.py) these alone",
+        metavar="NAME",
+        again=True,
+    )
     rounds: int = setting(10, "turns of each live arm", least=1)
     starts: int = setting(1, "times that each policy begins anew, in turns", least=1)
-    settle: float = setting(10.0, "seconds in which a policy tunes a live pipeline", metavar="S", above=0)
+    settle: float = setting(
+        10.0, "seconds in which a policy tunes a live pipeline", metavar="S", above=0
+    )
     seconds: float = setting(0.4, "least seconds of each live turn", metavar="S", above=0)
 
 
@@ -135,12 +175,21 @@ class PolicyOptions:
     """Which policies are judged, and in which scenarios."""
 
     title = "what"
-    policy: tuple[str, ...] = setting((), "these policies alone (default: all)", metavar="P", again=True)
-    scenario: tuple[str, ...] = setting((), "these scenarios alone (default: the shipped ones and held-out pipelines)",
-                                        metavar="FILE", again=True)
+    policy: tuple[str, ...] = setting(
+        (), "these policies alone (default: all)", metavar="P", again=True
+    )
+    scenario: tuple[str, ...] = setting(
+        (),
+        "these scenarios alone (default: the shipped ones and held-out pipelines)",
+        metavar="FILE",
+        again=True,
+    )
     seeds: int = setting(5, "seeds of each scenario", least=1)
-    pipelines: int | None = setting(None, "held-out pipelines at rest, and as many that change (default: 45; 0 with "
-                                    "--scenario)", least=0)
+    pipelines: int | None = setting(
+        None,
+        "held-out pipelines at rest, and as many that change (default: 45; 0 with --scenario)",
+        least=0,
+    )
     quick: bool = setting(False, "one seed, four held-out pipelines at rest and four that change")
     missed: bool = setting(False, "also list the conditions that were missed")
     processes: int = setting(os.cpu_count() or 1, "processes that simulate", least=1)
@@ -148,8 +197,13 @@ class PolicyOptions:
 
 
 def main(argv: Sequence[str]) -> Mapping[str, Any]:
-    options = parse(PolicyOptions, argv=argv, prog="sluice policies", description=_described(__doc__),
-                    epilog=_EXAMPLES)
+    options = parse(
+        PolicyOptions,
+        argv=argv,
+        prog="sluice policies",
+        description=_described(__doc__),
+        epilog=_EXAMPLES,
+    )
     for name in options.policy:
         if name not in YARDSTICKS:
             policies.make(name)
@@ -165,27 +219,44 @@ def _described(text: str | None) -> str:
 def _simulated(options: PolicyOptions) -> dict[str, Any]:
     names = list(dict.fromkeys(options.policy or judged()))
     scenarios = [load(path) for path in options.scenario] if options.scenario else shipped()
-    pipelines = options.pipelines if options.pipelines is not None else (
-        0 if options.scenario else 4 if options.quick else 45)
+    pipelines = (
+        options.pipelines
+        if options.pipelines is not None
+        else (0 if options.scenario else 4 if options.quick else 45)
+    )
     todo = tasks(names, scenarios, seeds=1 if options.quick else options.seeds, pipelines=pipelines)
     rows = measure(todo, processes=min(options.processes, len(todo)), progress=_progress)
     say(f"{table(rows, names, bold=sys.stderr.isatty())}\n\n{comparison(rows, names)}")
     if options.missed:
         say("\n" + "\n".join(missed(rows, names)))
-    return {"policies": summary(rows, names), "scenarios": len(scenarios), "pipelines": 2 * pipelines,
-            "simulated": True}
+    return {
+        "policies": summary(rows, names),
+        "scenarios": len(scenarios),
+        "pipelines": 2 * pipelines,
+        "simulated": True,
+    }
 
 
 def _live(options: PolicyOptions) -> dict[str, Any]:
     if not policies.find_rivals():
-        raise UsageError("--live is not part of the installed package: the contest lies in benchmarks/rivals of the "
-                         "repository")
+        raise UsageError(
+            "--live is not part of the installed package: the contest lies in benchmarks/rivals of the "
+            "repository"
+        )
     from sluice.benchmarks.rivals.contest import hold
 
-    names = [n for n in dict.fromkeys(options.policy or LIVE) if n not in YARDSTICKS]  # no truth to know here
-    contests = hold(names, setups=options.contest.setup, rounds=options.contest.rounds,
-                    seconds=options.contest.seconds, settle_s=options.contest.settle,
-                    starts=options.contest.starts, say=say)
+    names = [
+        n for n in dict.fromkeys(options.policy or LIVE) if n not in YARDSTICKS
+    ]  # no truth to know here
+    contests = hold(
+        names,
+        setups=options.contest.setup,
+        rounds=options.contest.rounds,
+        seconds=options.contest.seconds,
+        settle_s=options.contest.settle,
+        starts=options.contest.starts,
+        say=say,
+    )
     return {"live": {name: contest.to_dict() for name, contest in contests.items()}}
 
 
@@ -194,17 +265,25 @@ class SimulationOptions:
     """Which policy goes through which scenario."""
 
     policy: str = setting("planner", "the policy that is run", metavar="P")
-    scenario: str = setting("steady", "a file (docs/scenarios.md), or part of a shipped one's name",
-                            metavar="FILE|WORD")
+    scenario: str = setting(
+        "steady", "a file (docs/scenarios.md), or part of a shipped one's name", metavar="FILE|WORD"
+    )
     seed: int = setting(0, "decides what the scenario draws")
     without_governor: bool = setting(False, "let nothing hold the memory back")
 
 
 def simulate(argv: Sequence[str]) -> Mapping[str, Any]:
     """`sluice simulate`: runs one policy through one scenario, and prints each change with its reason."""
-    options = parse(SimulationOptions, argv=argv, prog="sluice simulate", description=_described(simulate.__doc__),
-                    epilog="example:\n  sluice simulate --policy planner --scenario 'cost'")
-    scenario = next((s for s in shipped() if options.scenario in s.name), None) or load(options.scenario)
+    options = parse(
+        SimulationOptions,
+        argv=argv,
+        prog="sluice simulate",
+        description=_described(simulate.__doc__),
+        epilog="example:\n  sluice simulate --policy planner --scenario 'cost'",
+    )
+    scenario = next((s for s in shipped() if options.scenario in s.name), None) or load(
+        options.scenario
+    )
     policy = made(options.policy, scenario)
     before = scenario.first_knobs
 
@@ -215,19 +294,32 @@ def simulate(argv: Sequence[str]) -> Mapping[str, Any]:
         before = knobs
 
     say(f"{scenario.name}: {scenario.about}\n{0.0:7.1f} s  {before}  (the start)")
-    outcome = run(scenario, policy, seed=options.seed, governor=not options.without_governor, observe=tell)
+    outcome = run(
+        scenario, policy, seed=options.seed, governor=not options.without_governor, observe=tell
+    )
     best = reference(scenario, seed=options.seed)
-    say(f"{score(outcome, best):.3f} of the clairvoyant's rows, {end_score(outcome, best):.3f} in the last fifth"
-        + (", killed for memory" if outcome.killed else ""))
-    return {"scenario": scenario.name, "policy": options.policy, "rows": round(outcome.rows),
-            "score": round_(score(outcome, best)), "end_score": round_(end_score(outcome, best)),
-            "killed": outcome.killed, "changes": sum(outcome.changed), "knobs": outcome.knobs.to_dict(),
-            "simulated": True}
+    say(
+        f"{score(outcome, best):.3f} of the clairvoyant's rows, {end_score(outcome, best):.3f} in the last fifth"
+        + (", killed for memory" if outcome.killed else "")
+    )
+    return {
+        "scenario": scenario.name,
+        "policy": options.policy,
+        "rows": round(outcome.rows),
+        "score": round_(score(outcome, best)),
+        "end_score": round_(end_score(outcome, best)),
+        "killed": outcome.killed,
+        "changes": sum(outcome.changed),
+        "knobs": outcome.knobs.to_dict(),
+        "simulated": True,
+    }
 
 
 def _progress(done: int, total: int) -> None:
     if sys.stderr.isatty():
-        print(f"\r{done} of {total}", end="\n" if done == total else "", file=sys.stderr, flush=True)
+        print(
+            f"\r{done} of {total}", end="\n" if done == total else "", file=sys.stderr, flush=True
+        )
     elif 10 * done // total > 10 * (done - 1) // total:
         say(f"{done} of {total} scenarios and pipelines")
 

@@ -37,26 +37,43 @@ class Row:
 
 def table(rows: Sequence[Row], policies: Sequence[str], *, bold: bool) -> str:
     """Policy × scenario: the median and the spread over the seeds; families: median and 5th percentile."""
-    names = list(dict.fromkeys(r.scenario for r in sorted(rows, key=lambda r: r.scenario) if r.family == "scenario"))
+    names = list(
+        dict.fromkeys(
+            r.scenario for r in sorted(rows, key=lambda r: r.scenario) if r.family == "scenario"
+        )
+    )
     groups = [(n, [r for r in rows if r.scenario == n]) for n in names]
-    groups += [(f"{title} ({len({r.scenario for r in rows if r.family == f})})",
-                [r for r in rows if r.family == f]) for f, title in _GROUPS.items()
-               if any(r.family == f for r in rows)]
+    groups += [
+        (
+            f"{title} ({len({r.scenario for r in rows if r.family == f})})",
+            [r for r in rows if r.family == f],
+        )
+        for f, title in _GROUPS.items()
+        if any(r.family == f for r in rows)
+    ]
     width = max(len(p) for p in policies) + 2
     short = [f"{i + 1:>2}" for i in range(len(groups))]
     lines = [f"{s}  {name}" for s, (name, _) in zip(short, groups, strict=True)]
     for cells, title in _TITLES.items():
         lines += ["", title, " " * width + "".join(f"{s:>11}" for s in short)]
-        medians = {(p, i): float(np.median([getattr(r, cells) for r in group if r.policy == p]))
-                   for p in policies for i, (_, group) in enumerate(groups)}
-        best = [max(round(medians[p, i], 3) for p in policies if p != "oracle" or len(policies) == 1)
-                for i in range(len(groups))]
+        medians = {
+            (p, i): float(np.median([getattr(r, cells) for r in group if r.policy == p]))
+            for p in policies
+            for i, (_, group) in enumerate(groups)
+        }
+        best = [
+            max(round(medians[p, i], 3) for p in policies if p != "oracle" or len(policies) == 1)
+            for i in range(len(groups))
+        ]
         for policy in policies:
             line = f"{policy:<{width}}"
             for i, (_, group) in enumerate(groups):
                 values = [getattr(r, cells) for r in group if r.policy == policy]
-                text = (f"{np.median(values):.2f}/{np.percentile(values, 5):.2f}" if group[0].family != "scenario"
-                        else f"{np.median(values):.3f}±{(max(values) - min(values)) / 2:.2f}")
+                text = (
+                    f"{np.median(values):.2f}/{np.percentile(values, 5):.2f}"
+                    if group[0].family != "scenario"
+                    else f"{np.median(values):.3f}±{(max(values) - min(values)) / 2:.2f}"
+                )
                 killed = sum(r.killed for r in group if r.policy == policy)
                 text += "†" if killed else ""
                 marked = bold and round(medians[policy, i], 3) >= best[i]
@@ -67,37 +84,60 @@ def table(rows: Sequence[Row], policies: Sequence[str], *, bold: bool) -> str:
     for policy, figures in summary(rows, policies).items():
         lines.append(
             f"{policy:<{width}}{figures['median']:>9.3f}{figures['p5']:>9.3f}{figures['kills']:>9}"
-            f"{figures['passes']:>6}/{figures['of']:<2}{figures['bare_median']:>9.3f}{figures['bare_kills']:>12}")
+            f"{figures['passes']:>6}/{figures['of']:<2}{figures['bare_median']:>9.3f}{figures['bare_kills']:>12}"
+        )
     return "\n".join(lines)
 
 
 def summary(rows: Sequence[Row], policies: Sequence[str]) -> dict[str, dict[str, Any]]:
     """The figures that the program's last line reports of each policy."""
     figures_of = {}
-    parts = {"scenarios": [r for r in rows if r.family == "scenario"],
-             "held out": [r for r in rows if r.family != "scenario"]}
+    parts = {
+        "scenarios": [r for r in rows if r.family == "scenario"],
+        "held out": [r for r in rows if r.family != "scenario"],
+    }
     for policy in policies:
         own = [r for r in rows if r.policy == policy]
         scenarios = sorted({r.scenario for r in own if r.family == "scenario"})
-        passed = [n for n in scenarios if 2 * sum(bool(r.failed) for r in own if r.scenario == n)
-                  < sum(r.scenario == n for r in own)]
+        passed = [
+            n
+            for n in scenarios
+            if 2 * sum(bool(r.failed) for r in own if r.scenario == n)
+            < sum(r.scenario == n for r in own)
+        ]
         bare = [r.bare_score for r in own if r.bare_score is not None]
         figures_of[policy] = {
-            **_spread(own), "end_median": round_(np.median([r.end for r in own])),
-            "passes": len(passed), "of": len(scenarios),
-            "families": {f: _spread(some) for f in ("scenario", *_GROUPS)
-                         if (some := [r for r in own if r.family == f])},
-            "groups": {name: {**_spread([r for r in some if r.policy == policy]),
-                              "behind": behind(some, policies[0], policy)} for name, some in parts.items() if some},
+            **_spread(own),
+            "end_median": round_(np.median([r.end for r in own])),
+            "passes": len(passed),
+            "of": len(scenarios),
+            "families": {
+                f: _spread(some)
+                for f in ("scenario", *_GROUPS)
+                if (some := [r for r in own if r.family == f])
+            },
+            "groups": {
+                name: {
+                    **_spread([r for r in some if r.policy == policy]),
+                    "behind": behind(some, policies[0], policy),
+                }
+                for name, some in parts.items()
+                if some
+            },
             "bare_median": round_(np.median(bare)),
-            "bare_kills": sum(r.bare_killed for r in own)}
+            "bare_kills": sum(r.bare_killed for r in own),
+        }
     return figures_of
 
 
 def _spread(rows: Sequence[Row]) -> dict[str, Any]:
     scores = [r.score for r in rows]
-    return {"mean": round_(np.mean(scores)), "median": round_(np.median(scores)),
-            "p5": round_(np.percentile(scores, 5)), "kills": sum(r.killed for r in rows)}
+    return {
+        "mean": round_(np.mean(scores)),
+        "median": round_(np.median(scores)),
+        "p5": round_(np.percentile(scores, 5)),
+        "kills": sum(r.killed for r in rows),
+    }
 
 
 def comparison(rows: Sequence[Row], policies: Sequence[str]) -> str:
@@ -108,15 +148,28 @@ def comparison(rows: Sequence[Row], policies: Sequence[str]) -> str:
         some = [r for r in rows if (r.family == "scenario") == (name == "scenarios")]
         if some:
             seeds = len({r.seed for r in some}) if name == "scenarios" else 1
-            groups.append((name, f"{len({r.scenario for r in some})} {name}{f' × {seeds} seeds' * (seeds > 1)}"))
-    head = "".join(f" {title}: mean, median, 5 % | killed | {policies[0]} is better by |" for _, title in groups)
+            groups.append(
+                (
+                    name,
+                    f"{len({r.scenario for r in some})} {name}{f' × {seeds} seeds' * (seeds > 1)}",
+                )
+            )
+    head = "".join(
+        f" {title}: mean, median, 5 % | killed | {policies[0]} is better by |"
+        for _, title in groups
+    )
     lines = [f"| policy |{head}", "|---|" + "---|---|---|" * len(groups)]
     for policy in policies:
         line = f"| {policy} |"
         for name, _ in groups:
             one = figures[policy]["groups"][name]
-            better = "" if policy == policies[0] else "{:+.1f} ({:+.1f} to {:+.1f})".format(
-                *(100 * value for value in one["behind"]))
+            better = (
+                ""
+                if policy == policies[0]
+                else "{:+.1f} ({:+.1f} to {:+.1f})".format(
+                    *(100 * value for value in one["behind"])
+                )
+            )
             line += f" {one['mean']:.3f}, {one['median']:.3f}, {one['p5']:.3f} | {one['kills']} | {better} |"
         lines.append(line)
     return "\n".join(lines)

@@ -44,20 +44,31 @@ class Ceiling(Policy):
     def __init__(self, truth_at: Callable[[float], TrueCosts]) -> None:
         @functools.cache
         def unmoved(truth: TrueCosts) -> TrueCosts:
-            return TrueCosts(truth.machine, tuple(replace(stage, backends=stage.backends[:1])
-                                                  for stage in truth.stages), truth.consumer)
+            return TrueCosts(
+                truth.machine,
+                tuple(replace(stage, backends=stage.backends[:1]) for stage in truth.stages),
+                truth.consumer,
+            )
 
         self._clairvoyant = _WithinCores(lambda at: unmoved(truth_at(at)))
 
     def initial(self, limits: Limits, knobs: Knobs) -> CeilingState:
-        return CeilingState(limits=limits, knobs=knobs, goal=self._clairvoyant.initial(limits, knobs))
+        return CeilingState(
+            limits=limits, knobs=knobs, goal=self._clairvoyant.initial(limits, knobs)
+        )
 
     def decide(self, snapshot: Snapshot, state: CeilingState) -> tuple[Knobs, CeilingState, Reason]:
         goal, after, reason = self._clairvoyant.decide(snapshot, state.goal)
-        steps = [min(STEPS, key=lambda step: abs(state.knobs.workers[name] + step - goal.workers[name]))
-                 for name in state.limits.workers]
-        factor = min(FACTORS, key=lambda times: abs(math.log(
-            max(1, state.knobs.prefetch_bytes) * times / max(1, goal.prefetch_bytes))))
+        steps = [
+            min(STEPS, key=lambda step: abs(state.knobs.workers[name] + step - goal.workers[name]))
+            for name in state.limits.workers
+        ]
+        factor = min(
+            FACTORS,
+            key=lambda times: abs(
+                math.log(max(1, state.knobs.prefetch_bytes) * times / max(1, goal.prefetch_bytes))
+            ),
+        )
         knobs = move(state.knobs, state.limits, steps, factor, snapshot.cpu_quota)
         return knobs, CeilingState(limits=state.limits, knobs=knobs, goal=after), reason
 

@@ -15,8 +15,10 @@ class Adam:
 
     def step(self, gradients: Iterable[Any]) -> None:
         self.count += 1
-        for weight, gradient, mean, square in zip(self.weights, gradients, self.means, self.squares, strict=True):
+        for weight, gradient, mean, square in zip(
+            self.weights, gradients, self.means, self.squares, strict=True
+        ):
             mean.lerp_(gradient, 0.1)
             square.lerp_(gradient * gradient, 0.001)
-            rate = self.rate * (1 - 0.999 ** self.count) ** 0.5 / (1 - 0.9 ** self.count)
+            rate = self.rate * (1 - 0.999**self.count) ** 0.5 / (1 - 0.9**self.count)
             weight.sub_(rate * mean / (square.sqrt() + 1e-8))

@@ -35,8 +35,13 @@ class Curriculum:
     exams: int = 256
 
     def __post_init__(self) -> None:
-        if not 1 <= self.rounds <= self.lives or min(self.imitations, self.gradients + 1, self.exams) < 1:
-            raise ValueError(f"{self}: each round has a life and a step of imitation, and an exam has a pipeline")
+        if (
+            not 1 <= self.rounds <= self.lives
+            or min(self.imitations, self.gradients + 1, self.exams) < 1
+        ):
+            raise ValueError(
+                f"{self}: each round has a life and a step of imitation, and an exam has a pipeline"
+            )
 
     def numbers(self, round_: int) -> range:
         """The training pipelines that are lived in a round."""
@@ -54,8 +59,10 @@ class _Progress:
         if self._file.exists():
             arrays, found = read(self._file, {**SHAPES, **MOMENTS})
             if found["plan"] != self.done["plan"]:
-                raise WeightsError(f"{self._file}: it was taught by {found['plan']}, not by "
-                                          f"{self.done['plan']}; give another folder, or the same curriculum")
+                raise WeightsError(
+                    f"{self._file}: it was taught by {found['plan']}, not by "
+                    f"{self.done['plan']}; give another folder, or the same curriculum"
+                )
             self.student, self.done = Student(arrays, found["count"]), found
 
     def save(self, **done: int) -> None:
@@ -73,7 +80,9 @@ class _Progress:
         return load_file(path)
 
 
-def teach(plan: Curriculum, folder: Path, say: Callable[[str], None]) -> tuple[Arrays, dict[str, Any]]:
+def teach(
+    plan: Curriculum, folder: Path, say: Callable[[str], None]
+) -> tuple[Arrays, dict[str, Any]]:
     """The weights, and the record of how they were taught; `folder` keeps what is done."""
     import torch
 
@@ -81,19 +90,34 @@ def teach(plan: Curriculum, folder: Path, say: Callable[[str], None]) -> tuple[A
     progress = _Progress(plan, folder)
     student, taught = progress.student, []
     for number in range(plan.rounds):
-        taught.append(progress.kept(f"round-{number}", functools.partial(_round, plan, number, student)))
+        taught.append(
+            progress.kept(f"round-{number}", functools.partial(_round, plan, number, student))
+        )
         if progress.done["rounds"] > number:
             continue
-        loss = opening_teacher.imitate(student, {name: np.concatenate([one[name] for one in taught])
-                                                 for name in taught[0]}, plan.imitations, plan.seed, number)
+        loss = opening_teacher.imitate(
+            student,
+            {name: np.concatenate([one[name] for one in taught]) for name in taught[0]},
+            plan.imitations,
+            plan.seed,
+            number,
+        )
         progress.save(rounds=number + 1)
-        say(f"round {number + 1} of {plan.rounds}: {plan.numbers(number).stop:,} lives, loss {loss:.3f}")
+        say(
+            f"round {number + 1} of {plan.rounds}: {plan.numbers(number).stop:,} lives, loss {loss:.3f}"
+        )
     brought = _improve(plan, progress, taught, say)
     tried = plan.gradients * opening_teacher.PIPELINES * opening_teacher.GROUP
     return student.arrays(), {
-        "lives": plan.lives + tried, "curriculum": asdict(plan), "seed": plan.seed, "exam": brought,
-        "ranges": {"stages": _ranges(np.concatenate([one["stages"][one["real"] > 0] for one in taught])),
-                   "pipelines": _ranges(np.concatenate([one["pipelines"] for one in taught]))}}
+        "lives": plan.lives + tried,
+        "curriculum": asdict(plan),
+        "seed": plan.seed,
+        "exam": brought,
+        "ranges": {
+            "stages": _ranges(np.concatenate([one["stages"][one["real"] > 0] for one in taught])),
+            "pipelines": _ranges(np.concatenate([one["pipelines"] for one in taught])),
+        },
+    }
 
 
 def _round(plan: Curriculum, number: int, student: Student) -> Arrays:
@@ -102,22 +126,35 @@ def _round(plan: Curriculum, number: int, student: Student) -> Arrays:
     return {name: np.concatenate([look[name] for look in looks]) for name in looks[0]}
 
 
-def _improve(plan: Curriculum, progress: _Progress, taught: list[Arrays], say: Callable[[str], None]) -> list[float]:
+def _improve(
+    plan: Curriculum, progress: _Progress, taught: list[Arrays], say: Callable[[str], None]
+) -> list[float]:
     """The steps of policy gradient; returns what openings bring in the exam, before and after."""
     units = np.ones(plan.lives)
     for one in taught:
         units[one["number"].astype(int)] = one["unit"]
     student, anchor = progress.student, Student(progress.kept("anchor", progress.student.arrays))
     exam = range(_EXAM, _EXAM + plan.exams)
-    best = progress.kept("exam", lambda: {"unit": Clairvoyance.of(
-        [pipeline("training", n) for n in exam], opening_teacher.STAGES).rows_per_s})["unit"]
-    before, brought = float(opening_teacher.opened(anchor.arrays(), exam, best, plan.seed).mean()), []
+    best = progress.kept(
+        "exam",
+        lambda: {
+            "unit": Clairvoyance.of(
+                [pipeline("training", n) for n in exam], opening_teacher.STAGES
+            ).rows_per_s
+        },
+    )["unit"]
+    before, brought = (
+        float(opening_teacher.opened(anchor.arrays(), exam, best, plan.seed).mean()),
+        [],
+    )
     say(f"imitation: openings bring {before:.3f} of the best in their first seconds")
     for step in range(progress.done["gradients"], plan.gradients):
         brought.append(opening_teacher.improve(student, anchor, units, plan.seed, step))
         if (step + 1) % _SAVED_EVERY == 0 or step + 1 == plan.gradients:
             progress.save(gradients=step + 1)
-            say(f"policy gradient: {step + 1} of {plan.gradients} steps, {np.mean(brought[-_SAVED_EVERY:]):.3f}")
+            say(
+                f"policy gradient: {step + 1} of {plan.gradients} steps, {np.mean(brought[-_SAVED_EVERY:]):.3f}"
+            )
     after = float(opening_teacher.opened(student.arrays(), exam, best, plan.seed).mean())
     say(f"policy gradient: openings bring {after:.3f} of the best in their first seconds")
     return [before, after]
@@ -125,4 +162,7 @@ def _improve(plan: Curriculum, progress: _Progress, taught: list[Arrays], say: C
 
 def _ranges(values: np.ndarray) -> list[list[float]]:
     """The least and the most of each input."""
-    return [[float(low), float(high)] for low, high in zip(values.min(axis=0), values.max(axis=0), strict=True)]
+    return [
+        [float(low), float(high)]
+        for low, high in zip(values.min(axis=0), values.max(axis=0), strict=True)
+    ]

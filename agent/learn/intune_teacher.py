@@ -46,7 +46,9 @@ _EPISODE = 60
 _BATCH, _EVERY, _MEMORY = 256, 4, 40_000
 _LEARNING_RATE = 5e-4
 _TARGET_RATE = 0.01
-_TAUGHT = 90_000  # pipelines of lower numbers are taught, and variants are chosen on those from here on
+_TAUGHT = (
+    90_000  # pipelines of lower numbers are taught, and variants are chosen on those from here on
+)
 
 
 def lesson(number: int) -> Scenario:
@@ -71,11 +73,17 @@ class Replay:
 
     @classmethod
     def empty(cls, size: int) -> Replay:
-        return cls(np.zeros((size, INPUTS), np.float32), np.zeros((size, PLACES), np.int64),
-                   np.zeros(size, np.float32), np.zeros((size, INPUTS), np.float32),
-                   np.zeros((size, PLACES), np.float32))
+        return cls(
+            np.zeros((size, INPUTS), np.float32),
+            np.zeros((size, PLACES), np.int64),
+            np.zeros(size, np.float32),
+            np.zeros((size, INPUTS), np.float32),
+            np.zeros((size, PLACES), np.float32),
+        )
 
-    def add(self, inputs: np.ndarray, steps: np.ndarray, value: float, after: np.ndarray, stages: int) -> None:
+    def add(
+        self, inputs: np.ndarray, steps: np.ndarray, value: float, after: np.ndarray, stages: int
+    ) -> None:
         i = self.count % len(self.rewards)
         self.inputs[i], self.steps[i], self.rewards[i], self.after[i] = inputs, steps, value, after
         self.present[i] = np.arange(PLACES) < stages
@@ -86,14 +94,28 @@ class Replay:
         """Draws some of them, with the stages' places shuffled, as the order of stages means nothing."""
         rows = random.integers(min(self.count, len(self.rewards)), size=(_BATCH, 1))
         stages = random.permuted(np.tile(np.arange(STAGES), (_BATCH, 1)), axis=1)
-        places, wide = (np.concatenate([stages, np.tile(np.arange(STAGES, count), (_BATCH, 1))], axis=1)
-                        for count in (PLACES, INPUTS))
-        return iter((self.inputs[rows, wide], self.steps[rows, places], self.rewards[rows[:, 0]],
-                     self.after[rows, wide], self.present[rows, places]))
+        places, wide = (
+            np.concatenate([stages, np.tile(np.arange(STAGES, count), (_BATCH, 1))], axis=1)
+            for count in (PLACES, INPUTS)
+        )
+        return iter(
+            (
+                self.inputs[rows, wide],
+                self.steps[rows, places],
+                self.rewards[rows[:, 0]],
+                self.after[rows, wide],
+                self.present[rows, places],
+            )
+        )
 
 
-def learn(decisions: int, seed: int, *, model_latency: bool = True,
-          say: Callable[[str], None] = lambda line: None) -> tuple[Layers, float]:
+def learn(
+    decisions: int,
+    seed: int,
+    *,
+    model_latency: bool = True,
+    say: Callable[[str], None] = lambda line: None,
+) -> tuple[Layers, float]:
     """The trained network and its mean reward over the last fifth of the decisions. The same seed gives the same
     result."""
     import torch
@@ -106,7 +128,9 @@ def learn(decisions: int, seed: int, *, model_latency: bool = True,
         torch.set_num_threads(threads)
 
 
-def _learn(decisions: int, seed: int, model_latency: bool, say: Callable[[str], None]) -> tuple[Layers, float]:
+def _learn(
+    decisions: int, seed: int, model_latency: bool, say: Callable[[str], None]
+) -> tuple[Layers, float]:
     import torch
 
     torch.manual_seed(seed)
@@ -127,28 +151,44 @@ def _learn(decisions: int, seed: int, model_latency: bool, say: Callable[[str], 
         before = pipeline.inputs
         value = pipeline.step(steps)
         # Learned from the gains: their discounted sum ranks policies as that of the rewards does, with less noise.
-        replay.add(before, steps, GAIN_SCALE * (value - pipeline.last_reward), pipeline.inputs, pipeline.stages)
+        replay.add(
+            before,
+            steps,
+            GAIN_SCALE * (value - pipeline.last_reward),
+            pipeline.inputs,
+            pipeline.stages,
+        )
         pipeline.last_reward = value
         rewards.append(value)
         if pipeline.age >= _EPISODE:
             pipeline = _Episode(random, model_latency)
         if decision >= _BATCH and decision % _EVERY == 0:
-            inputs, taken, gained, after, present = (torch.from_numpy(a) for a in replay.sample(random))
+            inputs, taken, gained, after, present = (
+                torch.from_numpy(a) for a in replay.sample(random)
+            )
             share = present / present.sum(1, keepdim=True)
             with torch.no_grad():
                 ahead = target(after).reshape(-1, PLACES, len(STEPS)).amax(2)
                 goal = gained + DISCOUNT * (ahead * share).sum(1)
-            chosen = network(inputs).reshape(-1, PLACES, len(STEPS)).gather(2, taken[:, :, None])[:, :, 0]
+            chosen = (
+                network(inputs)
+                .reshape(-1, PLACES, len(STEPS))
+                .gather(2, taken[:, :, None])[:, :, 0]
+            )
             loss = (share * (chosen - goal[:, None]) ** 2).sum(1).mean()
             with torch.no_grad():
                 optimiser.step(torch.autograd.grad(loss, optimiser.weights))
                 for slow, fast in zip(target.parameters(), network.parameters(), strict=True):
                     slow.lerp_(fast, _TARGET_RATE)
         if (decision + 1) % max(1, decisions // 10) == 0:
-            say(f"{decision + 1:,} of {decisions:,} decisions: mean reward {np.mean(rewards[-decisions // 10:]):.3f}")
+            say(
+                f"{decision + 1:,} of {decisions:,} decisions: mean reward {np.mean(rewards[-decisions // 10 :]):.3f}"
+            )
     linear = [m for m in network if hasattr(m, "weight")]
-    return (tuple((m.weight.detach().numpy().copy(), m.bias.detach().numpy().copy()) for m in linear),
-            float(np.mean(rewards[-max(1, len(rewards) // 5):])))
+    return (
+        tuple((m.weight.detach().numpy().copy(), m.bias.detach().numpy().copy()) for m in linear),
+        float(np.mean(rewards[-max(1, len(rewards) // 5) :])),
+    )
 
 
 def _network() -> Any:
@@ -170,15 +210,27 @@ class _Episode:
         truth, self.limits = scenario.truth_at(0.0), scenario.limits
         best = best_knobs(truth, self.limits)
         names = list(self.limits.workers)
-        self._unit = steady(truth, [best.workers[n] for n in names],
-                            [best.backend.get(n, "thread") for n in names]).rates[-1]
+        self._unit = steady(
+            truth, [best.workers[n] for n in names], [best.backend.get(n, "thread") for n in names]
+        ).rates[-1]
         share = float(random.random()) ** 2
         cores = machine.cores
-        knobs = self.limits.clamp(dataclasses.replace(
-            scenario.first_knobs.with_workers(
-                **{n: max(1, int(share * cores / len(names) * random.uniform(0, 2))) for n in names}),
-            prefetch_bytes=int(scenario.first_knobs.prefetch_bytes * 2 ** random.uniform(-4, 4))))
-        self._simulator = Simulator(scenario.truth_at, self.limits, knobs, seed=int(random.integers(2**31)))
+        knobs = self.limits.clamp(
+            dataclasses.replace(
+                scenario.first_knobs.with_workers(
+                    **{
+                        n: max(1, int(share * cores / len(names) * random.uniform(0, 2)))
+                        for n in names
+                    }
+                ),
+                prefetch_bytes=int(
+                    scenario.first_knobs.prefetch_bytes * 2 ** random.uniform(-4, 4)
+                ),
+            )
+        )
+        self._simulator = Simulator(
+            scenario.truth_at, self.limits, knobs, seed=int(random.integers(2**31))
+        )
         self._machine, self._model_latency = hardware_of(scenario), model_latency
         self.stages, self.age = len(names), 0
         self._simulator.advance(1.0)
@@ -188,19 +240,29 @@ class _Episode:
 
     def step(self, chosen: np.ndarray) -> float:
         simulator = self._simulator
-        simulator.apply(move(simulator.knobs, self.limits, [STEPS[i] for i in chosen[:self.stages]],
-                             FACTORS[chosen[-1]], self._last.cpu_quota))
+        simulator.apply(
+            move(
+                simulator.knobs,
+                self.limits,
+                [STEPS[i] for i in chosen[: self.stages]],
+                FACTORS[chosen[-1]],
+                self._last.cpu_quota,
+            )
+        )
         simulator.advance(1.0)
         snapshot = simulator.snapshot()
         measured = rates(self._last, snapshot)
         assert measured is not None
         self._last, self.age = snapshot, self.age + 1
-        self.inputs = observe(measured, snapshot, simulator.knobs, self._machine, model_latency=self._model_latency)
+        self.inputs = observe(
+            measured, snapshot, simulator.knobs, self._machine, model_latency=self._model_latency
+        )
         return reward(measured.rows_per_s / self._unit, measured.memory_used, measured.memory_limit)
 
 
-def judged(layers: Layers, pipelines: int, variants: Sequence[str], *,
-           model_latency: bool = True) -> dict[str, dict[str, float]]:
+def judged(
+    layers: Layers, pipelines: int, variants: Sequence[str], *, model_latency: bool = True
+) -> dict[str, dict[str, float]]:
     """How each live variant does on pipelines of the training families that were not taught, as shares of the
     clairvoyant's rows. The best of them is chosen here, and not on those of the evaluation."""
     found: dict[str, list[float]] = {name: [] for name in variants}
@@ -208,7 +270,18 @@ def judged(layers: Layers, pipelines: int, variants: Sequence[str], *,
         scenario = lesson(number)
         best = reference(scenario, seed=number).rows
         for name in variants:
-            policy = InTune(layers, machine=hardware_of(scenario), model_latency=model_latency, rate=VARIANTS[name])
+            policy = InTune(
+                layers,
+                machine=hardware_of(scenario),
+                model_latency=model_latency,
+                rate=VARIANTS[name],
+            )
             found[name].append(run(scenario, policy, seed=number).rows / max(1e-9, best))
-    return {name: {"median": round(float(np.median(v)), 4), "mean": round(float(np.mean(v)), 4),
-                   "p5": round(float(np.quantile(v, 0.05)), 4)} for name, v in found.items()}
+    return {
+        name: {
+            "median": round(float(np.median(v)), 4),
+            "mean": round(float(np.mean(v)), 4),
+            "p5": round(float(np.quantile(v, 0.05)), 4),
+        }
+        for name, v in found.items()
+    }

@@ -47,7 +47,9 @@ class Clairvoyance(NamedTuple):
             workers[b, own] = [best.workers[s.name] for s in truth.stages]
             process[b, own] = [best.backend[s.name] == "process" for s in truth.stages]
             sizes[:, b] = best.read_ahead_bytes, best.prefetch_bytes
-            rates[b] = steady(truth, list(workers[b, own]), [best.backend[s.name] for s in truth.stages]).rates[-1]
+            rates[b] = steady(
+                truth, list(workers[b, own]), [best.backend[s.name] for s in truth.stages]
+            ).rates[-1]
         return cls(workers, process, sizes[0], sizes[1], rates)
 
 
@@ -58,8 +60,10 @@ class Lives:
         """Each pipeline is lived so many times, `alike`, side by side and with the same chance."""
         everyone = [s for s in scenarios for _ in range(alike)]
         self._batch = PipelineBatch(everyone, seed=seed, alike=alike)
-        self._known = {name: np.repeat(values, alike, axis=0)
-                       for name, values in _foreknowledge(scenarios, self._batch.real.shape[0], seed).items()}
+        self._known = {
+            name: np.repeat(values, alike, axis=0)
+            for name, values in _foreknowledge(scenarios, self._batch.real.shape[0], seed).items()
+        }
         self._batch_rows = np.array([float(s.consumer.batch_rows) for s in everyone])
         self._before = self._counters()
 
@@ -84,27 +88,51 @@ class Lives:
         self._batch.advance(seconds)
         batch, now, then = self._batch, self._counters(), self._before
         self._before = now
-        spent = {name: now[name] - then[name] for name in now if name not in ("done", "bytes", "at")}
-        rows, items = np.floor(now["done"]), np.maximum(1.0, np.floor(now["done"] / batch.rows_per_item.T))
+        spent = {
+            name: now[name] - then[name] for name in now if name not in ("done", "bytes", "at")
+        }
+        rows, items = (
+            np.floor(now["done"]),
+            np.maximum(1.0, np.floor(now["done"] / batch.rows_per_item.T)),
+        )
         limits = np.maximum(1e-9, batch.queue_limits().T)
         return Glimpse(
-            seconds=float(now["at"] - then["at"]), real=batch.real.T.copy(), rows=rows - np.floor(then["done"]),
-            item_bytes=now["bytes"] / items, row_bytes=now["bytes"] / np.maximum(1.0, rows),
-            fill=np.minimum(1.0, batch.queue.T / limits), workers=batch.knobs.workers.T.copy(), most=batch.most.T,
-            process=batch.knobs.process.T.copy(), movable=batch.movable.T,
-            read_ahead_bytes=batch.knobs.read_ahead_bytes.copy(), prefetch_bytes=batch.knobs.prefetch_bytes.copy(),
+            seconds=float(now["at"] - then["at"]),
+            real=batch.real.T.copy(),
+            rows=rows - np.floor(then["done"]),
+            item_bytes=now["bytes"] / items,
+            row_bytes=now["bytes"] / np.maximum(1.0, rows),
+            fill=np.minimum(1.0, batch.queue.T / limits),
+            workers=batch.knobs.workers.T.copy(),
+            most=batch.most.T,
+            process=batch.knobs.process.T.copy(),
+            movable=batch.movable.T,
+            read_ahead_bytes=batch.knobs.read_ahead_bytes.copy(),
+            prefetch_bytes=batch.knobs.prefetch_bytes.copy(),
             cores=batch.cores.copy(),
-            memory_used=batch.memory.copy(), memory_limit=batch.memory_limit.copy(), batch_rows=self._batch_rows,
-            **spent, **self._known)
+            memory_used=batch.memory.copy(),
+            memory_limit=batch.memory_limit.copy(),
+            batch_rows=self._batch_rows,
+            **spent,
+            **self._known,
+        )
 
     def act(self, setting: Setting) -> None:
-        self._batch.apply(BatchKnobs(setting.workers.T, setting.process.T.astype(bool), setting.read_ahead_bytes,
-                                     setting.prefetch_bytes))
+        self._batch.apply(
+            BatchKnobs(
+                setting.workers.T,
+                setting.process.T.astype(bool),
+                setting.read_ahead_bytes,
+                setting.prefetch_bytes,
+            )
+        )
 
     def _counters(self) -> dict[str, np.ndarray]:
-        return {**{name: getattr(self._batch, name).T.copy() for name in _OF_STAGES},
-                **{name: getattr(self._batch, name).copy() for name in _OF_PIPELINES},
-                "at": np.float64(self._batch.now)}
+        return {
+            **{name: getattr(self._batch, name).T.copy() for name in _OF_STAGES},
+            **{name: getattr(self._batch, name).copy() for name in _OF_PIPELINES},
+            "at": np.float64(self._batch.now),
+        }
 
 
 def _foreknowledge(scenarios: Sequence[Scenario], stages: int, seed: int) -> dict[str, np.ndarray]:
@@ -126,8 +154,14 @@ def _foreknowledge(scenarios: Sequence[Scenario], stages: int, seed: int) -> dic
     wrong = draw.random((count, stages)) < _WRONG
     python = np.where(np.isnan(lock), np.nan, ((lock > 0.3) != wrong).astype(float))
     store = np.array([float(s.stages[0].cpu < 0.5) for s in scenarios])
-    width = np.array([s.stages[0].bytes_per_row for s in scenarios]) * np.exp(0.2 * draw.standard_normal(count))
+    width = np.array([s.stages[0].bytes_per_row for s in scenarios]) * np.exp(
+        0.2 * draw.standard_normal(count)
+    )
     rows = np.array([float(s.stages[0].rows_per_item) for s in scenarios])
-    return {"python": python * said(_SAID, count, stages), "remote": store * said(_SAID, count),
-            "known_row_bytes": width * said(_SAID, count), "group_rows": rows * said(_SAID, count),
-            "process_bytes": sizes * said(_MEASURED, count)}
+    return {
+        "python": python * said(_SAID, count, stages),
+        "remote": store * said(_SAID, count),
+        "known_row_bytes": width * said(_SAID, count),
+        "group_rows": rows * said(_SAID, count),
+        "process_bytes": sizes * said(_MEASURED, count),
+    }

@@ -37,17 +37,24 @@ class OpeningEnv(gymnasium.Env[dict[str, Any], dict[str, Any]]):
 
     def __init__(self, split: str = "training", pipelines: int = 20_000) -> None:
         self._split, self._pipelines = split, pipelines
-        self.observation_space = spaces.Dict({
-            "stages": spaces.Box(-_HIGHEST, _HIGHEST, (STAGES, len(STAGE_INPUTS)), np.float32),
-            "pipeline": spaces.Box(-_HIGHEST, _HIGHEST, (len(PIPELINE_INPUTS),), np.float32),
-            "real": spaces.MultiBinary(STAGES)})
-        self.action_space = spaces.Dict({
-            "workers": spaces.Box(-1, 1, (STAGES,), np.float32),
-            "process": spaces.MultiBinary(STAGES),
-            "buffers": spaces.Box(-1, 1, (2,), np.float32)})
+        self.observation_space = spaces.Dict(
+            {
+                "stages": spaces.Box(-_HIGHEST, _HIGHEST, (STAGES, len(STAGE_INPUTS)), np.float32),
+                "pipeline": spaces.Box(-_HIGHEST, _HIGHEST, (len(PIPELINE_INPUTS),), np.float32),
+                "real": spaces.MultiBinary(STAGES),
+            }
+        )
+        self.action_space = spaces.Dict(
+            {
+                "workers": spaces.Box(-1, 1, (STAGES,), np.float32),
+                "process": spaces.MultiBinary(STAGES),
+                "buffers": spaces.Box(-1, 1, (2,), np.float32),
+            }
+        )
 
-    def reset(self, *, seed: int | None = None,
-              options: dict[str, Any] | None = None) -> tuple[dict[str, Any], dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
         """Opens a pipeline that chance chooses, or `options={"number": …}`."""
         super().reset(seed=seed)
         number = int((options or {}).get("number", self.np_random.integers(self._pipelines)))
@@ -56,10 +63,15 @@ class OpeningEnv(gymnasium.Env[dict[str, Any], dict[str, Any]]):
         self._lives, self._looks = Lives([scenario], seed=int(self.np_random.integers(2**31))), 0
         return self._look(_FIRST_LOOK_S), {"number": number, "best_rows_per_s": self._unit}
 
-    def step(self, action: dict[str, Any]) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
+    def step(
+        self, action: dict[str, Any]
+    ) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
         own = slice(STAGES - self._glimpse.real.shape[1], None)
-        answers = Answers(FARTHEST * action["workers"][None, own], FARTHEST * (2.0 * action["process"][None, own] - 1),
-                          FARTHEST * np.append(action["buffers"], 0.0)[None])
+        answers = Answers(
+            FARTHEST * action["workers"][None, own],
+            FARTHEST * (2.0 * action["process"][None, own] - 1),
+            FARTHEST * np.append(action["buffers"], 0.0)[None],
+        )
         self._lives.act(setting(self._glimpse, self._inputs, answers))
         before = self._lives.rows[0]
         observation = self._look(1.0)
@@ -71,6 +83,10 @@ class OpeningEnv(gymnasium.Env[dict[str, Any], dict[str, Any]]):
         self._glimpse = self._lives.look(seconds)
         self._inputs: Inputs = observe(self._glimpse)
         empty = STAGES - self._glimpse.real.shape[1]
-        return {"stages": np.clip(np.pad(self._inputs.stages[0], [(empty, 0), (0, 0)]), -_HIGHEST, _HIGHEST),
-                "pipeline": np.clip(self._inputs.pipelines[0], -_HIGHEST, _HIGHEST),
-                "real": np.pad(self._glimpse.real[0], (empty, 0)).astype(np.int8)}
+        return {
+            "stages": np.clip(
+                np.pad(self._inputs.stages[0], [(empty, 0), (0, 0)]), -_HIGHEST, _HIGHEST
+            ),
+            "pipeline": np.clip(self._inputs.pipelines[0], -_HIGHEST, _HIGHEST),
+            "real": np.pad(self._glimpse.real[0], (empty, 0)).astype(np.int8),
+        }

@@ -36,7 +36,10 @@ class Case:
 
 
 def cases(split: str, count: int) -> list[Case]:
-    return [Case(scenario=pipeline(split, number), seed=number) for number in range(_FRESH, _FRESH + count)]
+    return [
+        Case(scenario=pipeline(split, number), seed=number)
+        for number in range(_FRESH, _FRESH + count)
+    ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,10 +64,20 @@ def course(case: Case, policy: Policy, best: Sequence[float]) -> Course:
     """Lets a policy go through a case, in which the clairvoyant reached the rates `best`, second by second."""
     outcome = run(case.scenario, policy, seed=case.seed)
     each = outcome.rates
-    back = next((i for i in range(len(best) - _IN_A_ROW + 1) if sum(each[i:i + _IN_A_ROW])
-                 >= _BACK * sum(best[i:i + _IN_A_ROW])), len(best))
-    return Course(start=sum(each[:_START]) / max(1e-9, sum(best[:_START])), whole=sum(each) / max(1e-9, sum(best)),
-                  back_s=back, killed=outcome.killed)
+    back = next(
+        (
+            i
+            for i in range(len(best) - _IN_A_ROW + 1)
+            if sum(each[i : i + _IN_A_ROW]) >= _BACK * sum(best[i : i + _IN_A_ROW])
+        ),
+        len(best),
+    )
+    return Course(
+        start=sum(each[:_START]) / max(1e-9, sum(best[:_START])),
+        whole=sum(each) / max(1e-9, sum(best)),
+        back_s=back,
+        killed=outcome.killed,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,53 +89,91 @@ class OpeningTable:
 
     def gain(self, name: str) -> tuple[float, float, float]:
         """The mean gain, and between which values it lies in 95 of 100 draws of pipelines."""
-        gains = np.array([getattr(a, name) - getattr(b, name) for a, b in zip(self.opened, self.planner, strict=True)])
+        gains = np.array(
+            [
+                getattr(a, name) - getattr(b, name)
+                for a, b in zip(self.opened, self.planner, strict=True)
+            ]
+        )
         return mean_between(gains)
 
     @property
     def worse(self) -> float:
         """The share of pipelines that lose rows by the opening."""
-        return float(np.mean([a.whole < b.whole - _WORSE for a, b in zip(self.opened, self.planner, strict=True)]))
+        return float(
+            np.mean(
+                [a.whole < b.whole - _WORSE for a, b in zip(self.opened, self.planner, strict=True)]
+            )
+        )
 
     @property
     def ships(self) -> bool:
         """Whether it is not inferior over the whole run, and kills no more."""
-        return (self.gain("whole")[1] >= -_MOST_LOST and self.worse <= _MOST_WORSE
-                and sum(c.killed for c in self.opened) <= sum(c.killed for c in self.planner))
+        return (
+            self.gain("whole")[1] >= -_MOST_LOST
+            and self.worse <= _MOST_WORSE
+            and sum(c.killed for c in self.opened) <= sum(c.killed for c in self.planner)
+        )
 
     def verdict(self) -> str:
-        return "not inferior over the whole run: it may ship" if self.ships else \
-            "inferior over the whole run, or not surely as good: it does not ship"
+        return (
+            "not inferior over the whole run: it may ship"
+            if self.ships
+            else "inferior over the whole run, or not surely as good: it does not ship"
+        )
 
     def to_dict(self) -> dict[str, Any]:
         def of(courses: tuple[Course, ...]) -> dict[str, Any]:
-            figures: dict[str, Any] = {name: {
-                "mean": round(float(np.mean(values)), 4), "median": round(float(np.median(values)), 4),
-                "p5": round(float(np.quantile(values, 0.05)), 4)} for name in ("start", "whole")
-                if (values := [getattr(c, name) for c in courses])}
-            return {**figures, "back_s": float(np.median([c.back_s for c in courses])),
-                    "kills": sum(c.killed for c in courses)}
+            figures: dict[str, Any] = {
+                name: {
+                    "mean": round(float(np.mean(values)), 4),
+                    "median": round(float(np.median(values)), 4),
+                    "p5": round(float(np.quantile(values, 0.05)), 4),
+                }
+                for name in ("start", "whole")
+                if (values := [getattr(c, name) for c in courses])
+            }
+            return {
+                **figures,
+                "back_s": float(np.median([c.back_s for c in courses])),
+                "kills": sum(c.killed for c in courses),
+            }
 
-        return {"pipelines": len(self.opened), "opened": of(self.opened), "planner": of(self.planner),
-                "gain_start": [round(g, 4) for g in self.gain("start")],
-                "gain_whole": [round(g, 4) for g in self.gain("whole")], "worse": round(self.worse, 4)}
+        return {
+            "pipelines": len(self.opened),
+            "opened": of(self.opened),
+            "planner": of(self.planner),
+            "gain_start": [round(g, 4) for g in self.gain("start")],
+            "gain_whole": [round(g, 4) for g in self.gain("whole")],
+            "worse": round(self.worse, 4),
+        }
 
     def text(self) -> str:
         figures = self.to_dict()
-        lines = [f"{len(self.opened)} pipelines; shares of the clairvoyant's rows: median/mean/5th percentile",
-                 f"{'':<10}{'first 10 s':>18}{'whole run':>18}{'95 % after':>12}{'kills':>7}"]
+        lines = [
+            f"{len(self.opened)} pipelines; shares of the clairvoyant's rows: median/mean/5th percentile",
+            f"{'':<10}{'first 10 s':>18}{'whole run':>18}{'95 % after':>12}{'kills':>7}",
+        ]
         for name in ("planner", "opened"):
             one = figures[name]
-            cells = ["/".join(f"{one[part][kind]:.3f}" for kind in ("median", "mean", "p5")) for part in
-                     ("start", "whole")]
-            lines.append(f"{name:<10}{cells[0]:>18}{cells[1]:>18}{one['back_s']:>10.0f} s{one['kills']:>7}")
+            cells = [
+                "/".join(f"{one[part][kind]:.3f}" for kind in ("median", "mean", "p5"))
+                for part in ("start", "whole")
+            ]
+            lines.append(
+                f"{name:<10}{cells[0]:>18}{cells[1]:>18}{one['back_s']:>10.0f} s{one['kills']:>7}"
+            )
         for name, title in (("start", "first 10 s"), ("whole", "whole run")):
             mean, low, high = (100 * g for g in self.gain(name))
             lines.append(f"{title}: {mean:+.1f} points ({low:+.1f} to {high:+.1f})")
-        return "\n".join([*lines, f"{100 * self.worse:.0f} % of the pipelines lose more than 1 % of their rows"])
+        return "\n".join(
+            [*lines, f"{100 * self.worse:.0f} % of the pipelines lose more than 1 % of their rows"]
+        )
 
 
-def judge(opened: Callable[[], Policy], planner: Callable[[], Policy], some: Sequence[Case]) -> OpeningTable:
+def judge(
+    opened: Callable[[], Policy], planner: Callable[[], Policy], some: Sequence[Case]
+) -> OpeningTable:
     """Lets both go through all cases; each course has a policy of its own."""
     pairs = []
     for case in some:

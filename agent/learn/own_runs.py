@@ -42,9 +42,15 @@ _SHARPNESS = 4.0
 class OwnRuns:
     """The run folders that are learned from, and how."""
 
-    runs: tuple[str, ...] = setting(help="run folders", metavar="RUN", positional=True, several=True)
-    weights: Path | None = setting(None, "weights to go on from (default: those in use)", metavar="FILE")
-    out: Path | None = setting(None, "where better weights are written (default: the user's cache)", metavar="FILE")
+    runs: tuple[str, ...] = setting(
+        help="run folders", metavar="RUN", positional=True, several=True
+    )
+    weights: Path | None = setting(
+        None, "weights to go on from (default: those in use)", metavar="FILE"
+    )
+    out: Path | None = setting(
+        None, "where better weights are written (default: the user's cache)", metavar="FILE"
+    )
     steps: int = setting(300, "steps of imitation", least=1)
     seed: int = setting(0, "decides the order of the lessons")
 
@@ -53,24 +59,43 @@ def main(argv: Sequence[str]) -> Mapping[str, Any]:
     options = parse(OwnRuns, argv=argv, prog="sluice learn", description=__doc__)
     found = in_use() if options.weights is None else options.weights
     if found is None:
-        raise UsageError("no weights to go on from: none came with this package; --weights names some, and `sluice "
-                         "teach --policy opening` makes them")
+        raise UsageError(
+            "no weights to go on from: none came with this package; --weights names some, and `sluice "
+            "teach --policy opening` makes them"
+        )
     before, how = read(found, SHAPES)
     taught, apart = parted(records(options.runs))
     after = learned(before, taught, options.steps, options.seed)
     gain = errors(before, apart) - errors(after, apart)
     _, low, _ = mean_between(gain)
     better, out = low > 0, options.out or installed()
-    figures = {"taught": len(taught["weight"]), "apart": len(gain), "error_before": float(errors(before, apart).mean()),
-               "error_after": float(errors(after, apart).mean()), "gain_at_least": low}
+    figures = {
+        "taught": len(taught["weight"]),
+        "apart": len(gain),
+        "error_before": float(errors(before, apart).mean()),
+        "error_after": float(errors(after, apart).mean()),
+        "gain_at_least": low,
+    }
     if better:
         out.parent.mkdir(parents=True, exist_ok=True)
-        write(out, after, {**how, "ranges": widened(how["ranges"], taught), "own_runs": {
-            **figures, "command": shlex.join(["sluice", "learn", *argv]),
-            "date": datetime.now(UTC).date().isoformat()}})
-    say(f"{found}: {figures['error_before']:.3f} off in {len(gain)} records kept apart, {figures['error_after']:.3f} "
+        write(
+            out,
+            after,
+            {
+                **how,
+                "ranges": widened(how["ranges"], taught),
+                "own_runs": {
+                    **figures,
+                    "command": shlex.join(["sluice", "learn", *argv]),
+                    "date": datetime.now(UTC).date().isoformat(),
+                },
+            },
+        )
+    say(
+        f"{found}: {figures['error_before']:.3f} off in {len(gain)} records kept apart, {figures['error_after']:.3f} "
         f"after {len(taught['weight'])} others were learned from: "
-        + (f"{out} has the new weights" if better else "not surely better, so nothing is changed"))
+        + (f"{out} has the new weights" if better else "not surely better, so nothing is changed")
+    )
     return {**figures, "better": better, "weights": str(out) if better else str(found)}
 
 
@@ -79,11 +104,19 @@ def records(runs: Sequence[str]) -> list[OpeningRecord]:
     opened."""
     events = [event for run in runs for event in Run.read(run).of("opening")]
     found = [OpeningRecord.from_dict(event["record"]) for event in events]
-    useful = [one for one in found if one.settled is not None and one.rows_per_s and one.settled.fused
-              == one.given.knobs.fused and len(one.given.limits.workers) <= STAGES]
+    useful = [
+        one
+        for one in found
+        if one.settled is not None
+        and one.rows_per_s
+        and one.settled.fused == one.given.knobs.fused
+        and len(one.given.limits.workers) <= STAGES
+    ]
     if len(useful) < _LEAST:
-        raise UsageError(f"{len(runs)} runs have left {len(useful)} records of openings to learn from, and at least "
-                         f"{_LEAST} are needed; runs with `--tuning auto` leave them in their run folders")
+        raise UsageError(
+            f"{len(runs)} runs have left {len(useful)} records of openings to learn from, and at least "
+            f"{_LEAST} are needed; runs with `--tuning auto` leave them in their run folders"
+        )
     return useful
 
 
@@ -102,7 +135,11 @@ def parted(some: Sequence[OpeningRecord]) -> tuple[Arrays, Arrays]:
 
 def _pipeline(one: OpeningRecord) -> Any:
     """The values that runs of one pipeline on one machine have in common."""
-    return tuple(one.given.limits.workers.values()), one.given.known.row_bytes, one.given.seen.cpu_quota
+    return (
+        tuple(one.given.limits.workers.values()),
+        one.given.known.row_bytes,
+        one.given.seen.cpu_quota,
+    )
 
 
 def _lesson(one: OpeningRecord, best_rows_per_s: float) -> Arrays:
@@ -116,12 +153,17 @@ def _lesson(one: OpeningRecord, best_rows_per_s: float) -> Arrays:
     def wide(values: Sequence[float]) -> np.ndarray:
         return np.pad(np.array([values], float), [(0, 0), (STAGES - len(own), 0)])
 
-    goal = Clairvoyance(wide([settled.workers[name] for name in own]),
-                        wide([settled.backend.get(name) == "process" for name in own]),
-                        np.array([float(settled.read_ahead_bytes)]), np.array([float(settled.prefetch_bytes)]),
-                        np.array([rate]))
-    return {**lesson(look, observe(look), goal),
-            "weight": np.array([(rate / best_rows_per_s) ** _SHARPNESS], np.float32)}
+    goal = Clairvoyance(
+        wide([settled.workers[name] for name in own]),
+        wide([settled.backend.get(name) == "process" for name in own]),
+        np.array([float(settled.read_ahead_bytes)]),
+        np.array([float(settled.prefetch_bytes)]),
+        np.array([rate]),
+    )
+    return {
+        **lesson(look, observe(look), goal),
+        "weight": np.array([(rate / best_rows_per_s) ** _SHARPNESS], np.float32),
+    }
 
 
 def learned(weights: Arrays, taught: Arrays, steps: int, seed: int) -> Arrays:
@@ -139,21 +181,30 @@ def errors(weights: Mapping[str, np.ndarray], some: Arrays) -> np.ndarray:
     said = _said(weights, some)
     real, movable = some["real"] > 0, some["movable"] > 0
     workers = (abs(said.workers - some["workers"]) * real).sum(axis=1) / real.sum(axis=1)
-    wrong = (((said.process > 0) != (some["process"] > 0)) * movable).sum(axis=1) / np.maximum(1, movable.sum(axis=1))
+    wrong = (((said.process > 0) != (some["process"] > 0)) * movable).sum(axis=1) / np.maximum(
+        1, movable.sum(axis=1)
+    )
     sizes = abs(said.pipelines - some["sizes"]).sum(axis=1)
     return np.asarray(workers + 0.5 * wrong + 0.1 * sizes)
 
 
 def _said(weights: Mapping[str, np.ndarray], some: Arrays) -> Answers:
     nothing = np.zeros(len(some["unit"]))
-    return answer(weights, Inputs(some["stages"], some["pipelines"], nothing, nothing), some["real"] > 0)
+    return answer(
+        weights, Inputs(some["stages"], some["pipelines"], nothing, nothing), some["real"] > 0
+    )
 
 
 def widened(ranges: Mapping[str, Any], taught: Arrays) -> dict[str, Any]:
     """What counts as taught now: what did before, and what these lessons showed."""
-    def more(old: Sequence[Sequence[float]], new: np.ndarray) -> list[list[float]]:
-        return [[min(low, float(least)), max(high, float(most))] for (low, high), least, most in
-                zip(old, new.min(axis=0), new.max(axis=0), strict=True)]
 
-    return {"stages": more(ranges["stages"], taught["stages"][taught["real"] > 0]),
-            "pipelines": more(ranges["pipelines"], taught["pipelines"])}
+    def more(old: Sequence[Sequence[float]], new: np.ndarray) -> list[list[float]]:
+        return [
+            [min(low, float(least)), max(high, float(most))]
+            for (low, high), least, most in zip(old, new.min(axis=0), new.max(axis=0), strict=True)
+        ]
+
+    return {
+        "stages": more(ranges["stages"], taught["stages"][taught["real"] > 0]),
+        "pipelines": more(ranges["pipelines"], taught["pipelines"]),
+    }

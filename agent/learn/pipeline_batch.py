@@ -39,12 +39,16 @@ class PipelineBatch:
     """The pipelines of some scenarios, whose counters are those of a `Snapshot`, as arrays. One seed gives one
     course."""
 
-    def __init__(self, scenarios: Sequence[Scenario], *, seed: int = 0, governor: bool = True, alike: int = 1) -> None:
+    def __init__(
+        self, scenarios: Sequence[Scenario], *, seed: int = 0, governor: bool = True, alike: int = 1
+    ) -> None:
         """So many neighbouring scenarios each time meet the same chance, whatever their knobs: they show what
         another setting would have brought."""
         fused = [s.name for s in scenarios if s.first_knobs.fused]
         if fused or not scenarios:
-            raise ValueError(f"{', '.join(fused) or 'no scenario'}: a batch has pipelines whose stages are not fused")
+            raise ValueError(
+                f"{', '.join(fused) or 'no scenario'}: a batch has pipelines whose stages are not fused"
+            )
         if len(scenarios) % alike:
             raise ValueError(f"alike: {len(scenarios)} scenarios are not groups of {alike}")
         self.scenarios, self._governor, self._alike = tuple(scenarios), governor, alike
@@ -65,13 +69,22 @@ class PipelineBatch:
             self._first_process[own, b] = [s.backends[0] == "process" for s in scenario.stages]
         self.now, self._sequence = 0.0, 0
         self.queue, self.active, self.done, self.bytes = (np.zeros(self._shape) for _ in range(4))
-        self.busy_s, self.cpu_s, self.core_wait_s, self.in_s, self.out_s = (np.zeros(self._shape) for _ in range(5))
-        self.consumed, self.wait_s, self.compute_s, self.used_s, self.held_back = (np.zeros(count) for _ in range(5))
+        self.busy_s, self.cpu_s, self.core_wait_s, self.in_s, self.out_s = (
+            np.zeros(self._shape) for _ in range(5)
+        )
+        self.consumed, self.wait_s, self.compute_s, self.used_s, self.held_back = (
+            np.zeros(count) for _ in range(5)
+        )
         self.killed, self.governor_acted = np.zeros(count, bool), np.zeros(count, bool)
         self._walk, self._burst_until = np.zeros(self._shape), np.full(self._shape, -1.0)
-        self._burst_next = np.where(self._stage["burst_every_s"] > 0, self._drawn(self._stage["burst_every_s"]), np.inf)
+        self._burst_next = np.where(
+            self._stage["burst_every_s"] > 0, self._drawn(self._stage["burst_every_s"]), np.inf
+        )
         self._bucket = self._stage["credit_rows"].copy()
-        self._item_bytes, self._row_bytes = self._stage["held_bytes"].copy(), self._stage["bytes_per_row"].copy()
+        self._item_bytes, self._row_bytes = (
+            self._stage["held_bytes"].copy(),
+            self._stage["bytes_per_row"].copy(),
+        )
         self._flow = BatchFlow(self._truth)
         slowest = max(float(self._stage[name].max()) for name in ("start_s", "process_start_s"))
         self._joining = np.zeros((2 + math.ceil(slowest / CHUNK_S), *self._shape))
@@ -102,8 +115,12 @@ class PipelineBatch:
             for i, stage in enumerate(scenario.stages, start=first):
                 workers[i, b] = knobs.workers[stage.name]
                 process[i, b] = knobs.backend.get(stage.name, stage.backends[0]) == "process"
-        return BatchKnobs(workers, process, np.array([float(k.read_ahead_bytes) for k in each]),
-                          np.array([float(k.prefetch_bytes) for k in each]))
+        return BatchKnobs(
+            workers,
+            process,
+            np.array([float(k.read_ahead_bytes) for k in each]),
+            np.array([float(k.prefetch_bytes) for k in each]),
+        )
 
     def apply(self, knobs: BatchKnobs) -> None:
         """Puts the knobs in force, as far as the limits allow."""
@@ -124,8 +141,12 @@ class PipelineBatch:
         steps = np.rint(delay[i, b] / CHUNK_S).astype(int)
         self._joining[(self._step + steps) % len(self._joining), i, b] += more[i, b]
         self._coming[i, b] += more[i, b]
-        self.knobs = BatchKnobs(workers, process, np.clip(np.rint(knobs.read_ahead_bytes), 2**20, 2**36),
-                                np.clip(np.rint(knobs.prefetch_bytes), 2**20, 2**36))
+        self.knobs = BatchKnobs(
+            workers,
+            process,
+            np.clip(np.rint(knobs.read_ahead_bytes), 2**20, 2**36),
+            np.clip(np.rint(knobs.prefetch_bytes), 2**20, 2**36),
+        )
 
     def advance(self, seconds: float) -> None:
         """Lets so many seconds pass, a multiple of a quarter."""
@@ -140,21 +161,39 @@ class PipelineBatch:
         truth, rows = self._truth.truths[b], self._shape[0]
         limits = self.queue_limits()
         first = rows - len(truth.stages)
-        stages = tuple(StageStats(
-            name=stage.name, items=int(self.done[i, b] / stage.rows_per_item), rows=int(self.done[i, b]),
-            bytes=int(self.bytes[i, b]), busy_s=float(self.busy_s[i, b]), cpu_s=float(self.cpu_s[i, b]),
-            core_wait_s=float(self.core_wait_s[i, b]), wait_input_s=float(self.in_s[i, b]),
-            wait_output_s=float(self.out_s[i, b]), workers=int(self.knobs.workers[i, b]),
-            backend="process" if self.knobs.process[i, b] else "thread",
-            queue_bytes=int(self.queue[i, b] * self._row_bytes[i, b]),
-            queue_limit_bytes=int(limits[i, b] * self._row_bytes[i, b])) for i, stage in enumerate(truth.stages, first))
+        stages = tuple(
+            StageStats(
+                name=stage.name,
+                items=int(self.done[i, b] / stage.rows_per_item),
+                rows=int(self.done[i, b]),
+                bytes=int(self.bytes[i, b]),
+                busy_s=float(self.busy_s[i, b]),
+                cpu_s=float(self.cpu_s[i, b]),
+                core_wait_s=float(self.core_wait_s[i, b]),
+                wait_input_s=float(self.in_s[i, b]),
+                wait_output_s=float(self.out_s[i, b]),
+                workers=int(self.knobs.workers[i, b]),
+                backend="process" if self.knobs.process[i, b] else "thread",
+                queue_bytes=int(self.queue[i, b] * self._row_bytes[i, b]),
+                queue_limit_bytes=int(limits[i, b] * self._row_bytes[i, b]),
+            )
+            for i, stage in enumerate(truth.stages, first)
+        )
         self._sequence += 1
         return Snapshot(
-            at=self.now, sequence=self._sequence, stages=stages, rows=int(self.consumed[b]),
-            batches=int(self.consumed[b] / truth.consumer.batch_rows), consumer_wait_s=float(self.wait_s[b]),
-            consumer_compute_s=float(self.compute_s[b]), memory_used=int(self.memory[b]),
-            memory_limit=int(truth.machine.memory_limit), cpu_quota=truth.machine.cores,
-            cpu_used_s=float(self.used_s[b]), held_back=int(self.held_back[b]))
+            at=self.now,
+            sequence=self._sequence,
+            stages=stages,
+            rows=int(self.consumed[b]),
+            batches=int(self.consumed[b] / truth.consumer.batch_rows),
+            consumer_wait_s=float(self.wait_s[b]),
+            consumer_compute_s=float(self.compute_s[b]),
+            memory_used=int(self.memory[b]),
+            memory_limit=int(truth.machine.memory_limit),
+            cpu_quota=truth.machine.cores,
+            cpu_used_s=float(self.used_s[b]),
+            held_back=int(self.held_back[b]),
+        )
 
     def _drawn(self, mean: np.ndarray) -> np.ndarray:
         return np.asarray(mean * self._chance_of(self._random.standard_exponential))
@@ -182,10 +221,16 @@ class PipelineBatch:
 
     def _own_bytes(self) -> np.ndarray:
         """The bytes that a worker of each stage holds for itself."""
-        return np.where(self.knobs.process, self._stage["process_bytes"], self._stage["worker_bytes"])
+        return np.where(
+            self.knobs.process, self._stage["process_bytes"], self._stage["worker_bytes"]
+        )
 
     def _memory_wanted(self) -> np.ndarray:
-        held = self.active * self._item_bytes + self.queue * self._row_bytes + self.ready * self._own_bytes()
+        held = (
+            self.active * self._item_bytes
+            + self.queue * self._row_bytes
+            + self.ready * self._own_bytes()
+        )
         return np.asarray(self._machine["base_bytes"] + (held * self.real).sum(axis=0))
 
     def _governed(self, limits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -196,8 +241,11 @@ class PipelineBatch:
         sizes = np.maximum(self._item_bytes, self._stage["held_bytes"])
         queued = (self.queue * self._row_bytes).sum(axis=0)
         waiting = (limits * self._stage["bytes_per_row"]).sum(axis=0)
-        room = GOVERNOR_FILLS * self._machine["memory_limit"] - self._machine["base_bytes"] - (
-            self.ready * self._own_bytes() * self.real).sum(axis=0)
+        room = (
+            GOVERNOR_FILLS * self._machine["memory_limit"]
+            - self._machine["base_bytes"]
+            - (self.ready * self._own_bytes() * self.real).sum(axis=0)
+        )
         fits = (self.ready * sizes).sum(axis=0) + np.maximum(queued, waiting) <= room
         if fits.all():
             return self.ready, everything
@@ -224,11 +272,20 @@ class PipelineBatch:
         limits = self.queue_limits()
         admitted, room = self._governed(limits)
         self.held_back += ((self.ready - admitted) * self.real).sum(axis=0) * CHUNK_S * ~self.killed
-        limits = np.where(room < 1, np.where(self.real, np.maximum(1.0, limits * room), 0.0), limits)
+        limits = np.where(
+            room < 1, np.where(self.real, np.maximum(1.0, limits * room), 0.0), limits
+        )
         factors, bursts = self._chance()
         self._flow.settle(
-            workers=admitted, process=self.knobs.process, starting=(self._coming * self.knobs.process).sum(axis=0),
-            factors=factors, bursts=bursts, credit_rows=self._bucket, queue=self.queue, limits=limits)
+            workers=admitted,
+            process=self.knobs.process,
+            starting=(self._coming * self.knobs.process).sum(axis=0),
+            factors=factors,
+            bursts=bursts,
+            credit_rows=self._bucket,
+            queue=self.queue,
+            limits=limits,
+        )
         self._account(admitted, limits)
         self.now += CHUNK_S
 
@@ -241,9 +298,12 @@ class PipelineBatch:
         factors = np.exp(self._walk + spread * normal[1] - spread * spread / 2)
         begins = self.now >= self._burst_next
         if begins.any():
-            self._burst_until = np.where(begins, self.now + self._drawn(stage["burst_s"]), self._burst_until)
-            self._burst_next = np.where(begins, self._burst_until + self._drawn(stage["burst_every_s"]),
-                                        self._burst_next)
+            self._burst_until = np.where(
+                begins, self.now + self._drawn(stage["burst_s"]), self._burst_until
+            )
+            self._burst_next = np.where(
+                begins, self._burst_until + self._drawn(stage["burst_every_s"]), self._burst_next
+            )
         return factors, np.where(self.now < self._burst_until, stage["burst_factor"], 1.0)
 
     def _account(self, admitted: np.ndarray, limits: np.ndarray) -> None:
@@ -254,14 +314,24 @@ class PipelineBatch:
         self.bytes += rows * self._row_bytes
         before = self.queue
         self.queue = np.where(real, np.maximum(0.0, self.queue + rows - rates[1:] * CHUNK_S), 0.0)
-        self._bucket = np.clip(self._bucket + stage["cap_rows_per_s"] * CHUNK_S - rows, 0.0, stage["credit_rows"])
+        self._bucket = np.clip(
+            self._bucket + stage["cap_rows_per_s"] * CHUNK_S - rows, 0.0, stage["credit_rows"]
+        )
         self.active = np.where(real, admitted * busy[:-1], 0.0)
         items, useful = rows / stage["rows_per_item"], self.active * CHUNK_S
-        calm = stage["sigma"] * np.maximum(0.0, admitted - np.maximum(1.0, self.active)) * stage["cost_s"]
-        useful = useful - np.minimum(items * calm, 0.5 * useful)  # fewer at work disturb each other less
+        calm = (
+            stage["sigma"]
+            * np.maximum(0.0, admitted - np.maximum(1.0, self.active))
+            * stage["cost_s"]
+        )
+        useful = useful - np.minimum(
+            items * calm, 0.5 * useful
+        )  # fewer at work disturb each other less
         used = np.minimum(items * flow.cpu_per_item, useful)
         waited = np.minimum(used * (flow.slow - 1), useful - used)
-        noise = np.maximum(0.5, 1 + self._machine["timer_noise"] * self._chance_of(self._random.standard_normal, 2))
+        noise = np.maximum(
+            0.5, 1 + self._machine["timer_noise"] * self._chance_of(self._random.standard_normal, 2)
+        )
         self.busy_s += useful * noise[0]
         self.cpu_s += used * noise[1]
         self.core_wait_s += waited * noise[1]

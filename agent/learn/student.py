@@ -21,7 +21,9 @@ class Student:
     def __init__(self, arrays: Mapping[str, np.ndarray], count: int = 0) -> None:
         import torch
 
-        self.weights = {name: torch.from_numpy(arrays[name].copy()).requires_grad_() for name in SHAPES}
+        self.weights = {
+            name: torch.from_numpy(arrays[name].copy()).requires_grad_() for name in SHAPES
+        }
         self._adam = Adam(list(self.weights.values()), 0.0)
         self._adam.count = count
         for kind, own in (("mean", self._adam.means), ("square", self._adam.squares)):
@@ -33,8 +35,12 @@ class Student:
     def fresh(cls, seed: int) -> Student:
         draw, arrays = np.random.default_rng((9, seed)), {}
         for name, shape in SHAPES.items():
-            scale = (0.1 if name.startswith(("stage", "pipeline")) else math.sqrt(2)) / math.sqrt(shape[-1])
-            arrays[name] = (scale * draw.standard_normal(shape) * name.endswith("weight")).astype(np.float32)
+            scale = (0.1 if name.startswith(("stage", "pipeline")) else math.sqrt(2)) / math.sqrt(
+                shape[-1]
+            )
+            arrays[name] = (scale * draw.standard_normal(shape) * name.endswith("weight")).astype(
+                np.float32
+            )
         return cls(arrays)
 
     def arrays(self) -> Arrays:
@@ -42,9 +48,11 @@ class Student:
 
     def saved(self) -> tuple[Arrays, int]:
         """All that `Student` takes to go on from here."""
-        moments = {f"{kind}.{name}": tensor.numpy().copy() for kind, own in (
-            ("mean", self._adam.means), ("square", self._adam.squares)) for name, tensor in
-            zip(SHAPES, own, strict=True)}
+        moments = {
+            f"{kind}.{name}": tensor.numpy().copy()
+            for kind, own in (("mean", self._adam.means), ("square", self._adam.squares))
+            for name, tensor in zip(SHAPES, own, strict=True)
+        }
         return {**self.arrays(), **moments}, self._adam.count
 
     def answers(self, stages: Any, pipelines: Any, real: Any) -> tuple[Any, Any, Any]:
@@ -52,21 +60,47 @@ class Student:
         import torch
 
         def layer(name: str, values: Any) -> Any:
-            return torch.nn.functional.linear(values, self.weights[f"{name}.weight"], self.weights[f"{name}.bias"])
+            return torch.nn.functional.linear(
+                values, self.weights[f"{name}.weight"], self.weights[f"{name}.bias"]
+            )
 
         mask = real[..., None].float()
-        state = torch.relu(layer("see", torch.cat([stages, pipelines[:, None].expand(-1, stages.shape[1], -1)], -1)))
+        state = torch.relu(
+            layer(
+                "see", torch.cat([stages, pipelines[:, None].expand(-1, stages.shape[1], -1)], -1)
+            )
+        )
         for name in ("hear", "hear_again"):
             state = state * mask
-            heard = [h.expand_as(state) for h in (state.sum(1, keepdim=True) / mask.sum(1, keepdim=True),
-                                                  state.amax(1, keepdim=True))]
+            heard = [
+                h.expand_as(state)
+                for h in (
+                    state.sum(1, keepdim=True) / mask.sum(1, keepdim=True),
+                    state.amax(1, keepdim=True),
+                )
+            ]
             nothing = torch.zeros_like(state[:, :1])
-            state = torch.relu(layer(name, torch.cat([
-                state, *heard, torch.cat([nothing, state[:, :-1]], 1), torch.cat([state[:, 1:], nothing], 1)], -1)))
+            state = torch.relu(
+                layer(
+                    name,
+                    torch.cat(
+                        [
+                            state,
+                            *heard,
+                            torch.cat([nothing, state[:, :-1]], 1),
+                            torch.cat([state[:, 1:], nothing], 1),
+                        ],
+                        -1,
+                    ),
+                )
+            )
         state = state * mask
         of_stage = layer("stage", state)
-        return of_stage[..., 0], of_stage[..., 1], layer("pipeline", torch.cat(
-            [state.sum(1) / mask.sum(1), state.amax(1)], -1))
+        return (
+            of_stage[..., 0],
+            of_stage[..., 1],
+            layer("pipeline", torch.cat([state.sum(1) / mask.sum(1), state.amax(1)], -1)),
+        )
 
     def learn(self, loss: Any, rate: float) -> None:
         import torch

@@ -45,8 +45,12 @@ class OpeningLearning:
     rounds: int = setting(4, "rounds of imitation; from the second on, the student acts", least=1)
     imitations: int = setting(2_000, "steps of imitation in each round", least=1)
     gradients: int = setting(100, "steps of policy gradient", least=0)
-    folder: Path = setting(Path("build/opening"), "where it keeps what is done, and goes on from", metavar="FOLDER")
-    judged: int = setting(100, "held-out pipelines on which it is judged beside the planner", least=2)
+    folder: Path = setting(
+        Path("build/opening"), "where it keeps what is done, and goes on from", metavar="FOLDER"
+    )
+    judged: int = setting(
+        100, "held-out pipelines on which it is judged beside the planner", least=2
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,8 +59,11 @@ class TeachingOptions:
 
     policy: str = setting("intune", "who is taught", choices=("intune", "opening"))
     seed: int = setting(0, "decides first weights and pipelines")
-    out: Path | None = setting(None, "weights file (default: intune's in use; opening.safetensors in the folder)",
-                               metavar="FILE")
+    out: Path | None = setting(
+        None,
+        "weights file (default: intune's in use; opening.safetensors in the folder)",
+        metavar="FILE",
+    )
     intune: IntuneLearning = field(default_factory=IntuneLearning)
     opening: OpeningLearning = field(default_factory=OpeningLearning)
 
@@ -69,42 +76,90 @@ def main(argv: Sequence[str]) -> Mapping[str, Any]:
     if options.policy == "intune":
         found = _intune(options, options.out or intune.WEIGHTS, argv)
     else:
-        found = _opening(options, options.out or options.opening.folder / "opening.safetensors", argv)
-    return {"policy": options.policy, "seed": options.seed, **found, "seconds": round(time.monotonic() - began, 1)}
+        found = _opening(
+            options, options.out or options.opening.folder / "opening.safetensors", argv
+        )
+    return {
+        "policy": options.policy,
+        "seed": options.seed,
+        **found,
+        "seconds": round(time.monotonic() - began, 1),
+    }
 
 
 def _intune(options: TeachingOptions, out: Path, argv: Sequence[str]) -> dict[str, Any]:
     learning, seen = options.intune, not options.intune.without_model_latency
-    layers, mean = intune_teacher.learn(learning.decisions, options.seed, model_latency=seen, say=say)
-    table = intune_teacher.judged(layers, learning.validated, list(intune_teacher.VARIANTS), model_latency=seen)
+    layers, mean = intune_teacher.learn(
+        learning.decisions, options.seed, model_latency=seen, say=say
+    )
+    table = intune_teacher.judged(
+        layers, learning.validated, list(intune_teacher.VARIANTS), model_latency=seen
+    )
     for name, one in table.items():
-        say(f"learns on in a live pipeline: {name:<10} median {one['median']:.3f}, mean {one['mean']:.3f}, "
-            f"5th percentile {one['p5']:.3f}")
-    tensors = {f"{kind}{i}": tensor for i, layer in enumerate(layers) for kind, tensor in zip(
-        ("weight", "bias"), layer, strict=True)}
-    write(out, tensors, {**_made(argv), "seed": options.seed, "decisions": learning.decisions, "reward": mean,
-                         "table": table})
+        say(
+            f"learns on in a live pipeline: {name:<10} median {one['median']:.3f}, mean {one['mean']:.3f}, "
+            f"5th percentile {one['p5']:.3f}"
+        )
+    tensors = {
+        f"{kind}{i}": tensor
+        for i, layer in enumerate(layers)
+        for kind, tensor in zip(("weight", "bias"), layer, strict=True)
+    }
+    write(
+        out,
+        tensors,
+        {
+            **_made(argv),
+            "seed": options.seed,
+            "decisions": learning.decisions,
+            "reward": mean,
+            "table": table,
+        },
+    )
     say(f"{out}: mean reward {mean:.3f} over the last fifth of {learning.decisions:,} decisions")
     return {"decisions": learning.decisions, "reward": mean, "table": table, "weights": str(out)}
 
 
 def _made(argv: Sequence[str]) -> dict[str, str]:
-    return {"date": datetime.now(UTC).date().isoformat(), "command": shlex.join(["sluice", "teach", *argv])}
+    return {
+        "date": datetime.now(UTC).date().isoformat(),
+        "command": shlex.join(["sluice", "teach", *argv]),
+    }
 
 
 def _opening(options: TeachingOptions, out: Path, argv: Sequence[str]) -> dict[str, Any]:
     learning = options.opening
-    plan = curriculum.Curriculum(seed=options.seed, lives=learning.lives, rounds=learning.rounds,
-                                 imitations=learning.imitations, gradients=learning.gradients)
+    plan = curriculum.Curriculum(
+        seed=options.seed,
+        lives=learning.lives,
+        rounds=learning.rounds,
+        imitations=learning.imitations,
+        gradients=learning.gradients,
+    )
     weights, record = curriculum.teach(plan, learning.folder, say)
     opener = OpeningPolicy(weights, record)
-    table = opening_judgement.judge(lambda: Auto(opener), Planner, opening_judgement.cases("held out", learning.judged))
+    table = opening_judgement.judge(
+        lambda: Auto(opener), Planner, opening_judgement.cases("held out", learning.judged)
+    )
     say(table.text())
-    write(out, weights, {**record, "date": datetime.now(UTC).date().isoformat(), "table": table.to_dict(),
-                         "command": shlex.join(["sluice", "teach", *argv])})
+    write(
+        out,
+        weights,
+        {
+            **record,
+            "date": datetime.now(UTC).date().isoformat(),
+            "table": table.to_dict(),
+            "command": shlex.join(["sluice", "teach", *argv]),
+        },
+    )
     say(f"{out}: taught in {record['lives']:,} lives, and {table.verdict()}")
-    return {"lives": record["lives"], "exam": record["exam"], "weights": str(out), "table": table.to_dict(),
-            "ships": table.ships}
+    return {
+        "lives": record["lives"],
+        "exam": record["exam"],
+        "weights": str(out),
+        "table": table.to_dict(),
+        "ships": table.ships,
+    }
 
 
 if __name__ == "__main__":

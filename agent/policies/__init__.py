@@ -34,11 +34,28 @@ def auto(known: Foreknowledge | None = None, weights: str = "") -> Policy:
 
 
 PRODUCT: dict[str, Callable[[], Policy]] = {
-    "auto": auto, "planner": Planner, "shadow": Shadow, "fixed": Fixed, "intune": InTune}
+    "auto": auto,
+    "planner": Planner,
+    "shadow": Shadow,
+    "fixed": Fixed,
+    "intune": InTune,
+}
 MODES = ("auto", "planner", "shadow", "fixed", "intune")
 """Those that training, and anyone's loop, may be tuned by."""
-RIVALS = ("autotune", "autotune-adaptive", "bayes", "cachew", "cores", "ds2", "even", "hill", "offline-grid", "plumber",
-          "plumber-adaptive", "trident")
+RIVALS = (
+    "autotune",
+    "autotune-adaptive",
+    "bayes",
+    "cachew",
+    "cores",
+    "ds2",
+    "even",
+    "hill",
+    "offline-grid",
+    "plumber",
+    "plumber-adaptive",
+    "trident",
+)
 """What `benchmarks/rivals` registers: so a program without it can say what is missing."""
 _registered: dict[str, Callable[[], Policy]] = {}
 
@@ -47,7 +64,9 @@ def register(rivals: Mapping[str, Callable[[], Policy]]) -> None:
     """Adds policies to those that `make` finds."""
     taken = sorted(PRODUCT.keys() & rivals.keys())
     if taken:
-        raise ValueError(f"{', '.join(taken)}: the product has policies of these names; choose others")
+        raise ValueError(
+            f"{', '.join(taken)}: the product has policies of these names; choose others"
+        )
     _registered.update(rivals)
 
 
@@ -63,8 +82,10 @@ def make(name: str, known: Foreknowledge | None = None, weights: str = "") -> Po
     if name in PRODUCT:
         return auto(known, weights) if name == "auto" else PRODUCT[name]()
     if not find_rivals() and name in RIVALS:
-        raise KnobError(f"the policy {name!r} is not part of the installed package: it lies in benchmarks/rivals of "
-                        f"the repository, as do {', '.join(rival for rival in RIVALS if rival != name)}")
+        raise KnobError(
+            f"the policy {name!r} is not part of the installed package: it lies in benchmarks/rivals of "
+            f"the repository, as do {', '.join(rival for rival in RIVALS if rival != name)}"
+        )
     if name not in _registered:
         raise KnobError(f"no policy {name!r}{nearest(name, names())}")
     return _registered[name]()

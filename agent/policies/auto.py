@@ -52,8 +52,13 @@ class Auto(Policy):
 
     name = "auto"
 
-    def __init__(self, opener: Opener, *, known: Foreknowledge | None = None,
-                 settings: PlannerSettings = DEFAULT) -> None:
+    def __init__(
+        self,
+        opener: Opener,
+        *,
+        known: Foreknowledge | None = None,
+        settings: PlannerSettings = DEFAULT,
+    ) -> None:
         self._opener, self._known, self._settings = opener, known or Foreknowledge(), settings
         self._planner = Planner(settings)
 
@@ -64,8 +69,11 @@ class Auto(Policy):
         return self._planner.learned(state.planner)
 
     def recall(self, state: AutoState, learned: Mapping[str, Any]) -> AutoState:
-        return replace(state, planner=self._planner.recall(state.planner, learned),
-                       settled_before=bool(learned.get("settled", True)))
+        return replace(
+            state,
+            planner=self._planner.recall(state.planner, learned),
+            settled_before=bool(learned.get("settled", True)),
+        )
 
     def explain(self, state: AutoState) -> dict[str, Any]:
         return self._planner.explain(state.planner)
@@ -73,7 +81,10 @@ class Auto(Policy):
     def opened(self, state: AutoState) -> dict[str, Any] | None:
         if state.record is None or state.planner.last is None:
             return None
-        return {"text": state.said, "record": state.record.ended(state.planner.knobs, state.planner.last).to_dict()}
+        return {
+            "text": state.said,
+            "record": state.record.ended(state.planner.knobs, state.planner.last).to_dict(),
+        }
 
     def next_look_s(self, state: AutoState) -> float | None:
         """Soon until the opener was asked: rows come in bunches, and at a first glance there may be none."""
@@ -96,49 +107,107 @@ class Auto(Policy):
         forecast = forecast_of(replace(after, knobs=before.knobs), recent)
         first = before.age == before.tick and before.trial is None
         unknown = after.services.keys() - forecast.each.keys() - resting(after, recent)
-        if record is not None or not first or state.begun is None or (unknown and knobs == before.knobs):
+        if (
+            record is not None
+            or not first
+            or state.begun is None
+            or (unknown and knobs == before.knobs)
+        ):
             return knobs, state, reason
         return self._open(state, before, forecast, recent, snapshot, (knobs, reason), unknown)
 
-    def _open(self, state: AutoState, before: PlannerState, forecast: Forecast, recent: PipelineRates,  # noqa: PLR0917
-              snapshot: Snapshot, own: tuple[Knobs, Reason], unknown: AbstractSet[str]
-              ) -> tuple[Knobs, AutoState, Reason]:
+    def _open(  # noqa: PLR0917
+        self,
+        state: AutoState,
+        before: PlannerState,
+        forecast: Forecast,
+        recent: PipelineRates,
+        snapshot: Snapshot,
+        own: tuple[Knobs, Reason],
+        unknown: AbstractSet[str],
+    ) -> tuple[Knobs, AutoState, Reason]:
         """Asks the opener, and does what it says if that is allowed and differs from the planner's `own` choice. Of the
         stages in `unknown` nothing has been seen yet, and the planner moves all the same."""
         assert state.begun is not None, "the first look has come"
         knobs, reason = own
-        weighed = max((service.process_bytes for service in state.planner.services.values()), default=0)
-        given = OpeningInput(begun=state.begun, seen=snapshot, knobs=before.knobs, limits=before.limits,
-                             known=self._known, process_bytes=weighed or None)
+        weighed = max(
+            (service.process_bytes for service in state.planner.services.values()), default=0
+        )
+        given = OpeningInput(
+            begun=state.begun,
+            seen=snapshot,
+            knobs=before.knobs,
+            limits=before.limits,
+            known=self._known,
+            process_bytes=weighed or None,
+        )
         opening = self._opener.open(given)
-        opening = replace(opening, knobs=_of_use(_of_known(opening.knobs, before.knobs, forecast.services), forecast,
-                                                 opening.rows_per_s or 0.0))
+        opening = replace(
+            opening,
+            knobs=_of_use(
+                _of_known(opening.knobs, before.knobs, forecast.services),
+                forecast,
+                opening.rows_per_s or 0.0,
+            ),
+        )
         state = replace(state, record=OpeningRecord(given=given, opening=opening, own=knobs))
         fitting = _fitting(forecast, opening.knobs) if opening.inside else None
         fed = recent.stall <= self._settings.smooth
-        if unknown or fitting is None or fed or state.settled_before or _alike(fitting, knobs, self._settings):
-            said = (f"no opening: nothing is known of {', '.join(sorted(unknown))} yet" if unknown else
-                    f"no opening: {opening.reason}" if not opening.inside else
-                    "no opening: memory has no room for it" if fitting is None else
-                    "no opening: an earlier run has settled on the knobs" if state.settled_before else
-                    "no opening: the trainer does not wait" if fed else
-                    "the opening would be much the same")
-            challenge = replace(opening, knobs=fitting) if fitting is not None and state.settled_before else None
-            return knobs, replace(state, said=said, challenge=challenge), replace(
-                reason, text=f"{reason.text} ({said})")
+        if (
+            unknown
+            or fitting is None
+            or fed
+            or state.settled_before
+            or _alike(fitting, knobs, self._settings)
+        ):
+            said = (
+                f"no opening: nothing is known of {', '.join(sorted(unknown))} yet"
+                if unknown
+                else f"no opening: {opening.reason}"
+                if not opening.inside
+                else "no opening: memory has no room for it"
+                if fitting is None
+                else "no opening: an earlier run has settled on the knobs"
+                if state.settled_before
+                else "no opening: the trainer does not wait"
+                if fed
+                else "the opening would be much the same"
+            )
+            challenge = (
+                replace(opening, knobs=fitting)
+                if fitting is not None and state.settled_before
+                else None
+            )
+            return (
+                knobs,
+                replace(state, said=said, challenge=challenge),
+                replace(reason, text=f"{reason.text} ({said})"),
+            )
         if knobs.backend != before.knobs.backend or knobs.fused != before.knobs.fused:
             knobs = before.knobs  # what another shape promises is hardly more than a guess
         # Back ends are not moved to and fro for a promise that does not know of locks.
         instead = (knobs, forecast.rate(knobs.workers)) if _shaped_alike(fitting, knobs) else None
         assert opening.rows_per_s is not None, "the input lies within what was taught"
         if instead is not None and opening.rows_per_s < instead[1]:
-            said = (f"no opening: the policy expects {opening.rows_per_s:,.0f} rows/s of its own setting, and the "
-                    f"planner {instead[1]:,.0f} of its choice")
-            return own[0], replace(state, said=said), replace(reason, text=f"{reason.text} ({said})")
+            said = (
+                f"no opening: the policy expects {opening.rows_per_s:,.0f} rows/s of its own setting, and the "
+                f"planner {instead[1]:,.0f} of its choice"
+            )
+            return (
+                own[0],
+                replace(state, said=said),
+                replace(reason, text=f"{reason.text} ({said})"),
+            )
         return self._try(state, before, replace(opening, knobs=fitting), recent, instead)
 
-    def _challenge(self, state: AutoState, before: PlannerState, recent: PipelineRates, knobs: Knobs,
-                   reason: Reason) -> tuple[Knobs, AutoState, Reason]:
+    def _challenge(
+        self,
+        state: AutoState,
+        before: PlannerState,
+        recent: PipelineRates,
+        knobs: Knobs,
+        reason: Reason,
+    ) -> tuple[Knobs, AutoState, Reason]:
         """Tries the opening once against what an earlier run has settled on, when the planner holds still although the
         trainer waits, and if more than the present rate is promised."""
         after, opening = state.planner, state.challenge
@@ -149,58 +218,100 @@ class Auto(Policy):
             return knobs, state, reason
         state = replace(state, challenge=None)
         if _alike(opening.knobs, knobs, self._settings) or (
-                opening.rows_per_s < self._settings.worth * recent.rows_per_s):
+            opening.rows_per_s < self._settings.worth * recent.rows_per_s
+        ):
             return knobs, state, reason
         return self._try(state, before, opening, recent)
 
-    def _try(self, state: AutoState, before: PlannerState, opening: Opening, recent: PipelineRates,
-             own: tuple[Knobs, float] | None = None) -> tuple[Knobs, AutoState, Reason]:
+    def _try(
+        self,
+        state: AutoState,
+        before: PlannerState,
+        opening: Opening,
+        recent: PipelineRates,
+        own: tuple[Knobs, float] | None = None,
+    ) -> tuple[Knobs, AutoState, Reason]:
         """Puts the opening in force, on trial against `recent` and against the planner's `own` choice, whose promise
         comes with it."""
         assert opening.rows_per_s is not None, "it lies within what was taught"
         promised = max(opening.rows_per_s, self._settings.worth * recent.rows_per_s)
         planner = replace(state.planner.undecided(before), trial=None, spare=0)
         instead, theirs = own or (before.knobs, recent.rows_per_s)
-        knobs, planner, reason = change(planner, opening.knobs, "opening", recent, Reason(
-            text=f"the opening, by {opening.reason}: {moves(before.knobs, opening.knobs)}; {promised:,.0f} rows/s are "
-                 f"promised, and {theirs:,.0f} by the planner's own choice",
-            predicted_rows_per_s=promised, details={"kind": "opening", "own": instead.to_dict(),
-                                                    "own_rows_per_s": theirs}))
+        knobs, planner, reason = change(
+            planner,
+            opening.knobs,
+            "opening",
+            recent,
+            Reason(
+                text=f"the opening, by {opening.reason}: {moves(before.knobs, opening.knobs)}; {promised:,.0f} "
+                f"rows/s are "
+                f"promised, and {theirs:,.0f} by the planner's own choice",
+                predicted_rows_per_s=promised,
+                details={"kind": "opening", "own": instead.to_dict(), "own_rows_per_s": theirs},
+            ),
+        )
         assert planner.trial is not None, "the opening is on trial"
         assert state.record is not None, "the opener was asked"
-        trial = planner.trial if own is None else replace(planner.trial, own=own[0], own_rows_per_s=own[1])
-        return knobs, replace(state, planner=replace(planner, trial=trial),
-                              record=replace(state.record, tried=True), said=reason.text), reason
+        trial = (
+            planner.trial
+            if own is None
+            else replace(planner.trial, own=own[0], own_rows_per_s=own[1])
+        )
+        return (
+            knobs,
+            replace(
+                state,
+                planner=replace(planner, trial=trial),
+                record=replace(state.record, tried=True),
+                said=reason.text,
+            ),
+            reason,
+        )
 
 
 def _of_known(chosen: Knobs, now: Knobs, known: Container[str]) -> Knobs:
     """The chosen knobs; stages of which nothing is known yet keep theirs."""
-    return replace(chosen, workers={n: chosen.workers[n] if n in known else count for n, count in now.workers.items()},
-                   backend={**now.backend, **{n: kind for n, kind in chosen.backend.items() if n in known}})
+    return replace(
+        chosen,
+        workers={n: chosen.workers[n] if n in known else count for n, count in now.workers.items()},
+        backend={**now.backend, **{n: kind for n, kind in chosen.backend.items() if n in known}},
+    )
 
 
 def _of_use(chosen: Knobs, forecast: Forecast, rows_per_s: float) -> Knobs:
     """The chosen knobs; but stages that at such a rate would not compute enough to hold up each other stay on threads,
     as the way to a process and back takes time on a core."""
     now, settings = forecast.knobs.backend, forecast.settings
-    cores = {n: forecast.computing(n, rows_per_s) for n, kind in chosen.backend.items()
-             if kind == "process" and now.get(n, "thread") == "thread"}
+    cores = {
+        n: forecast.computing(n, rows_per_s)
+        for n, kind in chosen.backend.items()
+        if kind == "process" and now.get(n, "thread") == "thread"
+    }
     enough = {n for n in cores if cores[n] >= settings.little}
     moved = enough if sum(cores[n] for n in enough) >= settings.holds else set()
-    return replace(chosen, backend={**chosen.backend, **dict.fromkeys(cores.keys() - moved, "thread")})
+    return replace(
+        chosen, backend={**chosen.backend, **dict.fromkeys(cores.keys() - moved, "thread")}
+    )
 
 
 def _fitting(forecast: Forecast, knobs: Knobs) -> Knobs | None:
     """The knobs, or as much of them as fits in the share of the free memory that an opening may take; None if nothing
     does."""
     settings, limits = forecast.settings, forecast.limits
-    room = min(forecast.memory(forecast.knobs) + settings.process_share * forecast.free_bytes,
-               settings.memory_target * forecast.memory_limit)
+    room = min(
+        forecast.memory(forecast.knobs) + settings.process_share * forecast.free_bytes,
+        settings.memory_target * forecast.memory_limit,
+    )
     share = 1.0
     for _ in range(2 * settings.halvings):
-        fitting = limits.clamp(replace(
-            knobs, workers={n: math.ceil(share * count) for n, count in knobs.workers.items()},
-            read_ahead_bytes=int(share * knobs.read_ahead_bytes), prefetch_bytes=int(share * knobs.prefetch_bytes)))
+        fitting = limits.clamp(
+            replace(
+                knobs,
+                workers={n: math.ceil(share * count) for n, count in knobs.workers.items()},
+                read_ahead_bytes=int(share * knobs.read_ahead_bytes),
+                prefetch_bytes=int(share * knobs.prefetch_bytes),
+            )
+        )
         if replace(forecast, knobs=fitting).memory(fitting) <= room:
             return fitting
         share *= settings.lower

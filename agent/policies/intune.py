@@ -43,7 +43,10 @@ WEIGHTS = Path(__file__).with_name("intune.safetensors")
 _LONGEST = 1.0  # gradient that counts in full
 _SEEN = 64  # decisions of the live pipeline that each step of learning looks at
 _COPIED = 1 << 25  # bytes, by which the memory's bandwidth is measured
-_COUNTED, _COUNTED_S = 200_000, 0.01  # additions in Python, and the seconds that a core of speed 1 takes for them
+_COUNTED, _COUNTED_S = (
+    200_000,
+    0.01,
+)  # additions in Python, and the seconds that a core of speed 1 takes for them
 Layers = tuple[tuple[np.ndarray, np.ndarray], ...]
 
 
@@ -57,7 +60,11 @@ class Hardware:
     """The speed of a core; 1: as the simulator's."""
 
     def inputs(self) -> list[float]:
-        bandwidth = 2.0 if self.bytes_per_s <= 0 else min(2.0, max(-4.0, math.log10(self.bytes_per_s / 1e10)))
+        bandwidth = (
+            2.0
+            if self.bytes_per_s <= 0
+            else min(2.0, max(-4.0, math.log10(self.bytes_per_s / 1e10)))
+        )
         return [bandwidth, math.log(self.speed)]
 
 
@@ -65,8 +72,10 @@ class Hardware:
 def hardware() -> Hardware:
     """This machine's, measured once, in some thirty milliseconds: the fastest of three copies, and of three counts."""
     source = np.ones(_COPIED, np.uint8)
-    copied_s, counted_s = (min(timeit.repeat(work, number=1, repeat=3)) for work in (
-        source.copy, lambda: sum(range(_COUNTED))))
+    copied_s, counted_s = (
+        min(timeit.repeat(work, number=1, repeat=3))
+        for work in (source.copy, lambda: sum(range(_COUNTED)))
+    )
     return Hardware(bytes_per_s=2 * _COPIED / copied_s, speed=_COUNTED_S / counted_s)
 
 
@@ -80,19 +89,33 @@ def reward(rows_per_s: float, used: float, limit: float) -> float:
     return rows_per_s * max(0.0, 1 - used / limit)
 
 
-def observe(rates: PipelineRates, snapshot: Snapshot, knobs: Knobs, machine: Hardware, *,
-            model_latency: bool = True) -> np.ndarray:
+def observe(
+    rates: PipelineRates,
+    snapshot: Snapshot,
+    knobs: Knobs,
+    machine: Hardware,
+    *,
+    model_latency: bool = True,
+) -> np.ndarray:
     """The network's inputs. Latencies are in units of the slowest stage's, so the balance shows and not the scale."""
     batch = snapshot.rows / max(1, snapshot.batches)
-    latencies = [s.busy / s.rows_per_s / s.workers * batch if s.rows_per_s > 0 else 0.0 for s in rates.stages.values()]
+    latencies = [
+        s.busy / s.rows_per_s / s.workers * batch if s.rows_per_s > 0 else 0.0
+        for s in rates.stages.values()
+    ]
     slowest = max([*latencies, 1e-12])
     values = [math.log(max(value / slowest, 1e-3)) + 7 for value in latencies[:STAGES]]
     model = snapshot.consumer_compute_s / max(1, snapshot.batches)
     values += [0.0] * (STAGES - len(values))
     given = sum(s.workers for s in rates.stages.values())
     prefetched = math.log2(max(knobs.prefetch_bytes, 1) / rates.memory_limit) / 4 + 2
-    values += [max(-1.0, 1 - given / max(1e-9, rates.cpu_quota)), 1 - rates.memory_used / rates.memory_limit,
-               math.log(max(model / slowest, 1e-3)) + 7 if model_latency else 0.0, *machine.inputs(), prefetched]
+    values += [
+        max(-1.0, 1 - given / max(1e-9, rates.cpu_quota)),
+        1 - rates.memory_used / rates.memory_limit,
+        math.log(max(model / slowest, 1e-3)) + 7 if model_latency else 0.0,
+        *machine.inputs(),
+        prefetched,
+    ]
     return np.array(values, dtype=np.float32)
 
 
@@ -100,11 +123,15 @@ def move(knobs: Knobs, limits: Limits, steps: Sequence[int], factor: float, core
     """The knobs after one step in each stage, steps down first, and with `factor` times the prefetched bytes. If all
     together would exceed the cores, steps up are cut, beginning with the last stage; no stage falls below its least."""
     workers = dict(knobs.workers)
-    for name, step in sorted(zip(limits.workers, steps, strict=False), key=lambda pair: pair[1] > 0):
+    for name, step in sorted(
+        zip(limits.workers, steps, strict=False), key=lambda pair: pair[1] > 0
+    ):
         low, high = limits.workers[name]
         room = max(0, math.floor(cores) - sum(workers.values()))
         workers[name] = min(max(workers[name] + min(step, room), low), high)
-    return limits.clamp(replace(knobs, workers=workers, prefetch_bytes=max(1, int(factor * knobs.prefetch_bytes))))
+    return limits.clamp(
+        replace(knobs, workers=workers, prefetch_bytes=max(1, int(factor * knobs.prefetch_bytes)))
+    )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -136,8 +163,14 @@ class IntuneState:
 class InTune(Policy):
     name = "intune"
 
-    def __init__(self, weights: Path | Layers = WEIGHTS, *, machine: Hardware | None = None,
-                 model_latency: bool = True, rate: float = RATE) -> None:
+    def __init__(
+        self,
+        weights: Path | Layers = WEIGHTS,
+        *,
+        machine: Hardware | None = None,
+        model_latency: bool = True,
+        rate: float = RATE,
+    ) -> None:
         """`machine` is the one that the pipeline runs on; None: this one."""
         self._layers = load(weights) if isinstance(weights, Path) else weights
         self._machine, self._model_latency, self._rate = machine or hardware(), model_latency, rate
@@ -150,17 +183,30 @@ class InTune(Policy):
         state = replace(state, last=snapshot)
         if measured is None:
             return state.knobs, state, Reason(text="nothing was seen yet")
-        inputs = observe(measured, snapshot, state.knobs, self._machine, model_latency=self._model_latency)
-        state = self._learn(state, inputs, reward(measured.rows_per_s, measured.memory_used, measured.memory_limit),
-                            max(state.best, measured.rows_per_s))
+        inputs = observe(
+            measured, snapshot, state.knobs, self._machine, model_latency=self._model_latency
+        )
+        state = self._learn(
+            state,
+            inputs,
+            reward(measured.rows_per_s, measured.memory_used, measured.memory_limit),
+            max(state.best, measured.rows_per_s),
+        )
         chosen = values(state.layers, inputs[None])[0].argmax(axis=1)
-        steps = [STEPS[i] for i in chosen[:min(STAGES, len(state.limits.workers))]]
+        steps = [STEPS[i] for i in chosen[: min(STAGES, len(state.limits.workers))]]
         factor = FACTORS[chosen[-1]]
         knobs = move(state.knobs, state.limits, steps, factor, snapshot.cpu_quota)
-        return knobs, replace(state, knobs=knobs, inputs=inputs, chosen=chosen), Reason(
-            text=f"the network's steps are {steps}, and {factor:g} times the prefetched bytes")
+        return (
+            knobs,
+            replace(state, knobs=knobs, inputs=inputs, chosen=chosen),
+            Reason(
+                text=f"the network's steps are {steps}, and {factor:g} times the prefetched bytes"
+            ),
+        )
 
-    def _learn(self, state: IntuneState, inputs: np.ndarray, now: float, best: float) -> IntuneState:
+    def _learn(
+        self, state: IntuneState, inputs: np.ndarray, now: float, best: float
+    ) -> IntuneState:
         """What followed the last decision, and one step of learning from all that was seen of late."""
         gain = GAIN_SCALE * (now - state.reward) / max(best, 1e-9)
         state = replace(state, reward=now, best=best)
@@ -192,24 +238,34 @@ def learned(layers: Layers, seen: Sequence[Transition], present: np.ndarray, rat
     after = values(layers, np.stack([one.after for one in seen])).max(axis=2) @ share
     goals = np.array([one.gain for one in seen]) + DISCOUNT * after
     passed = _forward(layers, np.stack([one.inputs for one in seen]))
-    found, chosen = passed[-1].reshape(-1, PLACES, len(STEPS)), np.stack([one.chosen for one in seen])[:, :, None]
+    found, chosen = (
+        passed[-1].reshape(-1, PLACES, len(STEPS)),
+        np.stack([one.chosen for one in seen])[:, :, None],
+    )
     errors = np.zeros_like(found)
     off = np.take_along_axis(found, chosen, 2)[:, :, 0] - goals[:, None]
-    np.put_along_axis(errors, chosen, (2 * share * off / len(seen))[:, :, None].astype(found.dtype), 2)
+    np.put_along_axis(
+        errors, chosen, (2 * share * off / len(seen))[:, :, None].astype(found.dtype), 2
+    )
     back, steps = errors.reshape(len(seen), -1), []
     for (weight, _), given in zip(reversed(layers), reversed(passed[:-1]), strict=True):
         steps.append((back.T @ given, back.sum(axis=0)))
         back = (back @ weight) * (given > 0)
     length = math.sqrt(sum(float((part**2).sum()) for step in steps for part in step))
     rate *= min(1.0, _LONGEST / max(length, 1e-12))
-    return tuple((weight - rate * by, bias - rate * up)
-                 for (weight, bias), (by, up) in zip(layers, reversed(steps), strict=True))
+    return tuple(
+        (weight - rate * by, bias - rate * up)
+        for (weight, bias), (by, up) in zip(layers, reversed(steps), strict=True)
+    )
 
 
 def shapes() -> dict[str, tuple[int, ...]]:
     """The tensors of a weights file."""
-    return {name: shape for i in range(len(SIZES) - 1)
-            for name, shape in ((f"weight{i}", (SIZES[i + 1], SIZES[i])), (f"bias{i}", (SIZES[i + 1],)))}
+    return {
+        name: shape
+        for i in range(len(SIZES) - 1)
+        for name, shape in ((f"weight{i}", (SIZES[i + 1], SIZES[i])), (f"bias{i}", (SIZES[i + 1],)))
+    }
 
 
 def load(path: Path) -> Layers:

@@ -23,8 +23,12 @@ class PageOptions:
     """Where a run's page is shown while it grows."""
 
     title = "page"
-    live: int | None = setting(None, "show the run's page while it lasts, on this port of 127.0.0.1 (0: any that is "
-                               "free)", metavar="PORT", least=0)
+    live: int | None = setting(
+        None,
+        "show the run's page while it lasts, on this port of 127.0.0.1 (0: any that is free)",
+        metavar="PORT",
+        least=0,
+    )
 
 
 class LiveError(UsageError):
@@ -38,12 +42,16 @@ def listening(port: int) -> socket.socket:
     try:
         return socket.create_server((HOST, port))
     except OSError as error:
-        raise LiveError(f"--live {port}: this port cannot be had ({error.strerror or error}); give another, or 0 for "
-                        "any that is free") from None
+        raise LiveError(
+            f"--live {port}: this port cannot be had ({error.strerror or error}); give another, or 0 for "
+            "any that is free"
+        ) from None
 
 
 @contextmanager
-def shown(run: str | os.PathLike[str], port: int | None, say: Callable[[str], None]) -> Iterator[None]:
+def shown(
+    run: str | os.PathLike[str], port: int | None, say: Callable[[str], None]
+) -> Iterator[None]:
     """Shows a run on this port for as long as the context lasts; None: nowhere. Raises LiveError if the port is
     taken."""
     if port is None:
@@ -54,8 +62,11 @@ def shown(run: str | os.PathLike[str], port: int | None, say: Callable[[str], No
     with listening(port) as sock:
         child = subprocess.Popen(
             interpreter.command("sluice.agent.report.live:beside", sock.fileno(), os.fspath(run)),
-            stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, pass_fds=(sock.fileno(),),
-            process_group=0)  # an interrupt is the run's: this ends with it
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            pass_fds=(sock.fileno(),),
+            process_group=0,
+        )  # an interrupt is the run's: this ends with it
         say(f"http://{HOST}:{sock.getsockname()[1]}/ shows this run while it lasts")
     assert child.stdin is not None
     try:

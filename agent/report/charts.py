@@ -62,32 +62,63 @@ def decimate(points: Points, max_points: int = MOST_POINTS) -> Points:
     size = math.ceil(2 * len(points) / max_points)
     extremes = []
     for start in range(0, len(points), size):
-        stretch = points[start:start + size]
+        stretch = points[start : start + size]
         extremes += sorted({min(stretch, key=lambda p: p[1]), max(stretch, key=lambda p: p[1])})
     return extremes
 
 
-def chart(title: str, *panels: Panel, end: float, note: str = "", kind: str = "", aside: str = "") -> str:
+def chart(
+    title: str, *panels: Panel, end: float, note: str = "", kind: str = "", aside: str = ""
+) -> str:
     """A figure, or nothing if no series has a point. `end` is the last moment of the run, the same in all charts.
     `aside` is HTML at the end of the head line, in place of the series' names."""
     # A series has its colour by its name's place, whether the ones before it have points or not.
     names = list(dict.fromkeys(s.name for panel in panels for s in panel.series))
-    placed = [(panel, [(names.index(s.name) % COLOURS, s) for s in panel.series]) for panel in panels]
-    drawn = [(panel, some) for panel, all_ in placed if (some := [(n, s) for n, s in all_ if s.points])]
+    placed = [
+        (panel, [(names.index(s.name) % COLOURS, s) for s in panel.series]) for panel in panels
+    ]
+    drawn = [
+        (panel, some) for panel, all_ in placed if (some := [(n, s) for n, s in all_ if s.points])
+    ]
     if not drawn:
         return ""
-    keys = "".join(dict.fromkeys(f'<li class="c{n} {s.style}"><i></i>{escape(s.name)}</li>'
-                                 for _, some in drawn for n, s in some))
-    data = {"end": max(end, 1e-9), "panels": [
-        {"form": panel.axis.form, "base": panel.axis.base, "zero": panel.axis.from_zero, "top": panel.axis.top,
-         "name": panel.name, "series": [{"name": s.name, "style": s.style, "colour": n,
-                                         **_columns(s, panel.axis.top, FEW_POINTS if kind == "part" else MOST_POINTS)}
-                    for n, s in some]}
-        for panel, some in drawn]}
+    keys = "".join(
+        dict.fromkeys(
+            f'<li class="c{n} {s.style}"><i></i>{escape(s.name)}</li>'
+            for _, some in drawn
+            for n, s in some
+        )
+    )
+    data = {
+        "end": max(end, 1e-9),
+        "panels": [
+            {
+                "form": panel.axis.form,
+                "base": panel.axis.base,
+                "zero": panel.axis.from_zero,
+                "top": panel.axis.top,
+                "name": panel.name,
+                "series": [
+                    {
+                        "name": s.name,
+                        "style": s.style,
+                        "colour": n,
+                        **_columns(
+                            s, panel.axis.top, FEW_POINTS if kind == "part" else MOST_POINTS
+                        ),
+                    }
+                    for n, s in some
+                ],
+            }
+            for panel, some in drawn
+        ],
+    }
     about = f"<small>{escape(note)}</small>" if note else ""
-    return (f'<figure class="{kind}"><figcaption><h2>{escape(title)}</h2>{about}'
-            f'{aside or f"""<ul class="keys">{keys}</ul>"""}</figcaption>{embedded(data)}'
-            f'<div class="plot" role="img" aria-label="{escape(title)}"></div></figure>\n')
+    return (
+        f'<figure class="{kind}"><figcaption><h2>{escape(title)}</h2>{about}'
+        f'{aside or f"""<ul class="keys">{keys}</ul>"""}</figcaption>{embedded(data)}'
+        f'<div class="plot" role="img" aria-label="{escape(title)}"></div></figure>\n'
+    )
 
 
 def embedded(data: Any, kind: str = "") -> str:
@@ -99,7 +130,11 @@ def embedded(data: Any, kind: str = "") -> str:
 def _columns(series: Series, top: float | None, most: int) -> dict[str, list[float]]:
     points = series.points
     if series.style == "step":
-        points = points[:1] + [after for before, after in itertools.pairwise(points) if after[1] != before[1]]
+        points = points[:1] + [
+            after for before, after in itertools.pairwise(points) if after[1] != before[1]
+        ]
     points = decimate(points, most)
-    return {"at": [round(at, 2) for at, _ in points],
-            "value": [float(f"{value if top is None else min(value, top):.5g}") for _, value in points]}
+    return {
+        "at": [round(at, 2) for at, _ in points],
+        "value": [float(f"{value if top is None else min(value, top):.5g}") for _, value in points],
+    }

@@ -18,28 +18,63 @@ _OFF_SCALE = 3.0  # times the highest use: a limit above that would flatten the 
 _BUSY = 0.9  # of its workers' time: the bottleneck, where the trainer waits
 
 
-def hero(run: Run, figures: RunOutcome, story: Sequence[DecisionEffect], incidents: Sequence[Incident]) -> str:
+def hero(
+    run: Run, figures: RunOutcome, story: Sequence[DecisionEffect], incidents: Sequence[Incident]
+) -> str:
     """The chart that says it all, after what happened when, which all charts show."""
     looks, end = run.looks() or run.of("loader"), _last(run.of("loader"), figures)
     rate, decisions = figures.rows_per_s_first, run.of("decision")
     before = Series(name="before tuning", points=[])
     if figures.changes_faster and rate is not None:
         alone = set((decisions[0].get("before") or {}).get("workers", {}).values()) == {1}
-        before = Series(name="with one worker a stage" if alone else "before tuning", style="level",
-                        points=[(0.0, rate), (end, rate)])
-    moments = {"decisions": [{"at": c.at, "label": str(c.number), "text": f"{c.number}. {c.moves}: {c.effect}"}
-                             for c in story],
-               "bands": [{"from": one.at, "to": until, "label": one.label, "what": one.what,
-                          "text": f"{one.label}. {one.sentence}",
-                          "tone": TONES.get(one.result, "")} for one, until in _lasting(incidents, end)]}
+        before = Series(
+            name="with one worker a stage" if alone else "before tuning",
+            style="level",
+            points=[(0.0, rate), (end, rate)],
+        )
+    moments = {
+        "decisions": [
+            {"at": c.at, "label": str(c.number), "text": f"{c.number}. {c.moves}: {c.effect}"}
+            for c in story
+        ],
+        "bands": [
+            {
+                "from": one.at,
+                "to": until,
+                "label": one.label,
+                "what": one.what,
+                "text": f"{one.label}. {one.sentence}",
+                "tone": TONES.get(one.result, ""),
+            }
+            for one, until in _lasting(incidents, end)
+        ],
+    }
     return charts.embedded(moments, "moments") + chart(
         "Rows a second, and waiting for input",
-        Panel(name="rows a second", axis=charts.ROWS, series=[
-            Series(name="taken by the trainer", points=_points(looks, "rows_per_s"), style="area"),
-            Series(name="what it would take without waiting", points=_headroom(looks), style="limit"), before]),
-        Panel(name="time that the trainer waits for input", axis=charts.SHARE, series=[
-            Series(name="waiting", points=_points(looks, "stall"), style="area")]),
-        end=end, kind="hero", note=_whose(run))
+        Panel(
+            name="rows a second",
+            axis=charts.ROWS,
+            series=[
+                Series(
+                    name="taken by the trainer", points=_points(looks, "rows_per_s"), style="area"
+                ),
+                Series(
+                    name="what it would take without waiting",
+                    points=_headroom(looks),
+                    style="limit",
+                ),
+                before,
+            ],
+        ),
+        Panel(
+            name="time that the trainer waits for input",
+            axis=charts.SHARE,
+            series=[Series(name="waiting", points=_points(looks, "stall"), style="area")],
+        ),
+        end=end,
+        kind="hero",
+        note=_whose(run),
+    )
 
 
 def stages(run: Run, figures: RunOutcome) -> str:
@@ -47,14 +82,29 @@ def stages(run: Run, figures: RunOutcome) -> str:
     loader, end = run.of("loader"), _last(run.of("loader"), figures)
     turned = _turned(run)
     last = (turned[-1].get("knobs") or {}) if turned else {}
-    names = dict.fromkeys(name for line in turned for name in (line.get("knobs") or {}).get("workers", ()))
-    settled, parts = run.looks()[-max(1, len(run.looks()) // 3):], {}
+    names = dict.fromkeys(
+        name for line in turned for name in (line.get("knobs") or {}).get("workers", ())
+    )
+    settled, parts = run.looks()[-max(1, len(run.looks()) // 3) :], {}
     for name in names:
         workers = _points(turned, "knobs", "workers", name)
-        shares = [(at, min(1.0, value / n)) for (at, value), (_, n) in zip(
-            _points(loader, "stages", name, "busy"), _points(loader, "stages", name, "workers"), strict=False) if n]
-        parts[name] = workers, shares, mean([{"busy": share} for at, share in shares
-                                             if settled and at >= settled[0]["at"]], "busy")
+        shares = [
+            (at, min(1.0, value / n))
+            for (at, value), (_, n) in zip(
+                _points(loader, "stages", name, "busy"),
+                _points(loader, "stages", name, "workers"),
+                strict=False,
+            )
+            if n
+        ]
+        parts[name] = (
+            workers,
+            shares,
+            mean(
+                [{"busy": share} for at, share in shares if settled and at >= settled[0]["at"]],
+                "busy",
+            ),
+        )
     waits = figures.stall_last is not None and figures.stall_last > HARDLY
     slowest = max((busy or 0.0, name) for name, (_, _, busy) in parts.items())[1] if parts else ""
     drawn = []
@@ -64,31 +114,73 @@ def stages(run: Run, figures: RunOutcome) -> str:
         first, now = int(workers[0][1]), int(workers[-1][1])
         unit = "process" if (last.get("backend") or {}).get(name) == "process" else "worker"
         unit += "" if now == 1 else "es" if unit == "process" else "s"
-        said = ["by the workers before it"] if name in (last.get("fused") or ()) else [
-            f"{first} → {now} {unit}" if first != now else f"{now} {unit}"]
+        said = (
+            ["by the workers before it"]
+            if name in (last.get("fused") or ())
+            else [f"{first} → {now} {unit}" if first != now else f"{now} {unit}"]
+        )
         said += [f"busy {percent(busy)}"] if busy is not None else []
-        drawn.append(chart(
-            name, Panel(axis=charts.WHOLE, series=[Series(name="workers", points=workers, style="step")]),
-            Panel(axis=charts.SHARE, series=[Series(name="at work", points=shares)]), end=end, kind="part",
-            note=", ".join(said), aside=verdict("the bottleneck", "bad")
-            if waits and name == slowest and (busy or 0.0) >= _BUSY else " "))
+        drawn.append(
+            chart(
+                name,
+                Panel(
+                    axis=charts.WHOLE, series=[Series(name="workers", points=workers, style="step")]
+                ),
+                Panel(axis=charts.SHARE, series=[Series(name="at work", points=shares)]),
+                end=end,
+                kind="part",
+                note=", ".join(said),
+                aside=verdict("the bottleneck", "bad")
+                if waits and name == slowest and (busy or 0.0) >= _BUSY
+                else " ",
+            )
+        )
     about = "above, how many; below, the share of their time at useful work"
     about = ", ".join(filter(None, [about, _of_each(run)]))
-    return (f'<section class="bare"><h2>Workers of each stage</h2><p class="empty">{about}</p>'
-            f'<div class="small">{"".join(drawn)}</div></section>') if drawn else ""
+    return (
+        (
+            f'<section class="bare"><h2>Workers of each stage</h2><p class="empty">{about}</p>'
+            f'<div class="small">{"".join(drawn)}</div></section>'
+        )
+        if drawn
+        else ""
+    )
 
 
 def training(run: Run, figures: RunOutcome) -> str:
     evaluations = run.of("eval")
     end = _last([*run.of("train"), *evaluations], figures)
     splits = dict.fromkeys(str(e.get("split", "")) for e in evaluations)
-    return _side_by_side("Training", [
-        chart("Training loss", Panel(axis=charts.SCORE, series=[
-            Series(name="loss", points=_points(run.of("train"), "loss"))]), end=end),
-        chart("AUC", Panel(axis=charts.SCORE, series=[
-            Series(name=split or "AUC", style="dots",
-                   points=_points([e for e in evaluations if str(e.get("split", "")) == split], "auc"))
-            for split in splits]), end=end)])
+    return _side_by_side(
+        "Training",
+        [
+            chart(
+                "Training loss",
+                Panel(
+                    axis=charts.SCORE,
+                    series=[Series(name="loss", points=_points(run.of("train"), "loss"))],
+                ),
+                end=end,
+            ),
+            chart(
+                "AUC",
+                Panel(
+                    axis=charts.SCORE,
+                    series=[
+                        Series(
+                            name=split or "AUC",
+                            style="dots",
+                            points=_points(
+                                [e for e in evaluations if str(e.get("split", "")) == split], "auc"
+                            ),
+                        )
+                        for split in splits
+                    ],
+                ),
+                end=end,
+            ),
+        ],
+    )
 
 
 def machine(run: Run, figures: RunOutcome) -> str:
@@ -103,25 +195,74 @@ def machine(run: Run, figures: RunOutcome) -> str:
         note = f"limit {format_bytes(limit[-1][1])}, beyond the scale"
     if held_back := loader[-1].get("held_back") if loader else 0:
         pressed = loader[-1].get("held_back_pressure", 0)
-        waited = (f"work waited for it {held_back} times: {held_back - pressed} for the limit, {pressed} as the system "
-                  "was short of memory")
+        waited = (
+            f"work waited for it {held_back} times: {held_back - pressed} for the limit, {pressed} as the system "
+            "was short of memory"
+        )
         note = f"{note}; {waited}" if note else waited
     drawn = [
         chart("Memory", Panel(axis=charts.BYTES, series=memory), end=end, note=note),
-        chart("Buffers", Panel(axis=charts.BYTES, series=[
-            Series(name="read-ahead", points=_points(turned, "knobs", "read_ahead_bytes"), style="step"),
-            Series(name="prefetch", points=_points(turned, "knobs", "prefetch_bytes"), style="step")]), end=end,
-            note=whose),
-        chart("Cores", Panel(axis=charts.WHOLE, series=[
-            Series(name="in use", points=_points(loader, "cpu"), style="area"),
-            Series(name="at hand", points=_points(loader, "cpu_quota"), style="limit")]), end=end, note=whose)]
+        chart(
+            "Buffers",
+            Panel(
+                axis=charts.BYTES,
+                series=[
+                    Series(
+                        name="read-ahead",
+                        points=_points(turned, "knobs", "read_ahead_bytes"),
+                        style="step",
+                    ),
+                    Series(
+                        name="prefetch",
+                        points=_points(turned, "knobs", "prefetch_bytes"),
+                        style="step",
+                    ),
+                ],
+            ),
+            end=end,
+            note=whose,
+        ),
+        chart(
+            "Cores",
+            Panel(
+                axis=charts.WHOLE,
+                series=[
+                    Series(name="in use", points=_points(loader, "cpu"), style="area"),
+                    Series(name="at hand", points=_points(loader, "cpu_quota"), style="limit"),
+                ],
+            ),
+            end=end,
+            note=whose,
+        ),
+    ]
     if there := loader[-1].get("elsewhere") if loader else None:
-        drawn.append(chart("Workers elsewhere", Panel(axis=charts.WHOLE, series=[
-            Series(name="workers", points=_points(loader, "elsewhere", "workers"), style="step"),
-            Series(name="starting", points=_points(loader, "elsewhere", "starting"), style="step")]), end=end, note=(
-                f"{format_bytes(there['bytes'])} came from them for {there['core_s']:,.0f} core-seconds; "
-                f"{there['retries']:,} requests were made again, {there['hedges']:,} to a second worker as the first "
-                "was slow")))
+        drawn.append(
+            chart(
+                "Workers elsewhere",
+                Panel(
+                    axis=charts.WHOLE,
+                    series=[
+                        Series(
+                            name="workers",
+                            points=_points(loader, "elsewhere", "workers"),
+                            style="step",
+                        ),
+                        Series(
+                            name="starting",
+                            points=_points(loader, "elsewhere", "starting"),
+                            style="step",
+                        ),
+                    ],
+                ),
+                end=end,
+                note=(
+                    f"{format_bytes(there['bytes'])} came from them for {there['core_s']:,.0f} core-seconds; "
+                    f"{there['retries']:,} requests were made again, {there['hedges']:,} to a second worker as "
+                    f"the first "
+                    "was slow"
+                ),
+            )
+        )
     return _side_by_side("Memory and cores", drawn)
 
 
@@ -149,22 +290,38 @@ def _headroom(loader: Sequence[Mapping[str, Any]]) -> Points:
     most = max((rate for _, rate in _points(loader, "rows_per_s")), default=0.0)
     if not demand or demand[-1][1] > _OFF_SCALE * most:
         return []
-    return [(at, max(rate for _, rate in demand[max(0, n - 4):n + 1])) for n, (at, _) in enumerate(demand)]
+    return [
+        (at, max(rate for _, rate in demand[max(0, n - 4) : n + 1]))
+        for n, (at, _) in enumerate(demand)
+    ]
 
 
 def _lasting(incidents: Sequence[Incident], end: float) -> list[tuple[Incident, float]]:
     """Each incident, and until when it made itself felt: until the rate was back, or until the next one. It is a
     moment where too little came after it to say."""
     following = [*(one.at for one in incidents[1:]), end]
-    return [(one, one.at if not one.result else min(until, one.at + one.recovered_s)
-             if one.result in WELL and one.recovered_s is not None else until)
-            for one, until in zip(incidents, following, strict=False)]
+    return [
+        (
+            one,
+            one.at
+            if not one.result
+            else min(until, one.at + one.recovered_s)
+            if one.result in WELL and one.recovered_s is not None
+            else until,
+        )
+        for one, until in zip(incidents, following, strict=False)
+    ]
 
 
 def _turned(run: Run) -> list[Mapping[str, Any]]:
     """The knobs as they were: a decision changes them at once; measurements show them only a tick later."""
-    return sorted([*run.of("loader"), *({"at": d["at"], "knobs": d.get("after")} for d in run.of("decision"))],
-                  key=lambda line: float(line["at"]))
+    return sorted(
+        [
+            *run.of("loader"),
+            *({"at": d["at"], "knobs": d.get("after")} for d in run.of("decision")),
+        ],
+        key=lambda line: float(line["at"]),
+    )
 
 
 def _whose(run: Run) -> str:
@@ -180,5 +337,8 @@ def _of_each(run: Run) -> str:
 
 
 def _side_by_side(title: str, drawn: Sequence[str]) -> str:
-    return f'<section class="bare"><h2>{title}</h2><div class="grid2">{"".join(drawn)}</div></section>' \
-        if any(drawn) else ""
+    return (
+        f'<section class="bare"><h2>{title}</h2><div class="grid2">{"".join(drawn)}</div></section>'
+        if any(drawn)
+        else ""
+    )

@@ -34,7 +34,11 @@ def moves(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
     parts = []
     for key in ("workers", "backend"):
         old, new = before.get(key) or {}, after.get(key) or {}
-        parts += [f"{stage} {old.get(stage, '–')} → {new[stage]}" for stage in new if new[stage] != old.get(stage)]
+        parts += [
+            f"{stage} {old.get(stage, '–')} → {new[stage]}"
+            for stage in new
+            if new[stage] != old.get(stage)
+        ]
     old, new = set(before.get("fused") or ()), set(after.get("fused") or ())
     parts += [f"{stage} by the workers before it" for stage in sorted(new - old)]
     parts += [f"{stage} by workers of its own" for stage in sorted(old - new)]
@@ -55,6 +59,8 @@ def line(event: Mapping[str, Any]) -> str:
         return f"fault {event['fault']}: {event['did']}"
     if kind == "effect":
         before = event["rows_per_s_before"]
-        return (f"after decision {event['sequence']} there were {event['rows_per_s_after']:,.0f} rows/s"
-                + (f", {before:,.0f} before" if before is not None else ""))
+        return (
+            f"after decision {event['sequence']} there were {event['rows_per_s_after']:,.0f} rows/s"
+            + (f", {before:,.0f} before" if before is not None else "")
+        )
     return str(event.get("text", event))

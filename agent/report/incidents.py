@@ -18,9 +18,17 @@ _MOST_SAID = 4  # changes of knobs in a sentence
 _MEAN_OF = 3  # a rate is the mean of so many metrics
 SMOOTH = 0.02  # up to this share of waiting, the trainer's own pace is all that bounds the rate
 _SAME_WAIT = 0.05  # a lower peak of waiting is not worth a word
-_WHAT = {"slow-transform": "workload", "slow-store": "workload", "cores": "cores", "memory-spike": "memory",
-         "kill-worker": "worker", "kill-remote": "worker", "stop-worker": "worker", "stall-store": "store",
-         "corrupt": "store"}
+_WHAT = {
+    "slow-transform": "workload",
+    "slow-store": "workload",
+    "cores": "cores",
+    "memory-spike": "memory",
+    "kill-worker": "worker",
+    "kill-remote": "worker",
+    "stop-worker": "worker",
+    "stall-store": "store",
+    "corrupt": "store",
+}
 
 WELL = ("recovered", "the input keeps up")
 
@@ -56,10 +64,18 @@ class Incident:
     def sentence(self) -> str:
         noticed = f", detected in {seconds(self.noticed_s)}" if self.noticed_s else ""
         noticed += f" ({self.noticed})" if self.noticed else ""
-        turned = self.did if len(self.did) <= _MOST_SAID else (
-            self.did[0], f"{len(self.did) - 2} more changes", self.did[-1])
-        did = f"; then {', then '.join(turned)}" if turned else \
-            "; no change needed" if self.result in WELL else "; no change made"
+        turned = (
+            self.did
+            if len(self.did) <= _MOST_SAID
+            else (self.did[0], f"{len(self.did) - 2} more changes", self.did[-1])
+        )
+        did = (
+            f"; then {', then '.join(turned)}"
+            if turned
+            else "; no change needed"
+            if self.result in WELL
+            else "; no change made"
+        )
         waits = ""
         if self.waited is not None:
             before, worst, after = self.waited
@@ -67,7 +83,11 @@ class Incident:
             if worst <= max(before, after) + _SAME_WAIT:
                 course = list(dict.fromkeys([percent(before), percent(after)]))
             waits = f"; waiting {' → '.join(course)}"
-        rates = f"; {count(self.before)} → {count(self.after)} rows/s" if self.before and self.after else ""
+        rates = (
+            f"; {count(self.before)} → {count(self.after)} rows/s"
+            if self.before and self.after
+            else ""
+        )
         if self.recovered_s is None:
             back = ""
         elif self.recovered_s == 0:
@@ -84,10 +104,16 @@ def occasions(run: Run) -> list[Incident]:
     read = (event for event in map(_read, run.events) if event is not None)
     merged = _merged(sorted(read, key=lambda event: event["at"]))
     times = [event["at"] for event in merged]
-    return [_occasion(run, event, chr(ord("A") + n % 26),
-                      max((at for at in times if at < event["at"] - _AT_ONCE_S), default=0.0),
-                      min((at for at in times if at > event["at"] + _AT_ONCE_S), default=float("inf")))
-            for n, event in enumerate(merged)]
+    return [
+        _occasion(
+            run,
+            event,
+            chr(ord("A") + n % 26),
+            max((at for at in times if at < event["at"] - _AT_ONCE_S), default=0.0),
+            min((at for at in times if at > event["at"] + _AT_ONCE_S), default=float("inf")),
+        )
+        for n, event in enumerate(merged)
+    ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,16 +133,30 @@ def measured(run: Run) -> list[MeasuredDecision]:
     decided = []
     for i, decision in enumerate(decisions):
         number, at = decision.get("sequence"), float(decision["at"])
-        until = next((d["at"] for d in decisions[i + 1:] if d.get("sequence") == number), float("inf"))
-        effect = next((e for e in effects if e.get("sequence") == number and at <= e["at"] <= until), None)
-        between = (event["text"] for event in events if effect is not None and at < event["at"] <= effect["at"])
-        decided.append(MeasuredDecision(decision=decision, effect=effect, disturbance=next(between, None)))
+        until = next(
+            (d["at"] for d in decisions[i + 1 :] if d.get("sequence") == number), float("inf")
+        )
+        effect = next(
+            (e for e in effects if e.get("sequence") == number and at <= e["at"] <= until), None
+        )
+        between = (
+            event["text"]
+            for event in events
+            if effect is not None and at < event["at"] <= effect["at"]
+        )
+        decided.append(
+            MeasuredDecision(decision=decision, effect=effect, disturbance=next(between, None))
+        )
     return decided
 
 
 def fault_times(run: Run) -> list[float]:
     """When the faults on purpose came."""
-    return [float(event["at"]) for event in run.events if event.get("kind") == "fault" and "fault" in event]
+    return [
+        float(event["at"])
+        for event in run.events
+        if event.get("kind") == "fault" and "fault" in event
+    ]
 
 
 def _read(event: Line) -> dict[str, Any] | None:
@@ -125,12 +165,24 @@ def _read(event: Line) -> dict[str, Any] | None:
         return {"at": at, "what": event["what"], "text": event["text"], "noticed": at, "seen": ""}
     if kind == "fault" and "fault" in event:
         name = str(event["fault"]).partition("@")[0].partition("=")[0]
-        return {"at": at, "what": _WHAT.get(name, name), "text": f"{event['fault']}: {event['did']}", "noticed": None,
-                "seen": ""}
+        return {
+            "at": at,
+            "what": _WHAT.get(name, name),
+            "text": f"{event['fault']}: {event['did']}",
+            "noticed": None,
+            "seen": "",
+        }
     if kind == "follow":
-        names = [f"new {', '.join(new)}" for new in [[*event.get("added", ()), *event.get("dense_added", ())]] if new]
-        names += [f"without {', '.join(old)}" for old in [[*event.get("dropped", ()), *event.get("dense_dropped", ())]]
-                  if old]
+        names = [
+            f"new {', '.join(new)}"
+            for new in [[*event.get("added", ()), *event.get("dense_added", ())]]
+            if new
+        ]
+        names += [
+            f"without {', '.join(old)}"
+            for old in [[*event.get("dropped", ()), *event.get("dense_dropped", ())]]
+            if old
+        ]
         text = f"version {event['after']} of the table was taken up ({'; '.join(names) or 'the same columns'})"
         return {"at": at, "what": "schema", "text": text, "noticed": None, "seen": ""}
     return None
@@ -140,8 +192,16 @@ def _merged(events: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Joins an injected fault and the event that noticed it into one occasion."""
     merged: list[dict[str, Any]] = []
     for event in events:
-        cause = next((earlier for earlier in reversed(merged) if earlier["what"] == event["what"]
-                      and earlier["noticed"] is None and event["at"] - earlier["at"] <= _TOGETHER_S), None)
+        cause = next(
+            (
+                earlier
+                for earlier in reversed(merged)
+                if earlier["what"] == event["what"]
+                and earlier["noticed"] is None
+                and event["at"] - earlier["at"] <= _TOGETHER_S
+            ),
+            None,
+        )
         if cause is not None and event["noticed"] is not None:
             cause["noticed"], cause["seen"] = event["noticed"], event["text"]
         else:
@@ -154,35 +214,64 @@ def _occasion(run: Run, event: Mapping[str, Any], label: str, begin: float, end:
     metrics = [metric for metric in run.looks() if metric.get("rows_per_s") is not None]
     before = [metric for metric in metrics if begin < metric["at"] <= at][-5:]
     following = [metric for metric in metrics if at < metric["at"] <= end]
-    settled, recovered_s = recovery(at, [(metric["at"], metric["rows_per_s"]) for metric in following])
-    waited = None if settled is None or not before else _waited(*([metric["stall"] for metric in looks]
-                                                                 for looks in (before, following)))
-    did = tuple(moves(d.get("before") or {}, d.get("after") or {}) for d in run.of("decision") if at < d["at"] <= end)
-    noticed, was = event["noticed"], _mean([metric["rows_per_s"] for metric in before]) if before else None
-    return Incident(at=at, label=label, what=event["what"], text=event["text"], did=did,
-                    noticed_s=None if noticed is None or noticed == at else noticed - at, noticed=event["seen"],
-                    before=was, after=settled, waited=waited, recovered_s=recovered_s,
-                    result=_result(was, settled, waited, following))
+    settled, recovered_s = recovery(
+        at, [(metric["at"], metric["rows_per_s"]) for metric in following]
+    )
+    waited = (
+        None
+        if settled is None or not before
+        else _waited(*([metric["stall"] for metric in looks] for looks in (before, following)))
+    )
+    did = tuple(
+        moves(d.get("before") or {}, d.get("after") or {})
+        for d in run.of("decision")
+        if at < d["at"] <= end
+    )
+    noticed, was = (
+        event["noticed"],
+        _mean([metric["rows_per_s"] for metric in before]) if before else None,
+    )
+    return Incident(
+        at=at,
+        label=label,
+        what=event["what"],
+        text=event["text"],
+        did=did,
+        noticed_s=None if noticed is None or noticed == at else noticed - at,
+        noticed=event["seen"],
+        before=was,
+        after=settled,
+        waited=waited,
+        recovered_s=recovered_s,
+        result=_result(was, settled, waited, following),
+    )
 
 
 def _waited(before: Sequence[float], following: Sequence[float]) -> tuple[float, float, float]:
     """The shares of waiting before an event, at its worst, and of the last third."""
-    return (_mean(before), max(_mean(following[n:n + _MEAN_OF]) for n in range(len(following) - _MEAN_OF + 1)),
-            _mean(following[-settled_of(following):]))
+    return (
+        _mean(before),
+        max(_mean(following[n : n + _MEAN_OF]) for n in range(len(following) - _MEAN_OF + 1)),
+        _mean(following[-settled_of(following) :]),
+    )
 
 
 def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
 
 
-def _result(before: float | None, after: float | None, waited: tuple[float, float, float] | None,
-            looks: Sequence[Line]) -> str:
+def _result(
+    before: float | None,
+    after: float | None,
+    waited: tuple[float, float, float] | None,
+    looks: Sequence[Line],
+) -> str:
     """What became of the rate, seen at the looks after the event."""
     if not before or after is None:
         return ""
     if after >= _AS_BEFORE * before:
         return "recovered"
-    last = looks[-settled_of(looks):]
+    last = looks[-settled_of(looks) :]
     used, quota = (sum(look.get(name) or 0.0 for look in last) for name in ("cpu", "cpu_quota"))
     if quota and used >= _ALL_CORES * quota:
         return "limited by the cores"
@@ -198,10 +287,15 @@ def recovery(at: float, rates: Sequence[tuple[float, float]]) -> tuple[float | N
     """The rate of the last third, and the seconds from `at` until the rate, after its lowest point, is back there."""
     if len(rates) < 2 * _MEAN_OF:
         return None, None
-    settled = _mean([rate for _, rate in rates[-settled_of(rates):]])
-    smooth = [(rates[n][0], _mean([r for _, r in rates[n:n + _MEAN_OF]])) for n in range(len(rates) - _MEAN_OF + 1)]
+    settled = _mean([rate for _, rate in rates[-settled_of(rates) :]])
+    smooth = [
+        (rates[n][0], _mean([r for _, r in rates[n : n + _MEAN_OF]]))
+        for n in range(len(rates) - _MEAN_OF + 1)
+    ]
     for course in (smooth, rates):  # a dip of a single look is a dip all the same
         lowest = min(range(len(course)), key=lambda n: course[n][1])
         if course[lowest][1] < RECOVERED * settled:
-            return settled, next((when - at for when, rate in course[lowest:] if rate >= RECOVERED * settled), None)
+            return settled, next(
+                (when - at for when, rate in course[lowest:] if rate >= RECOVERED * settled), None
+            )
     return settled, 0.0

@@ -49,8 +49,12 @@ def _following(text: str) -> str:
 class Kept:
     """What is made of a growing run: anew when the run has grown, but at most a tenth of the time."""
 
-    def __init__(self, make: Callable[[], str], stamp: Callable[[], tuple[int, ...]],
-                 clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        make: Callable[[], str],
+        stamp: Callable[[], tuple[int, ...]],
+        clock: Callable[[], float],
+    ) -> None:
         self._make, self._stamp, self._clock = make, stamp, clock
         self._lock = threading.Lock()
         self._made: tuple[tuple[int, ...], str] | None = None
@@ -76,13 +80,23 @@ class LiveRun:
 
     def stamp(self) -> tuple[int, ...]:
         """The sizes of the run's files: they change with every line that it writes."""
-        return tuple(file.stat().st_size if (file := self.path / name).exists() else -1
-                     for name in ("config.json", "events.jsonl", "metrics.jsonl"))
+        return tuple(
+            file.stat().st_size if (file := self.path / name).exists() else -1
+            for name in ("config.json", "events.jsonl", "metrics.jsonl")
+        )
 
     def _page(self) -> str:
-        text = page.page(Run.read(self.path)) if (self.path / "config.json").exists() else page.filled(
-            title=self.path.name, name=self.path.name, headline="The run is being prepared: nothing is measured yet.",
-            rest="", footer="")
+        text = (
+            page.page(Run.read(self.path))
+            if (self.path / "config.json").exists()
+            else page.filled(
+                title=self.path.name,
+                name=self.path.name,
+                headline="The run is being prepared: nothing is measured yet.",
+                rest="",
+                footer="",
+            )
+        )
         return _following(text)
 
     def _verdict(self) -> str:
@@ -109,11 +123,20 @@ class LivePages(http.server.ThreadingHTTPServer):
         return f"http://{HOST}:{self.server_address[1]}/"
 
     def index(self) -> str:
-        rows = [[f'<a href="{number}/">{escape(str(run.path))}</a>', escape(run.verdict())]
-                for number, run in self.runs.items()]
-        return _following(page.filled(
-            title="runs", name="", headline=f"{len(self.runs)} runs", rest="", footer="",
-            charts=f'<section>{table(("run", "verdict"), rows, kind="story", classes=("m",))}</section>'))
+        rows = [
+            [f'<a href="{number}/">{escape(str(run.path))}</a>', escape(run.verdict())]
+            for number, run in self.runs.items()
+        ]
+        return _following(
+            page.filled(
+                title="runs",
+                name="",
+                headline=f"{len(self.runs)} runs",
+                rest="",
+                footer="",
+                charts=f"<section>{table(('run', 'verdict'), rows, kind='story', classes=('m',))}</section>",
+            )
+        )
 
     def stamp(self) -> tuple[int, ...]:
         """Those of all runs."""
@@ -164,8 +187,11 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     def _answer(self, text: str) -> None:
         body = text.encode()
         self.send_response(200)
-        for name, value in (("Content-Type", "text/html; charset=utf-8"), ("Content-Length", str(len(body))),
-                            ("Cache-Control", "no-store")):
+        for name, value in (
+            ("Content-Type", "text/html; charset=utf-8"),
+            ("Content-Length", str(len(body))),
+            ("Cache-Control", "no-store"),
+        ):
             self.send_header(name, value)
         self.end_headers()
         self.wfile.write(body)

@@ -7,7 +7,14 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from sluice.agent.report.format import count, moves, percent, seconds
-from sluice.agent.report.incidents import SMOOTH, fault_times, measured, occasions, recovery, settled_of
+from sluice.agent.report.incidents import (
+    SMOOTH,
+    fault_times,
+    measured,
+    occasions,
+    recovery,
+    settled_of,
+)
 from sluice.agent.report.operator_placement import placement
 from sluice.agent.report.run_folder import Run
 
@@ -46,12 +53,18 @@ def changes(run: Run) -> list[DecisionEffect]:
     for i, one in enumerate(measured(run)):
         decision = one.decision
         reason = decision.get("reason") or {}
-        effects.append(DecisionEffect(at=float(decision["at"]), number=i + 1, bottleneck=reason.get("bottleneck") or "",
-                                    moves=moves(decision.get("before") or {}, decision.get("after") or {}),
-                                    reason=reason.get("text") or "no reason given",
-                                    effect=_effect(one.effect, one.disturbance),
-                                    result=_result(one.effect, one.disturbance),
-                                    opens=(reason.get("details") or {}).get("kind") == "opening"))
+        effects.append(
+            DecisionEffect(
+                at=float(decision["at"]),
+                number=i + 1,
+                bottleneck=reason.get("bottleneck") or "",
+                moves=moves(decision.get("before") or {}, decision.get("after") or {}),
+                reason=reason.get("text") or "no reason given",
+                effect=_effect(one.effect, one.disturbance),
+                result=_result(one.effect, one.disturbance),
+                opens=(reason.get("details") or {}).get("kind") == "opening",
+            )
+        )
     return effects
 
 
@@ -104,33 +117,60 @@ def outcome(run: Run) -> RunOutcome:
     before = [m for m in calm if m["at"] <= first_change]
     if settling:  # compilers, first files and connections are part of the first looks
         before = [m for m in before if m["at"] > first_change - _JUST_BEFORE_S] or before[-1:]
-    settled = calm[2 * len(calm) // 3:] if len(calm) >= _LEAST else []
+    settled = calm[2 * len(calm) // 3 :] if len(calm) >= _LEAST else []
     after = [m for m in loader if m["at"] > max(faults, default=0.0)] or loader
-    last = settled and (after[-settled_of(after):] if faults else settled)
+    last = settled and (after[-settled_of(after) :] if faults else settled)
     came = next((m["at"] for m in looks if m.get("rows_per_s")), 0.0)
-    _, settled_s = recovery(came, [(m["at"], m["rows_per_s"]) for m in calm]) if settled else (None, None)
+    _, settled_s = (
+        recovery(came, [(m["at"], m["rows_per_s"]) for m in calm]) if settled else (None, None)
+    )
     evaluations = [m for m in run.of("eval") if m.get("auc") is not None]
     ends = run.of("end")
     # A start that found nothing left to train ends, too, but says nothing of the run.
-    counted: Mapping[str, Any] = next((e for e in reversed(ends) if e.get("samples_per_s", e.get("rows_per_s"))), {})
+    counted: Mapping[str, Any] = next(
+        (e for e in reversed(ends) if e.get("samples_per_s", e.get("rows_per_s"))), {}
+    )
     alone = counted if run.ranks == 1 else {}  # the looks are of one rank, these sums of all
     lines = (*run.events, *run.metrics)
     return RunOutcome(
-        rows_per_s_first=mean(before, "rows_per_s"), rows_per_s_settled=mean(settled, "rows_per_s"),
-        stall_first=mean(before, "stall"), stall_settled=mean(settled, "stall"),
-        settled_s=(settled_s or None) if settling else None, changes_settling=len(settling),
-        changes_faster=sum(_result(one.effect, one.disturbance) == FASTER for one in measured(run)[:len(settling)]),
-        rows_per_s_last=mean(last, "rows_per_s"), stall_last=mean(last, "stall"),
+        rows_per_s_first=mean(before, "rows_per_s"),
+        rows_per_s_settled=mean(settled, "rows_per_s"),
+        stall_first=mean(before, "stall"),
+        stall_settled=mean(settled, "stall"),
+        settled_s=(settled_s or None) if settling else None,
+        changes_settling=len(settling),
+        changes_faster=sum(
+            _result(one.effect, one.disturbance) == FASTER for one in measured(run)[: len(settling)]
+        ),
+        rows_per_s_last=mean(last, "rows_per_s"),
+        stall_last=mean(last, "stall"),
         rows_per_s_whole=counted.get("samples_per_s", counted.get("rows_per_s")),
-        stall_whole=counted.get("stall_fraction"), looks=len(looks), decisions=len(decisions),
-        peak_memory=max((m["memory_used"] for m in (*looks, {"memory_used": alone.get("peak_bytes")})
-                         if m.get("memory_used")), default=None),
-        memory_limit=alone.get("memory", {}).get("limit") or (looks[-1].get("memory_limit") if looks else None),
+        stall_whole=counted.get("stall_fraction"),
+        looks=len(looks),
+        decisions=len(decisions),
+        peak_memory=max(
+            (
+                m["memory_used"]
+                for m in (*looks, {"memory_used": alone.get("peak_bytes")})
+                if m.get("memory_used")
+            ),
+            default=None,
+        ),
+        memory_limit=alone.get("memory", {}).get("limit")
+        or (looks[-1].get("memory_limit") if looks else None),
         auc=evaluations[-1]["auc"] if evaluations else None,
-        bayes_auc=next((e["bayes_auc"] for e in (*reversed(ends), run.config) if e.get("bayes_auc")), None),
-        seconds=max((float(line.get("at", 0.0)) for line in lines if line.get("kind") not in _AFTER), default=0.0),
+        bayes_auc=next(
+            (e["bayes_auc"] for e in (*reversed(ends), run.config) if e.get("bayes_auc")), None
+        ),
+        seconds=max(
+            (float(line.get("at", 0.0)) for line in lines if line.get("kind") not in _AFTER),
+            default=0.0,
+        ),
         ended=bool(ends),
-        faults=tuple(str(f.get("text", "a fault without words")) for f in run.of("fault") if "fault" not in f))
+        faults=tuple(
+            str(f.get("text", "a fault without words")) for f in run.of("fault") if "fault" not in f
+        ),
+    )
 
 
 def summary(run: Run, end: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -138,15 +178,22 @@ def summary(run: Run, end: Mapping[str, Any] | None = None) -> dict[str, Any]:
     if that is about to be written."""
     if end is not None:
         run = replace(run, events=(*run.events, {"at": 0.0, "kind": "end", **end}))
-    return {"headline": sentences(run)[0], **asdict(outcome(run)),
-            "occasions": [{**asdict(one), "sentence": one.sentence} for one in occasions(run)]}
+    return {
+        "headline": sentences(run)[0],
+        **asdict(outcome(run)),
+        "occasions": [{**asdict(one), "sentence": one.sentence} for one in occasions(run)],
+    }
 
 
 def started(loader: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
     """The looks at the loader without those before and at the arrival of the first rows, at each of the run's
     starts."""
     begin = next((n for n, look in enumerate(loader) if look.get("rows_per_s")), len(loader))
-    return [look for look in loader[begin + 1 if begin else 0:] if look.get("rows", 1) and not look.get("began")]
+    return [
+        look
+        for look in loader[begin + 1 if begin else 0 :]
+        if look.get("rows", 1) and not look.get("began")
+    ]
 
 
 def verdict(run: Run) -> str:
@@ -160,26 +207,40 @@ def sentences(run: Run) -> list[str]:
     many = "one change" if figures.changes_settling == 1 else f"{figures.changes_settling} changes"
     parts = []
     if not figures.looks:
-        parts.append("No loader metrics were written, so nothing can be said of the input." if figures.ended else
-                     "Nothing is measured yet: the first look comes a second after the first batch.")
+        parts.append(
+            "No loader metrics were written, so nothing can be said of the input."
+            if figures.ended
+            else "Nothing is measured yet: the first look comes a second after the first batch."
+        )
     elif figures.rows_per_s_settled is None or figures.stall_settled is None:
-        parts.append("Too short to judge the input: what was seen is how it started. Let it run for ten seconds or "
-                     "more (more epochs, or more rows).")
+        parts.append(
+            "Too short to judge the input: what was seen is how it started. Let it run for ten seconds or "
+            "more (more epochs, or more rows)."
+        )
         if figures.rows_per_s_whole is not None and figures.stall_whole is not None:
-            parts.append(f"The consumer counted {count(figures.rows_per_s_whole)} rows/s, "
-                         f"{percent(figures.stall_whole)} of its time spent waiting.")
+            parts.append(
+                f"The consumer counted {count(figures.rows_per_s_whole)} rows/s, "
+                f"{percent(figures.stall_whole)} of its time spent waiting."
+            )
     elif figures.changes_faster and figures.rows_per_s_first and figures.stall_first is not None:
         times = figures.rows_per_s_settled / figures.rows_per_s_first
         quick = f" in {seconds(round(figures.settled_s, 1))}" if figures.settled_s else ""
-        parts.append(f"Waiting for input {percent(figures.stall_first)} → {percent(figures.stall_settled)}{quick}, "
-                     f"{times:.2g} times the rows ({count(figures.rows_per_s_first)} → "
-                     f"{count(figures.rows_per_s_settled)} rows/s) after {many}.")
+        parts.append(
+            f"Waiting for input {percent(figures.stall_first)} → {percent(figures.stall_settled)}{quick}, "
+            f"{times:.2g} times the rows ({count(figures.rows_per_s_first)} → "
+            f"{count(figures.rows_per_s_settled)} rows/s) after {many}."
+        )
     else:
-        parts.append(f"{count(figures.rows_per_s_settled)} rows/s with {percent(figures.stall_settled)} of the "
-                     "trainer's time spent waiting for input"
-                     + (f"; {many} brought no more that could be measured." if figures.changes_settling
-                        else "; the knobs were not changed" + (
-                            " before the first fault." if figures.decisions else ".")))
+        parts.append(
+            f"{count(figures.rows_per_s_settled)} rows/s with {percent(figures.stall_settled)} of the "
+            "trainer's time spent waiting for input"
+            + (
+                f"; {many} brought no more that could be measured."
+                if figures.changes_settling
+                else "; the knobs were not changed"
+                + (" before the first fault." if figures.decisions else ".")
+            )
+        )
     if figures.stall_last is not None:
         said = _bottleneck(figures.stall_last)
         parts.append(f"After the faults, {said[0].lower()}{said[1:]}" if fault_times(run) else said)
@@ -205,20 +266,28 @@ def _bottleneck(stall: float) -> str:
 def tell(run: Run) -> str:
     """The story of a run as text for a terminal."""
     decided = changes(run)
-    opened = [f"at {seconds(one.at)} the agent opened with {one.moves}; {one.reason}; effect: {one.effect}"
-              for one in decided if one.opens]
+    opened = [
+        f"at {seconds(one.at)} the agent opened with {one.moves}; {one.reason}; effect: {one.effect}"
+        for one in decided
+        if one.opens
+    ]
     opened += [str(event["text"]) for event in run.of("opening") if not event["record"]["tried"]]
     lines = [*(f"{line[0].upper()}{line[1:]}." for line in opened), verdict(run), ""]
     for change in decided:
-        lines += [f"{change.number:>3}. at {seconds(change.at)}: {change.moves}", f"     why: {change.reason}",
-                  f"     effect: {change.effect}"]
+        lines += [
+            f"{change.number:>3}. at {seconds(change.at)}: {change.moves}",
+            f"     why: {change.reason}",
+            f"     effect: {change.effect}",
+        ]
     if not decided:
         lines.append("No decision was made.")
     for proposal in run.of("proposal"):
         reason = proposal.get("reason") or {}
         turned = moves(proposal.get("before") or {}, proposal.get("after") or {})
-        lines += [f"  –  at {seconds(float(proposal['at']))} it would have turned: {turned}",
-                  f"     why: {reason.get('text') or 'no reason given'}"]
+        lines += [
+            f"  –  at {seconds(float(proposal['at']))} it would have turned: {turned}",
+            f"     why: {reason.get('text') or 'no reason given'}",
+        ]
     if incidents := occasions(run):
         lines += ["", *(f"  {one.label}. {one.sentence}" for one in incidents)]
     if recommended := advice(run, outcome(run).rows_per_s_last):
@@ -238,13 +307,22 @@ def _effect(effect: Mapping[str, Any] | None, disturbance: str | None) -> str:
         return f"not comparable with before, as meanwhile {disturbance}"
     before, after = effect.get("rows_per_s_before"), effect["rows_per_s_after"]
     error = effect.get("prediction_error")
-    off = "" if error is None else f", {1 + error:.2g} times what was predicted" if error > 1 else \
-        f", {percent(abs(error))} {'more' if error > 0 else 'less'} than predicted"
+    off = (
+        ""
+        if error is None
+        else f", {1 + error:.2g} times what was predicted"
+        if error > 1
+        else f", {percent(abs(error))} {'more' if error > 0 else 'less'} than predicted"
+    )
     if not before:
-        return (f"{count(after)} rows/s from then on, stall {percent(effect['stall_after'])}{off}; before it the "
-                "pipeline only started")
-    return (f"{after / before:.2g} times the rows ({count(before)} → {count(after)} rows/s), "
-            f"stall {percent(effect['stall_before'])} → {percent(effect['stall_after'])}{off}")
+        return (
+            f"{count(after)} rows/s from then on, stall {percent(effect['stall_after'])}{off}; before it the "
+            "pipeline only started"
+        )
+    return (
+        f"{after / before:.2g} times the rows ({count(before)} → {count(after)} rows/s), "
+        f"stall {percent(effect['stall_before'])} → {percent(effect['stall_after'])}{off}"
+    )
 
 
 def _result(effect: Mapping[str, Any] | None, disturbance: str | None) -> str:
@@ -270,10 +348,20 @@ def advice(run: Run, rate: float | None) -> list[str]:
     verdicts = run.of("verdict")
     if not verdicts:
         return []
-    details, text = verdicts[-1].get("details") or {}, verdicts[-1].get("text") or "nothing was said"
-    proposed = any((proposal.get("reason") or {}).get("text") == text for proposal in run.of("proposal"))
-    return [f"At its last looks the agent said: {text}.", *_cases(details.get("what_if") or {}, proposed, rate),
-            *placement(run), *_models(details.get("stages") or {}), *_prediction(run)]
+    details, text = (
+        verdicts[-1].get("details") or {},
+        verdicts[-1].get("text") or "nothing was said",
+    )
+    proposed = any(
+        (proposal.get("reason") or {}).get("text") == text for proposal in run.of("proposal")
+    )
+    return [
+        f"At its last looks the agent said: {text}.",
+        *_cases(details.get("what_if") or {}, proposed, rate),
+        *placement(run),
+        *_models(details.get("stages") or {}),
+        *_prediction(run),
+    ]
 
 
 def _cases(cases: Mapping[str, Any], proposed: bool, rate: float | None) -> list[str]:
@@ -287,8 +375,10 @@ def _cases(cases: Mapping[str, Any], proposed: bool, rate: float | None) -> list
         if name != "as it is":
             brings = "the same" if abs(times - 1) <= _SAME_RATE else f"{times:.2g} times the rows"
             rows = "" if proposed or rate is None else f", {count(times * rate)} rows/s"
-            lines.append(f"With {'that and ' if proposed else ''}{name}: {brings}{rows} "
-                         f"({', '.join(f'{s} {n}' for s, n in case['workers'].items())}).")
+            lines.append(
+                f"With {'that and ' if proposed else ''}{name}: {brings}{rows} "
+                f"({', '.join(f'{s} {n}' for s, n in case['workers'].items())})."
+            )
     return lines
 
 
@@ -296,21 +386,31 @@ def _models(stages: Mapping[str, Any]) -> list[str]:
     lines = []
     for name, model in stages.items():
         old = f"; last seen {model['age']:.0f} looks ago" if model["age"] > 1 else ""
-        lines.append(f"{name}: {model['busy_us_a_row']:.3g} µs a row and worker at {model['workers']:.0f}, "
-                     f"{model['cpu_us_a_row']:.3g} of it on a core, ± {percent(model['spread'])}; expectations were "
-                     f"{_off(model['residual'])} off{old}.")
+        lines.append(
+            f"{name}: {model['busy_us_a_row']:.3g} µs a row and worker at {model['workers']:.0f}, "
+            f"{model['cpu_us_a_row']:.3g} of it on a core, ± {percent(model['spread'])}; expectations were "
+            f"{_off(model['residual'])} off{old}."
+        )
     return lines
 
 
 def _prediction(run: Run) -> list[str]:
-    errors = sorted(abs(one.effect["prediction_error"]) for one in measured(run)
-                    if one.effect is not None and one.disturbance is None
-                    and one.effect.get("prediction_error") is not None)
+    errors = sorted(
+        abs(one.effect["prediction_error"])
+        for one in measured(run)
+        if one.effect is not None
+        and one.disturbance is None
+        and one.effect.get("prediction_error") is not None
+    )
     if not errors:
         return []
     changes = "one change" if len(errors) == 1 else f"{len(errors)} changes"
-    return [(f"What was predicted of {changes} was {_off(errors[len(errors) // 2])} off in the middle, "
-             f"{_off(errors[-1])} at worst.")]
+    return [
+        (
+            f"What was predicted of {changes} was {_off(errors[len(errors) // 2])} off in the middle, "
+            f"{_off(errors[-1])} at worst."
+        )
+    ]
 
 
 def _off(share: float) -> str:

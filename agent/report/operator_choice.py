@@ -46,7 +46,9 @@ class Choice:
 
     @property
     def reason(self) -> str:
-        (rows, size), (theirs, larger) = (self.loader, self.etl) if self.left else (self.etl, self.loader)
+        (rows, size), (theirs, larger) = (
+            (self.loader, self.etl) if self.left else (self.etl, self.loader)
+        )
         where = "loader" if self.left else "ETL"
         if rows > theirs * (1 + SAME):
             return f"{where}: {percent(rows / theirs - 1)} more rows/s"
@@ -68,7 +70,9 @@ class Outlook:
 class Foretold:
     """Foretells a plan, from what a row cost in a run and from the plan that this run had."""
 
-    def __init__(self, costs: RowCosts, now: Plan, measured_s: Mapping[str, float], row_bytes: float) -> None:
+    def __init__(
+        self, costs: RowCosts, now: Plan, measured_s: Mapping[str, float], row_bytes: float
+    ) -> None:
         """`measured_s` are the processor seconds a row that operators took in the run, by column."""
         self._costs, self._now, self._row_bytes = costs, now, row_bytes
         self._scale = self._dearer(measured_s) or self._dearer_decoding()
@@ -77,14 +81,20 @@ class Foretold:
         """How much dearer operators were in the run than in the sample: its cores were slower, or busier. 0 if the run
         had none of them."""
         both = [name for name, form in self._now.items() if measured_s.get(name) and form.apply_s]
-        return sum(measured_s[name] for name in both) / sum(self._now[name].apply_s for name in both) if both else 0.0
+        return (
+            sum(measured_s[name] for name in both) / sum(self._now[name].apply_s for name in both)
+            if both
+            else 0.0
+        )
 
     def _dearer_decoding(self) -> float:
         """How much dearer decoding was. Of what the stage took, these columns have the share that they have of the
         bytes."""
         sampled = sum(form.decode_s for form in self._now.values())
         share = min(1.0, sum(form.bytes for form in self._now.values()) / self._row_bytes)
-        took = self._costs.stages[READ.name].cpu_s * share if READ.name in self._costs.stages else 0.0
+        took = (
+            self._costs.stages[READ.name].cpu_s * share if READ.name in self._costs.stages else 0.0
+        )
         return took / sampled if took and sampled else 1.0
 
     def rate(self, plan: Plan) -> float:
@@ -104,23 +114,41 @@ def _takes_s(form: StoredForm) -> float:
     return form.decode_s + form.apply_s
 
 
-def choose(costs: RowCosts, forms: Mapping[str, Sequence[StoredForm]], now: Mapping[str, tuple[str, ...]], *,
-           measured_s: Mapping[str, float], row_bytes: float) -> Outlook:
+def choose(
+    costs: RowCosts,
+    forms: Mapping[str, Sequence[StoredForm]],
+    now: Mapping[str, tuple[str, ...]],
+    *,
+    measured_s: Mapping[str, float],
+    row_bytes: float,
+) -> Outlook:
     """The choices for all columns that have several `forms`, the first of each with nothing left to the loader. The
     run's table had those that leave what `now` says; `row_bytes` are those of a row of that table."""
-    had = {name: next(form for form in some if form.left == now[name]) for name, some in forms.items()}
+    had = {
+        name: next(form for form in some if form.left == now[name]) for name, some in forms.items()
+    }
     foretold = Foretold(costs, had, measured_s, row_bytes)
     plan: dict[str, StoredForm] = {name: some[0] for name, some in forms.items()}
     others = [(name, form) for name, some in forms.items() for form in some[1:]]
     for name, form in others:
-        if _takes_s(form) < _takes_s(plan[name]) and \
-                foretold.rate({**plan, name: form}) > (1 + SAME) * foretold.rate(plan):
+        if _takes_s(form) < _takes_s(plan[name]) and foretold.rate({**plan, name: form}) > (
+            1 + SAME
+        ) * foretold.rate(plan):
             plan[name] = form
     best = foretold.rate(plan)
-    smaller = [(name, form) for name, form in others if plan[name].bytes - form.bytes > SAME * row_bytes]
-    smaller.sort(key=lambda pair: (_takes_s(pair[1]) - _takes_s(plan[pair[0]])) / (plan[pair[0]].bytes - pair[1].bytes))
+    smaller = [
+        (name, form) for name, form in others if plan[name].bytes - form.bytes > SAME * row_bytes
+    ]
+    smaller.sort(
+        key=lambda pair: (
+            (_takes_s(pair[1]) - _takes_s(plan[pair[0]])) / (plan[pair[0]].bytes - pair[1].bytes)
+        )
+    )
     for name, form in smaller:
-        if form.bytes < plan[name].bytes and foretold.rate({**plan, name: form}) >= (1 - SAME) * best:
+        if (
+            form.bytes < plan[name].bytes
+            and foretold.rate({**plan, name: form}) >= (1 - SAME) * best
+        ):
             plan[name] = form
 
     def either(name: str, form: StoredForm) -> tuple[float, float]:
@@ -129,15 +157,45 @@ def choose(costs: RowCosts, forms: Mapping[str, Sequence[StoredForm]], now: Mapp
     choices = []
     for name, (etl, *left) in forms.items():
         chosen = plan[name] if plan[name].left else min(left, key=_takes_s)
-        choices.append(Choice(column=name, left=plan[name].left, etl=either(name, etl), loader=either(name, chosen)))
-    return Outlook(choices=tuple(choices), plan=plan, rows_per_s=foretold.rate(plan), row_bytes=foretold.bytes(plan))
+        choices.append(
+            Choice(
+                column=name,
+                left=plan[name].left,
+                etl=either(name, etl),
+                loader=either(name, chosen),
+            )
+        )
+    return Outlook(
+        choices=tuple(choices),
+        plan=plan,
+        rows_per_s=foretold.rate(plan),
+        row_bytes=foretold.bytes(plan),
+    )
 
 
 def table_of(choices: Sequence[Choice], chains: Mapping[str, str]) -> list[tuple[str, ...]]:
     """The choices as rows of a table, with a head."""
-    lines: list[tuple[str, ...]] = [("column", "operators", "rows/s, ETL", "loader", "bytes a row, ETL", "loader",
-                                     "where, and why")]
+    lines: list[tuple[str, ...]] = [
+        (
+            "column",
+            "operators",
+            "rows/s, ETL",
+            "loader",
+            "bytes a row, ETL",
+            "loader",
+            "where, and why",
+        )
+    ]
     for one in choices:
-        lines.append((one.column, chains[one.column], count(one.etl[0]), count(one.loader[0]), f"{one.etl[1]:.1f}",
-                      f"{one.loader[1]:.1f}", one.reason))
+        lines.append(
+            (
+                one.column,
+                chains[one.column],
+                count(one.etl[0]),
+                count(one.loader[0]),
+                f"{one.etl[1]:.1f}",
+                f"{one.loader[1]:.1f}",
+                one.reason,
+            )
+        )
     return lines

@@ -28,7 +28,11 @@ class Move:
 
     @property
     def sentence(self) -> str:
-        move = f"Moving {self.what} into the ETL" if self.to_etl else f"Leaving {self.what} to the loader"
+        move = (
+            f"Moving {self.what} into the ETL"
+            if self.to_etl
+            else f"Leaving {self.what} to the loader"
+        )
         bytes_ = "" if self.more_bytes is None else f", {_compared(self.more_bytes)} bytes"
         return f"{move}: {_compared(self.gain)} rows/s{bytes_}."
 
@@ -48,7 +52,10 @@ def moves(run: Run) -> list[Move]:
             more_s[stage] = more_s.get(stage, 0.0) + (-cpu_s if to_etl else cpu_s)
         more = None
         if to_etl and stored:
-            more = sum(operator["bytes_after"] - operator["bytes_before"] for operator in operators) / stored
+            more = (
+                sum(operator["bytes_after"] - operator["bytes_before"] for operator in operators)
+                / stored
+            )
         new_rate = costs.rate(costs.with_work(more_s))
         return Move(what=what, to_etl=to_etl, gain=new_rate / present_rate - 1, more_bytes=more)
 
@@ -57,8 +64,10 @@ def moves(run: Run) -> list[Move]:
         dearest = sorted(measured[side], key=lambda operator: -operator["cpu_s"])
         if len(dearest) > 1:
             suggestions.append(move(dearest, f"all {len(dearest)} columns' operators", to_etl))
-        suggestions += [move([operator], f"`{operator['operators']} {operator['column']}`", to_etl)
-                        for operator in dearest[:_MOST]]
+        suggestions += [
+            move([operator], f"`{operator['operators']} {operator['column']}`", to_etl)
+            for operator in dearest[:_MOST]
+        ]
     return suggestions
 
 
@@ -68,9 +77,18 @@ def placement(run: Run) -> list[str]:
     to_etl = [m for m in suggestions if m.to_etl]
     if to_etl and max(m.gain for m in to_etl) < _NOTHING:
         rest = [m.sentence for m in suggestions if not m.to_etl]
-        return [("The operators left to the loader cost no rows now: in the ETL they would bring nothing."), *rest]
+        return [
+            (
+                "The operators left to the loader cost no rows now: in the ETL they would bring nothing."
+            ),
+            *rest,
+        ]
     return [m.sentence for m in suggestions]
 
 
 def _compared(more: float) -> str:
-    return f"{1 + more:.2g} times the" if more > 1 else f"{'+' if more >= 0 else '−'}{percent(abs(more))}"
+    return (
+        f"{1 + more:.2g} times the"
+        if more > 1
+        else f"{'+' if more >= 0 else '−'}{percent(abs(more))}"
+    )

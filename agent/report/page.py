@@ -17,9 +17,22 @@ from sluice.agent.report.run_folder import Run, replace_text
 from sluice.agent.report.tables import TONES, verdict
 from sluice.ingest.knobs import format_bytes
 
-_TEMPLATE, _STYLE, _SCRIPT = (Path(__file__).with_name(f"report.{kind}") for kind in ("html", "css", "js"))
-_PARTS = ("verdicts", "tiles", "faults", "charts", "occasions", "stages", "decisions", "training", "machine", "plan",
-          "config")
+_TEMPLATE, _STYLE, _SCRIPT = (
+    Path(__file__).with_name(f"report.{kind}") for kind in ("html", "css", "js")
+)
+_PARTS = (
+    "verdicts",
+    "tiles",
+    "faults",
+    "charts",
+    "occasions",
+    "stages",
+    "decisions",
+    "training",
+    "machine",
+    "plan",
+    "config",
+)
 
 
 def write(run_path: str | os.PathLike[str]) -> Path:
@@ -35,8 +48,10 @@ def written(run_path: str | os.PathLike[str], say: Callable[[str], None]) -> Pat
     try:
         return write(run_path)
     except OSError as error:
-        say(f"{error.filename or run_path}: the report cannot be written ({error.strerror or error}); make room, then "
-            f"`sluice report {run_path}` writes it")
+        say(
+            f"{error.filename or run_path}: the report cannot be written ({error.strerror or error}); make room, then "
+            f"`sluice report {run_path}` writes it"
+        )
         return None
 
 
@@ -45,23 +60,43 @@ def page(run: Run) -> str:
     first, *rest = sentences(run)
     name, faulted = run.path.resolve().name, bool(fault_times(run))
     return filled(
-        title=name, name=name, headline=first, rest=" ".join(rest), verdicts=_verdicts(found, incidents, faulted),
-        tiles=_tiles(found, faulted), faults=_faults(found), charts=figures.hero(run, found, story, incidents),
-        occasions=tables.occasions(incidents), stages=figures.stages(run, found), decisions=tables.decisions(story),
-        training=figures.training(run, found), machine=figures.machine(run, found),
-        plan=tables.plan(run) + tables.ladder(run), config=tables.config(run),
-        footer=f"{len(run.events)} events and {len(run.metrics)} measurements over {seconds(found.seconds)}.")
+        title=name,
+        name=name,
+        headline=first,
+        rest=" ".join(rest),
+        verdicts=_verdicts(found, incidents, faulted),
+        tiles=_tiles(found, faulted),
+        faults=_faults(found),
+        charts=figures.hero(run, found, story, incidents),
+        occasions=tables.occasions(incidents),
+        stages=figures.stages(run, found),
+        decisions=tables.decisions(story),
+        training=figures.training(run, found),
+        machine=figures.machine(run, found),
+        plan=tables.plan(run) + tables.ladder(run),
+        config=tables.config(run),
+        footer=f"{len(run.events)} events and {len(run.metrics)} measurements over {seconds(found.seconds)}.",
+    )
 
 
 def filled(*, title: str, name: str, headline: str, rest: str, footer: str, **parts: str) -> str:
     """The template filled with these texts, and with the given `parts`, which are HTML."""
-    texts = {"title": f"{title} · Sluice", "name": name, "whole": headline, "rest": rest, "footer": footer}
+    texts = {
+        "title": f"{title} · Sluice",
+        "name": name,
+        "whole": headline,
+        "rest": rest,
+        "footer": footer,
+    }
     lead, more = re.split(r"[,;:] |\. (?=[A-Z])", f"{headline}, ", maxsplit=1)
     more = more.removesuffix(", ")
     return Template(_TEMPLATE.read_text(encoding="utf-8")).substitute(
-        {**dict.fromkeys(_PARTS, ""), **parts}, **{key: escape(text) for key, text in texts.items()},
-        style=_STYLE.read_text(encoding="utf-8"), script=_SCRIPT.read_text(encoding="utf-8"),
-        headline=f"<strong>{escape(lead)}</strong>{escape(more[:1].upper() + more[1:])}")
+        {**dict.fromkeys(_PARTS, ""), **parts},
+        **{key: escape(text) for key, text in texts.items()},
+        style=_STYLE.read_text(encoding="utf-8"),
+        script=_SCRIPT.read_text(encoding="utf-8"),
+        headline=f"<strong>{escape(lead)}</strong>{escape(more[:1].upper() + more[1:])}",
+    )
 
 
 def _verdicts(found: RunOutcome, incidents: Sequence[Incident], faulted: bool) -> str:
@@ -75,7 +110,11 @@ def _verdicts(found: RunOutcome, incidents: Sequence[Incident], faulted: bool) -
         words.append(verdict(f"input is the bottleneck{when}", "bad"))
     results = [one.result for one in incidents if one.result]
     for result in dict.fromkeys(results):
-        what = "one disturbance" if results.count(result) == 1 else f"{results.count(result)} disturbances"
+        what = (
+            "one disturbance"
+            if results.count(result) == 1
+            else f"{results.count(result)} disturbances"
+        )
         words.append(verdict(f"{what}: {result}", TONES[result]))
     if found.faults:
         words.append(verdict("tuning met a fault", "bad"))
@@ -88,23 +127,38 @@ def _tiles(found: RunOutcome, faulted: bool) -> str:
     tiles, when = [], "before the faults" if faulted else "settled"
 
     def tile(name: str, value: str, small: str = "") -> None:
-        tiles.append(f"<div><dt>{escape(name)}</dt><dd>{escape(value)}<small>{escape(small)}</small></dd></div>")
+        tiles.append(
+            f"<div><dt>{escape(name)}</dt><dd>{escape(value)}<small>{escape(small)}</small></dd></div>"
+        )
 
     if found.rows_per_s_settled is not None:
         first = found.rows_per_s_first
-        tile(f"Rows a second, {when}", count(found.rows_per_s_settled),
-             f"{count(first)} before tuning" if found.changes_faster and first is not None else "")
+        tile(
+            f"Rows a second, {when}",
+            count(found.rows_per_s_settled),
+            f"{count(first)} before tuning" if found.changes_faster and first is not None else "",
+        )
     if found.stall_settled is not None:
-        tile(f"Trainer waits, {when}", percent(found.stall_settled),
-             f"{percent(found.stall_first)} before tuning"
-             if found.changes_faster and found.stall_first is not None else "")
+        tile(
+            f"Trainer waits, {when}",
+            percent(found.stall_settled),
+            f"{percent(found.stall_first)} before tuning"
+            if found.changes_faster and found.stall_first is not None
+            else "",
+        )
     tile("Decisions", str(found.decisions))
     if found.peak_memory is not None:
-        tile("Most memory", format_bytes(found.peak_memory),
-             f"of {format_bytes(found.memory_limit)}" if found.memory_limit else "")
+        tile(
+            "Most memory",
+            format_bytes(found.peak_memory),
+            f"of {format_bytes(found.memory_limit)}" if found.memory_limit else "",
+        )
     if found.auc is not None:
-        share = f"{percent(min(1.0, (found.auc - 0.5) / (found.bayes_auc - 0.5)))} of the reachable gain" \
-            if found.bayes_auc and found.bayes_auc > 0.5 else ""
+        share = (
+            f"{percent(min(1.0, (found.auc - 0.5) / (found.bayes_auc - 0.5)))} of the reachable gain"
+            if found.bayes_auc and found.bayes_auc > 0.5
+            else ""
+        )
         tile("AUC, held out", f"{found.auc:.4f}", share)
     return f'<dl class="tiles">{"".join(tiles)}</dl>'
 
@@ -114,19 +168,3 @@ def _faults(found: RunOutcome) -> str:
         return ""
     items = "".join(f"<p>{escape(text)}</p>" for text in found.faults)
     return f'<section class="fault"><h2>Faults</h2>{items}</section>'
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-

@@ -1,10 +1,10 @@
 """The folder that a training or bench run leaves behind: who may write it, and how it is read.
 
-    config.json     what was asked for
-    events.jsonl    decisions, their effects, epochs, checkpoints, faults
-    metrics.jsonl   what loader and trainer measured
-    checkpoints/    the trainer's
-    report.html     made from the rest
+config.json     what was asked for
+events.jsonl    decisions, their effects, epochs, checkpoints, faults
+metrics.jsonl   what loader and trainer measured
+checkpoints/    the trainer's
+report.html     made from the rest
 """
 
 from __future__ import annotations
@@ -51,8 +51,13 @@ class RunFolder:
         self._files = {name: _append_to(path / f"{name}.jsonl") for name in ("events", "metrics")}
 
     @classmethod
-    def create(cls, path: str | os.PathLike[str], config: Mapping[str, Any], resume: bool = False,
-               clock: Callable[[], float] = time.monotonic) -> RunFolder:
+    def create(
+        cls,
+        path: str | os.PathLike[str],
+        config: Mapping[str, Any],
+        resume: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> RunFolder:
         """Makes the folder, or with `resume` goes on in it: its clock then runs on from the last line.
 
         Raises RunError for a folder in use, for one that is no run's, and for one that holds a run unless `resume`."""
@@ -62,7 +67,9 @@ class RunFolder:
             path.mkdir(parents=True, exist_ok=True)
             lock = _lock(path)
         except OSError as error:
-            raise RunError(f"{path}: cannot be made ({error.strerror}); choose another folder for the run") from None
+            raise RunError(
+                f"{path}: cannot be made ({error.strerror}); choose another folder for the run"
+            ) from None
         try:
             if not resume and has_run(path):
                 go_on = ", or go on with it by --resume" if config.get("kind") == "train" else ""
@@ -71,13 +78,24 @@ class RunFolder:
                 for name in ("events", "metrics"):
                     (path / f"{name}.jsonl").unlink(missing_ok=True)
             (path / "checkpoints").mkdir(exist_ok=True)
-            last = max((float(line.get("at", 0.0)) for name in ("events", "metrics")
-                        for line in read_lines(path / f"{name}.jsonl")), default=0.0)
-            replace_text(path / "config.json", json.dumps({"format": FORMAT, **_plain(config)}, indent=2) + "\n")
+            last = max(
+                (
+                    float(line.get("at", 0.0))
+                    for name in ("events", "metrics")
+                    for line in read_lines(path / f"{name}.jsonl")
+                ),
+                default=0.0,
+            )
+            replace_text(
+                path / "config.json",
+                json.dumps({"format": FORMAT, **_plain(config)}, indent=2) + "\n",
+            )
             return cls(path, lock, clock() - last, clock)
         except OSError as error:
             lock.close()
-            raise RunError(f"{path}: cannot be written ({error.strerror}); choose another folder for the run") from None
+            raise RunError(
+                f"{path}: cannot be written ({error.strerror}); choose another folder for the run"
+            ) from None
         except BaseException:
             lock.close()
             raise
@@ -134,12 +152,20 @@ class Run:
         if not isinstance(config, dict):
             raise RunError(f"{path / 'config.json'}: holds no JSON object")
         if config.get("format", FORMAT) != FORMAT:
-            raise RunError(f"{path / 'config.json'}: format {config['format']!r} is not {FORMAT}; "
-                           "read it with the version that wrote it")
-        events, metrics = (tuple(read_lines(path / f"{name}.jsonl")) for name in ("events", "metrics"))
+            raise RunError(
+                f"{path / 'config.json'}: format {config['format']!r} is not {FORMAT}; "
+                "read it with the version that wrote it"
+            )
+        events, metrics = (
+            tuple(read_lines(path / f"{name}.jsonl")) for name in ("events", "metrics")
+        )
         ranks = _ranks(config)
-        return cls(path=path, config=config, events=tuple(_of_all(line, ranks) for line in events),
-                   metrics=tuple(_of_all(line, ranks) for line in metrics))
+        return cls(
+            path=path,
+            config=config,
+            events=tuple(_of_all(line, ranks) for line in events),
+            metrics=tuple(_of_all(line, ranks) for line in metrics),
+        )
 
     @property
     def ranks(self) -> int:
@@ -152,8 +178,10 @@ class Run:
 
     def of(self, kind: str) -> list[Mapping[str, Any]]:
         """The events and metrics of one kind, in order of time."""
-        return sorted((line for line in (*self.events, *self.metrics) if line.get("kind") == kind),
-                      key=lambda line: float(line.get("at", 0.0)))
+        return sorted(
+            (line for line in (*self.events, *self.metrics) if line.get("kind") == kind),
+            key=lambda line: float(line.get("at", 0.0)),
+        )
 
 
 def _ranks(config: Mapping[str, Any]) -> int:
@@ -174,7 +202,9 @@ def check(path: Path) -> None:
         raise RunError(f"{path}: is a file; choose a folder for the run")
     held = {entry.name for entry in path.iterdir()} if path.exists() else set()
     if held and not held & {LOCK, "config.json"}:
-        raise RunError(f"{path}: is not empty and no run folder (it holds {sorted(held)[0]!r}); choose another")
+        raise RunError(
+            f"{path}: is not empty and no run folder (it holds {sorted(held)[0]!r}); choose another"
+        )
 
 
 def has_run(path: Path) -> bool:
@@ -210,13 +240,17 @@ def _lock(path: Path) -> TextIO:
         file.seek(0)
         holder = file.read().strip() or "unknown"
         file.close()
-        raise RunError(f"{path}: in use by process {holder}; wait for it or choose another folder") from None
+        raise RunError(
+            f"{path}: in use by process {holder}; wait for it or choose another folder"
+        ) from None
     try:
         os.ftruncate(file.fileno(), 0)
         os.write(file.fileno(), f"{os.getpid()}\n".encode())
     except OSError as error:
         file.close()
-        raise RunError(f"{path}: cannot be written ({error.strerror}); choose another folder for the run") from None
+        raise RunError(
+            f"{path}: cannot be written ({error.strerror}); choose another folder for the run"
+        ) from None
     return file
 
 
@@ -234,7 +268,7 @@ def _append(file: FileIO, line: str) -> None:
     data, before = line.encode(), os.fstat(file.fileno()).st_size
     try:
         while data:
-            data = data[file.write(data):]
+            data = data[file.write(data) :]
     except OSError as error:
         os.ftruncate(file.fileno(), before)
         raise OSError(error.errno, error.strerror, str(file.name)) from None

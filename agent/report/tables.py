@@ -16,9 +16,25 @@ from sluice.ingest.knobs import format_bytes
 
 _GLANCE = 15  # rows of a table that are shown at once
 _BAR = 120  # width of a ladder's longest bar
-_LADDER = ("lever", "step", "samples a second", "", "AUC", "tables", "state", "sent a step", "verdict")
-TONES = {"recovered": "good", "the input keeps up": "good", "limited by the cores": "warn", "still slow": "bad",
-         "faster": "good", "slower": "bad"}
+_LADDER = (
+    "lever",
+    "step",
+    "samples a second",
+    "",
+    "AUC",
+    "tables",
+    "state",
+    "sent a step",
+    "verdict",
+)
+TONES = {
+    "recovered": "good",
+    "the input keeps up": "good",
+    "limited by the cores": "warn",
+    "still slow": "bad",
+    "faster": "good",
+    "slower": "bad",
+}
 """The verdicts that have a colour; the others are grey."""
 
 
@@ -26,16 +42,27 @@ def verdict(word: str, tone: str = "") -> str:
     return f'<b class="verdict {tone or TONES.get(word, "")}">{escape(word)}</b>'
 
 
-def table(head: Sequence[str], rows: Sequence[Sequence[str]], *, kind: str = "", row: str = "",
-          classes: Sequence[str] = ()) -> str:
+def table(
+    head: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    kind: str = "",
+    row: str = "",
+    classes: Sequence[str] = (),
+) -> str:
     """A table of cells that are HTML. `kind` is the table's class, `row` each row's, `classes` those of a row's
     cells."""
     names = "".join(f"<th>{escape(name)}</th>" for name in head)
-    opened = [f"<td{_attribute('class', of)}{_attribute('data-name', name)}>" for name, of in itertools.zip_longest(
-        head, classes, fillvalue="")]
-    lines = "".join(f"<tr{_attribute('class', row)}>"
-                    + "".join(f"{td}{cell}</td>" for td, cell in zip(opened, cells, strict=True)) + "</tr>"
-                    for cells in rows)
+    opened = [
+        f"<td{_attribute('class', of)}{_attribute('data-name', name)}>"
+        for name, of in itertools.zip_longest(head, classes, fillvalue="")
+    ]
+    lines = "".join(
+        f"<tr{_attribute('class', row)}>"
+        + "".join(f"{td}{cell}</td>" for td, cell in zip(opened, cells, strict=True))
+        + "</tr>"
+        for cells in rows
+    )
     return f"<table{_attribute('class', kind)}><thead><tr>{names}</tr></thead><tbody>{lines}</tbody></table>"
 
 
@@ -46,41 +73,79 @@ def _attribute(name: str, value: str) -> str:
 def occasions(incidents: Sequence[Incident]) -> str:
     if not incidents:
         return ""
-    rows = [[one.label, verdict(one.result or "too short to say"), escape(one.sentence)] for one in incidents]
-    inside = table(("", "result", "what came of it"), rows, kind="story", row="occasion", classes=("o", "v"))
+    rows = [
+        [one.label, verdict(one.result or "too short to say"), escape(one.sentence)]
+        for one in incidents
+    ]
+    inside = table(
+        ("", "result", "what came of it"), rows, kind="story", row="occasion", classes=("o", "v")
+    )
     results = [one.result or "too short to say" for one in incidents]
     return f"<section><h2>What happened</h2>{_folded(inside, results)}</section>"
 
 
 def decisions(story: Sequence[DecisionEffect]) -> str:
-    rows = [[str(c.number), seconds(c.at), verdict(c.result), escape(c.moves), escape(c.reason), escape(c.effect)]
-            for c in story]
-    inside = table(("", "when", "result", "change", "why", "what came of it"), rows, kind="story", row="decision",
-                   classes=("n", "t", "v", "m")) if rows else \
-        '<p class="empty">None: the knobs stayed as they were.</p>'
+    rows = [
+        [
+            str(c.number),
+            seconds(c.at),
+            verdict(c.result),
+            escape(c.moves),
+            escape(c.reason),
+            escape(c.effect),
+        ]
+        for c in story
+    ]
+    inside = (
+        table(
+            ("", "when", "result", "change", "why", "what came of it"),
+            rows,
+            kind="story",
+            row="decision",
+            classes=("n", "t", "v", "m"),
+        )
+        if rows
+        else '<p class="empty">None: the knobs stayed as they were.</p>'
+    )
     return f"<section><h2>Decisions</h2>{_folded(inside, [c.result for c in story])}</section>"
 
 
 def plan(run: Run) -> str:
-    event = next((e for e in reversed([*run.of("plan"), *run.of("start")]) if e.get("plan")), run.config)
+    event = next(
+        (e for e in reversed([*run.of("plan"), *run.of("start")]) if e.get("plan")), run.config
+    )
     tables = event.get("plan")
     if not tables:
         return ""
-    about = [f"{text} {format_bytes(int(event[key]))}" for key, text in (
-        ("state_bytes", "the tables' optimiser keeps"), ("gradient_bytes", "a rank holds gradients of at most"),
-        ("bytes_per_step", "a rank sends, in a step,")) if key in event]
+    about = [
+        f"{text} {format_bytes(int(event[key]))}"
+        for key, text in (
+            ("state_bytes", "the tables' optimiser keeps"),
+            ("gradient_bytes", "a rank holds gradients of at most"),
+            ("bytes_per_step", "a rank sends, in a step,"),
+        )
+        if key in event
+    ]
     if "balance" in event:
-        about.append("largest over mean load of a rank: {:.2f} in bytes, {:.2f} in reads".format(*event["balance"]))
-    note = f'<p>{escape("; ".join(about))}</p>' if about else ""
+        about.append(
+            "largest over mean load of a rank: {:.2f} in bytes, {:.2f} in reads".format(
+                *event["balance"]
+            )
+        )
+    note = f"<p>{escape('; '.join(about))}</p>" if about else ""
     if isinstance(tables, Mapping):
-        tables = [{"table": name, **(value if isinstance(value, Mapping) else {"sharding": value})}
-                for name, value in tables.items()]
+        tables = [
+            {"table": name, **(value if isinstance(value, Mapping) else {"sharding": value})}
+            for name, value in tables.items()
+        ]
     if not (isinstance(tables, list) and all(isinstance(row, Mapping) for row in tables)):
         return f"<section><h2>Sharding plan</h2><p>{_text(tables)}</p></section>"
     head = list(dict.fromkeys(key for row in tables for key in row))
     rows = [[_text(row[key], key) if key in row else "" for key in head] for row in tables]
-    return (f"<section><details><summary>Sharding plan, {len(rows)} tables</summary>{table(head, rows)}{note}"
-            "</details></section>")
+    return (
+        f"<section><details><summary>Sharding plan, {len(rows)} tables</summary>{table(head, rows)}{note}"
+        "</details></section>"
+    )
 
 
 def ladder(run: Run) -> str:
@@ -90,38 +155,62 @@ def ladder(run: Run) -> str:
         return ""
     steps: Sequence[Mapping[str, Any]] = events[-1]["steps"]
     most = max((s["samples_per_s"] for s in steps if s.get("samples_per_s")), default=1.0)
-    note = escape("One lever a step. A step that is kept stays for those below it; each of the others is tried alone.")
-    return (f'<section><h2>Ladder</h2>{table(_LADDER, [_cells(step, most) for step in steps], row="step")}'
-            f"<p>{note}</p></section>")
+    note = escape(
+        "One lever a step. A step that is kept stays for those below it; each of the others is tried alone."
+    )
+    return (
+        f"<section><h2>Ladder</h2>{table(_LADDER, [_cells(step, most) for step in steps], row='step')}"
+        f"<p>{note}</p></section>"
+    )
 
 
 def _cells(step: Mapping[str, Any], most: float) -> list[str]:
     rate = step.get("samples_per_s")
     bar = f'<div class="bar" style="width:{_BAR * rate / most:.0f}px"></div>' if rate else ""
-    return [escape(str(step["lever"])), escape(str(step["step"])), count(rate) if rate else "", bar,
-            f"{step['auc']:.4f}" if step.get("auc") else "",
-            *(format_bytes(step[name]) if step.get(name) is not None else ""
-              for name in ("table_bytes", "state_bytes", "bytes_per_step")), escape(str(step.get("verdict", "")))]
+    return [
+        escape(str(step["lever"])),
+        escape(str(step["step"])),
+        count(rate) if rate else "",
+        bar,
+        f"{step['auc']:.4f}" if step.get("auc") else "",
+        *(
+            format_bytes(step[name]) if step.get(name) is not None else ""
+            for name in ("table_bytes", "state_bytes", "bytes_per_step")
+        ),
+        escape(str(step.get("verdict", ""))),
+    ]
 
 
 def config(run: Run) -> str:
     def flat(settings: Mapping[str, Any], before: str = "") -> list[list[str]]:
-        return [row for name, value in settings.items() for row in (
-            flat(value, f"{before}{name}.") if isinstance(value, Mapping) and value else
-            [[escape(before + name), _text(value, name)]])]
+        return [
+            row
+            for name, value in settings.items()
+            for row in (
+                flat(value, f"{before}{name}.")
+                if isinstance(value, Mapping) and value
+                else [[escape(before + name), _text(value, name)]]
+            )
+        ]
 
-    rows = flat({name: value for name, value in run.config.items() if name not in ("plan", "format")})
-    return (f"<section><details><summary>Run configuration</summary>"
-            f"{table(('', ''), rows, kind='settings', classes=('m',))}</details></section>")
+    rows = flat(
+        {name: value for name, value in run.config.items() if name not in ("plan", "format")}
+    )
+    return (
+        f"<section><details><summary>Run configuration</summary>"
+        f"{table(('', ''), rows, kind='settings', classes=('m',))}</details></section>"
+    )
 
 
 def _folded(rows: str, results: Sequence[str]) -> str:
     """The table, behind its sum if it is long."""
     if len(results) <= _GLANCE:
         return rows
-    words = " ".join(verdict(f"{results.count(result)} {result}", TONES.get(result, ""))
-                     for result in dict.fromkeys(results))
-    return f'<details><summary>{len(results)} in all: {words}</summary>{rows}</details>'
+    words = " ".join(
+        verdict(f"{results.count(result)} {result}", TONES.get(result, ""))
+        for result in dict.fromkeys(results)
+    )
+    return f"<details><summary>{len(results)} in all: {words}</summary>{rows}</details>"
 
 
 def _text(value: Any, name: str = "") -> str:
@@ -131,7 +220,11 @@ def _text(value: Any, name: str = "") -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, int):
-        return escape(format_bytes(value) if name.endswith(("bytes", "memory_limit", "cache_limit")) else f"{value:,}")
+        return escape(
+            format_bytes(value)
+            if name.endswith(("bytes", "memory_limit", "cache_limit"))
+            else f"{value:,}"
+        )
     if isinstance(value, list) and not any(isinstance(item, (list, Mapping)) for item in value):
         return escape(", ".join(map(str, value)))
     return escape(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))

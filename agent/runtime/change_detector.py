@@ -29,19 +29,40 @@ class ChangeDetector:
             return []
         events = []
         if snapshot.cpu_quota != before.cpu_quota:
-            events.append(_event("cores", f"the cores at hand went from {before.cpu_quota:.3g} to "
-                                         f"{snapshot.cpu_quota:.3g}"))
+            events.append(
+                _event(
+                    "cores",
+                    f"the cores at hand went from {before.cpu_quota:.3g} to "
+                    f"{snapshot.cpu_quota:.3g}",
+                )
+            )
         if abs(snapshot.memory_limit / before.memory_limit - 1) > RUNTIME.other_limit:
-            events.append(_event("memory", f"the memory limit went from {format_bytes(before.memory_limit)} to "
-                                          f"{format_bytes(snapshot.memory_limit)}"))
+            events.append(
+                _event(
+                    "memory",
+                    f"the memory limit went from {format_bytes(before.memory_limit)} to "
+                    f"{format_bytes(snapshot.memory_limit)}",
+                )
+            )
         if self._died_since is not None:
             died, self._died_since = snapshot.restarts - self._died_since, None
-            events.append(_event("worker", "a worker process died and was replaced" if died == 1 else
-                                 f"{died} worker processes died and were replaced"))
+            events.append(
+                _event(
+                    "worker",
+                    "a worker process died and was replaced"
+                    if died == 1
+                    else f"{died} worker processes died and were replaced",
+                )
+            )
         elif snapshot.restarts > before.restarts:
-            self._died_since = before.restarts  # told at the next look: by then all ranks have counted theirs
-        turned = any(s.workers != before.stage(s.name).workers or s.backend != before.stage(s.name).backend
-                     for s in snapshot.stages if s.name in rates.stages)
+            self._died_since = (
+                before.restarts
+            )  # told at the next look: by then all ranks have counted theirs
+        turned = any(
+            s.workers != before.stage(s.name).workers or s.backend != before.stage(s.name).backend
+            for s in snapshot.stages
+            if s.name in rates.stages
+        )
         self._looks_since_turn = 0 if turned else self._looks_since_turn + 1
         return events + self._workload(snapshot, rates)
 
@@ -55,7 +76,9 @@ class ChangeDetector:
             by_itself = self._looks_since_turn > RUNTIME.ours or after.leaps > before.leaps
             if after.drifts > before.drifts and by_itself and matters:
                 times = after.busy_s(stage.workers) / before.busy_s(stage.workers)
-                change = f"{times:.2g} times dearer" if times > 1 else f"{1 / times:.2g} times cheaper"
+                change = (
+                    f"{times:.2g} times dearer" if times > 1 else f"{1 / times:.2g} times cheaper"
+                )
                 events.append(_event("workload", f"a row became {change} in {stage.name}"))
         return events
 

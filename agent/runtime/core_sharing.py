@@ -41,10 +41,14 @@ def fair(cores: float, wants: Sequence[float | None]) -> list[float]:
 class CoreClaims:
     """A job's claim. It is a context that lasts for as long as the job runs."""
 
-    def __init__(self, folder: str | os.PathLike[str], *, say: Callable[[str], None] = lambda line: None) -> None:
+    def __init__(
+        self, folder: str | os.PathLike[str], *, say: Callable[[str], None] = lambda line: None
+    ) -> None:
         self._folder, self._say = Path(folder) / boot_name(), say
         self._path = self._folder / f"{os.getpid()}-{uuid.uuid4().hex[:8]}{_SUFFIX}"
-        self._file: int | None = None  # open and locked while the job runs; nothing waits in a buffer for a full disk
+        self._file: int | None = (
+            None  # open and locked while the job runs; nothing waits in a buffer for a full disk
+        )
 
     def __enter__(self) -> CoreClaims:
         hidden = self._path.with_suffix(".new")
@@ -73,8 +77,12 @@ class CoreClaims:
             return cores
         try:
             self._write(wants)
-            others = [want for path in self._folder.glob(f"*{_SUFFIX}") if path != self._path
-                      for want in _living(path)]
+            others = [
+                want
+                for path in self._folder.glob(f"*{_SUFFIX}")
+                if path != self._path
+                for want in _living(path)
+            ]
         except OSError as error:
             self._give_up(error)
             return cores
@@ -85,7 +93,9 @@ class CoreClaims:
             os.ftruncate(self._file, os.pwrite(self._file, json.dumps(wants).encode(), 0))
 
     def _give_up(self, error: OSError) -> None:
-        self._say(f"cores are not shared with other jobs, as {self._folder} cannot be used: {error}")
+        self._say(
+            f"cores are not shared with other jobs, as {self._folder} cannot be used: {error}"
+        )
         self.__exit__()
 
 
@@ -121,7 +131,9 @@ class CoreSharingTunable:
         self._last = snapshot
         if measured is None:
             return
-        self._calm = self._calm + 1 if measured.stall <= DEFAULT.smooth and measured.rows_per_s else 0
+        self._calm = (
+            self._calm + 1 if measured.stall <= DEFAULT.smooth and measured.rows_per_s else 0
+        )
         if measured.stall > RUNTIME.starved:
             self._wants = None
         elif self._calm >= RUNTIME.calm:

@@ -37,11 +37,15 @@ def foreknowledge(loader: Foreseeing) -> Foreknowledge:
     dense, sparse, number = len(loader.dense_names), len(loader.sparse_names), struct.calcsize("f")
     columns = {"float32": ColumnGroup(count=dense, bytes_per_row=dense * number)} if dense else {}
     if sparse:
-        columns["int32"] = ColumnGroup(count=sparse,
-                                       bytes_per_row=max(0, loader.row_bytes - dense * number))
+        columns["int32"] = ColumnGroup(
+            count=sparse, bytes_per_row=max(0, loader.row_bytes - dense * number)
+        )
     groups = [rows for rows in itertools.chain(*loader.plan.groups) if rows]
     rows = sum(groups) // len(groups) if groups else None
     return Foreknowledge(
-        columns=columns or None, store="remote" if loader.store else "local", row_group_rows=rows,
+        columns=columns or None,
+        store="remote" if loader.store else "local",
+        row_group_rows=rows,
         row_group_bytes=None if rows is None else max(1, rows * loader.row_bytes),
-        operators={})
+        operators={},
+    )

@@ -22,7 +22,16 @@ from sluice.agent.tunable import Tunable
 from sluice.ingest.knobs import KnobError, Knobs, Limits
 from sluice.ingest.stats import Snapshot, StageStats
 
-_STAGE_SUMS = ("items", "rows", "bytes", "busy_s", "cpu_s", "core_wait_s", "wait_input_s", "wait_output_s")
+_STAGE_SUMS = (
+    "items",
+    "rows",
+    "bytes",
+    "busy_s",
+    "cpu_s",
+    "core_wait_s",
+    "wait_input_s",
+    "wait_output_s",
+)
 _SUMS = ("batches", "rows", "cpu_used_s", "held_back", "held_back_pressure")
 _LARGEST = ("workers", "queue_bytes", "queue_limit_bytes", "process_bytes")
 _OF_A_WORKER = {"requests_a_core", "start_s"}
@@ -55,8 +64,15 @@ def _get(store: RankStore, key: str) -> Any:
 class HostMember:
     """A rank's side: publishes its snapshots, applies the host's knobs."""
 
-    def __init__(self, store: RankStore, host: str, local_rank: int, tunable: Tunable, *,
-                 interval_s: float = RUNTIME.publish_s) -> None:
+    def __init__(
+        self,
+        store: RankStore,
+        host: str,
+        local_rank: int,
+        tunable: Tunable,
+        *,
+        interval_s: float = RUNTIME.publish_s,
+    ) -> None:
         self._store, self._tunable = store, tunable
         self._snapshot_key, self._knobs_key = _snapshot_key(host, local_rank), _knobs_key(host)
         self._applied = 0
@@ -113,10 +129,14 @@ class HostTunable:
     The stall is the largest of any rank on any host: at each step all wait for the slowest, so the others look bound by
     their trainer although they wait for another rank's input. So cores are given back only if no rank stalls."""
 
-    def __init__(self, store: RankStore, host: str, tunable: Tunable, *, ranks: Mapping[str, int]) -> None:
+    def __init__(
+        self, store: RankStore, host: str, tunable: Tunable, *, ranks: Mapping[str, int]
+    ) -> None:
         """`tunable` is local rank 0's; `ranks` names all hosts and how many ranks each has."""
         if ranks.get(host, 0) < 1:
-            raise ValueError(f"ranks: {dict(ranks)!r} does not tell how many ranks host {host!r} has")
+            raise ValueError(
+                f"ranks: {dict(ranks)!r} does not tell how many ranks host {host!r} has"
+            )
         self._store, self._host, self._tunable, self._ranks = store, host, tunable, dict(ranks)
         self._knobs = tunable.knobs
         self._number = 0
@@ -136,7 +156,9 @@ class HostTunable:
     def apply(self, knobs: Knobs) -> None:
         self.limits.check(knobs)
         self._number += 1
-        self._store.set(_knobs_key(self._host), json.dumps({"number": self._number, "knobs": knobs.to_dict()}))
+        self._store.set(
+            _knobs_key(self._host), json.dumps({"number": self._number, "knobs": knobs.to_dict()})
+        )
         self._knobs = knobs
 
     def snapshot(self) -> Snapshot:
@@ -169,7 +191,9 @@ class HostTunable:
                         self._stalls[host, rank] = min(max(wait / total, 0.0), 1.0)
         return steps
 
-    def _merge(self, local: Sequence[Snapshot], gains: Sequence[tuple[Snapshot, Snapshot]]) -> Snapshot:
+    def _merge(
+        self, local: Sequence[Snapshot], gains: Sequence[tuple[Snapshot, Snapshot]]
+    ) -> Snapshot:
         """Merges snapshots: counters grow by the ranks' mean; present values are the largest, or a rank's share."""
         share, first = self._ranks[self._host], local[0]
 
@@ -178,23 +202,38 @@ class HostTunable:
 
         step_s = gained("consumer_wait_s") + gained("consumer_compute_s")
         stall = max(self._stalls.values(), default=0.0)
-        counters: dict[str, Any] = {name: self._sum("", name, gained(name)) for name in ("at", *_SUMS)}
-        counters["restarts"] = self._sum("", "restarts", _rise(gains, "restarts"))  # of all ranks: none died by half
+        counters: dict[str, Any] = {
+            name: self._sum("", name, gained(name)) for name in ("at", *_SUMS)
+        }
+        counters["restarts"] = self._sum(
+            "", "restarts", _rise(gains, "restarts")
+        )  # of all ranks: none died by half
         idle_is_known = all(s.cores_idle_s is not None for s in (first, *itertools.chain(*gains)))
         return replace(
-            first, **counters, sequence=self._merged.sequence + 1 if self._merged else 0,
-            stages=tuple(self._merge_stage([s.stage(name) for s in local],
-                                           [(earlier.stage(name), later.stage(name)) for earlier, later in gains])
-                         for name in (s.name for s in first.stages)),
+            first,
+            **counters,
+            sequence=self._merged.sequence + 1 if self._merged else 0,
+            stages=tuple(
+                self._merge_stage(
+                    [s.stage(name) for s in local],
+                    [(earlier.stage(name), later.stage(name)) for earlier, later in gains],
+                )
+                for name in (s.name for s in first.stages)
+            ),
             consumer_wait_s=self._sum("", "consumer_wait_s", step_s * stall),
             consumer_compute_s=self._sum("", "consumer_compute_s", step_s * (1 - stall)),
             elsewhere=_elsewhere(local, share),
             memory_used=max(s.memory_used for s in local),
             memory_limit=min(s.memory_limit for s in local) // share,
             cpu_quota=min(s.cpu_quota for s in local) / share,
-            cores_idle_s=self._sum("", "cores_idle_s", gained("cores_idle_s") / share) if idle_is_known else None)
+            cores_idle_s=self._sum("", "cores_idle_s", gained("cores_idle_s") / share)
+            if idle_is_known
+            else None,
+        )
 
-    def _merge_stage(self, local: Sequence[StageStats], gains: Sequence[tuple[StageStats, StageStats]]) -> StageStats:
+    def _merge_stage(
+        self, local: Sequence[StageStats], gains: Sequence[tuple[StageStats, StageStats]]
+    ) -> StageStats:
         merged: dict[str, Any] = {key: max(getattr(s, key) for s in local) for key in _LARGEST}
         for key in _STAGE_SUMS:
             merged[key] = self._sum(local[0].name, key, _rise(gains, key) / self._ranks[self._host])
@@ -208,11 +247,15 @@ class HostTunable:
 def _elsewhere(local: Sequence[Snapshot], ranks: int) -> dict[str, float]:
     """What workers elsewhere do for all ranks of this host, and for how many that is: each rank has workers of its
     own."""
-    merged = {name: (max if name in _OF_A_WORKER else sum)(s.elsewhere.get(name, 0) for s in local)
-              for name in local[0].elsewhere}
+    merged = {
+        name: (max if name in _OF_A_WORKER else sum)(s.elsewhere.get(name, 0) for s in local)
+        for name in local[0].elsewhere
+    }
     return {**merged, "ranks": ranks} if merged else {}
 
 
 def _rise(gains: Sequence[tuple[Any, Any]], name: str) -> float:
     """How much a counter rose over all ranks. One that fell belongs to a restarted rank, and begins anew."""
-    return float(sum(max(0.0, getattr(later, name) - getattr(earlier, name)) for earlier, later in gains))
+    return float(
+        sum(max(0.0, getattr(later, name) - getattr(earlier, name)) for earlier, later in gains)
+    )

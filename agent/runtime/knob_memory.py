@@ -10,7 +10,12 @@ from typing import Any, Protocol
 from sluice.agent.runtime import knobs_file
 from sluice.agent.runtime.core_sharing import CoreClaims, CoreSharingTunable
 from sluice.agent.runtime.knob_options import KnobOptions
-from sluice.agent.runtime.settled_knobs import KnobContext, Registry, RegistryEntry, machine_fingerprint
+from sluice.agent.runtime.settled_knobs import (
+    KnobContext,
+    Registry,
+    RegistryEntry,
+    machine_fingerprint,
+)
 from sluice.agent.runtime.unfinished_runs import UnfinishedRuns
 from sluice.agent.runtime_settings import RUNTIME
 from sluice.agent.tunable import Tunable
@@ -46,17 +51,31 @@ class KnobMemory:
     """Finds a run's first knobs and keeps its last: call `start` before it, use `observing` while it
     lasts, call `finish` after it."""
 
-    def __init__(self, loader: Loading, options: KnobOptions, *, say: Callable[[str], None], ranks: int = 1,
-                 machine: Machine | None = None) -> None:
+    def __init__(
+        self,
+        loader: Loading,
+        options: KnobOptions,
+        *,
+        say: Callable[[str], None],
+        ranks: int = 1,
+        machine: Machine | None = None,
+    ) -> None:
         """`ranks` is the number of ranks that share this machine."""
         self._loader, self._options, self._say, self._ranks = loader, options, say, ranks
-        self._registry = None if options.registry is None else Registry(options.registry or None, say=say)
+        self._registry = (
+            None if options.registry is None else Registry(options.registry or None, say=say)
+        )
         shared = f", shared by {ranks} ranks" if ranks > 1 else ""
         self.context = KnobContext(
-            machine=machine_fingerprint(machine or Machine()) + shared, row_bytes=loader.row_bytes,
-            schema=" ".join([loader.layout, *loader.knobs.workers]))
-        self._unfinished = None if self._registry is None else UnfinishedRuns(
-            self._registry.local_folder / "running", self.context.name, say=say)
+            machine=machine_fingerprint(machine or Machine()) + shared,
+            row_bytes=loader.row_bytes,
+            schema=" ".join([loader.layout, *loader.knobs.workers]),
+        )
+        self._unfinished = (
+            None
+            if self._registry is None
+            else UnfinishedRuns(self._registry.local_folder / "running", self.context.name, say=say)
+        )
         self._killed: Knobs | None = None
         self._best = BestChoice()
         self.learned: Mapping[str, Any] | None = None
@@ -68,18 +87,27 @@ class KnobMemory:
         if self._options.save_knobs:
             knobs_file.check_writable(self._options.save_knobs)
         loader, knobs = self._loader, self._options.knobs
-        known = None if self._registry is None else self._registry.recall(self.context, loader.limits)
+        known = (
+            None if self._registry is None else self._registry.recall(self.context, loader.limits)
+        )
         if known is not None:
-            self._say(f"from the registry, where {known.rows_per_s:,.0f} rows/s are expected: {known.knobs}")
+            self._say(
+                f"from the registry, where {known.rows_per_s:,.0f} rows/s are expected: {known.knobs}"
+            )
             loader.apply(known.knobs)
             self.learned = known.learned
-        loader.apply(knobs_file.load(knobs, loader.limits) if knobs_file.is_file_name(knobs)
-                     else loader.knobs.parse(knobs))
+        loader.apply(
+            knobs_file.load(knobs, loader.limits)
+            if knobs_file.is_file_name(knobs)
+            else loader.knobs.parse(knobs)
+        )
         self._killed = None if self._unfinished is None else self._unfinished.killed()
         if self._killed is None and self.learned is not None and "killed" in self.learned:
             self._killed = Knobs.from_dict(self.learned["killed"])
         elif self._killed is not None:
-            self._say(f"an earlier run was killed with these knobs, so this one stays half-way to them: {self._killed}")
+            self._say(
+                f"an earlier run was killed with these knobs, so this one stays half-way to them: {self._killed}"
+            )
         self.learned = self.with_kill(self.learned)
         return known is not None
 
@@ -98,12 +126,17 @@ class KnobMemory:
             yield tunable
             return
         assert self._unfinished is not None, "there is a registry"
-        with (CoreClaims(self._registry.local_folder / "claims", say=self._say) as claims,
-              self._unfinished.running(self._loader.knobs)):
+        with (
+            CoreClaims(self._registry.local_folder / "claims", say=self._say) as claims,
+            self._unfinished.running(self._loader.knobs),
+        ):
             yield CoreSharingTunable(tunable, claims, ranks=self._ranks)
 
-    def observing(self, other: Callable[[dict[str, Any]], None]) -> Callable[[dict[str, Any]], None]:
+    def observing(
+        self, other: Callable[[dict[str, Any]], None]
+    ) -> Callable[[dict[str, Any]], None]:
         """A function that takes the controller's events or metrics, notes them here, and passes them on to `other`."""
+
         def note_and_pass_on(line: dict[str, Any]) -> None:
             self._best.observe(line)
             if self._unfinished is not None and line.get("kind") == "decision":
@@ -112,13 +145,25 @@ class KnobMemory:
 
         return note_and_pass_on
 
-    def finish(self, *, policy: str, record: Callable[[dict[str, Any]], None] | None,
-            learned: Mapping[str, Any] | None = None) -> None:
+    def finish(
+        self,
+        *,
+        policy: str,
+        record: Callable[[dict[str, Any]], None] | None,
+        learned: Mapping[str, Any] | None = None,
+    ) -> None:
         """Keeps the best knobs where the options say. A run too short to compare choices keeps the last one. `record`
         gets the costs of the table's operators; `learned` is what the policy knows by now."""
         costs, others = self._loader.operators.costs(), self._loader.operators.others()
         if record is not None and (costs or others):
-            record({"kind": "operators", "loader": costs, "etl": others, "row_bytes": self._loader.stored_bytes})
+            record(
+                {
+                    "kind": "operators",
+                    "loader": costs,
+                    "etl": others,
+                    "row_bytes": self._loader.stored_bytes,
+                }
+            )
         last = self._loader.snapshot()
         seconds = last.consumer_wait_s + last.consumer_compute_s
         if not last.rows or seconds <= 0:
@@ -126,12 +171,22 @@ class KnobMemory:
         knobs, rows_per_s = self._best.choice() or (self._loader.knobs, last.rows / seconds)
         if self._registry is not None:
             stages = {s.name: s.busy_s / s.rows for s in last.stages if s.rows and s.busy_s > 0}
-            self._registry.remember(RegistryEntry(
-                context=self.context, knobs=knobs, rows_per_s=rows_per_s, stages=stages,
-                learned=self.with_kill(learned)))
+            self._registry.remember(
+                RegistryEntry(
+                    context=self.context,
+                    knobs=knobs,
+                    rows_per_s=rows_per_s,
+                    stages=stages,
+                    learned=self.with_kill(learned),
+                )
+            )
         if self._options.save_knobs:
             try:
-                knobs_file.save(self._options.save_knobs, knobs, notes=[f"{rows_per_s:,.0f} rows/s with {policy}"])
+                knobs_file.save(
+                    self._options.save_knobs,
+                    knobs,
+                    notes=[f"{rows_per_s:,.0f} rows/s with {policy}"],
+                )
             except KnobError as error:  # the run itself is done
                 self._say(str(error))
 
@@ -150,7 +205,9 @@ class BestChoice:
         if line.get("kind") != "loader" or not line["rows"]:
             return  # before the first row there is nothing to compare
         knobs = json.dumps(line["knobs"], sort_keys=True)
-        if knobs != self._in_force:  # the first metric after a change still shows the setting before
+        if (
+            knobs != self._in_force
+        ):  # the first metric after a change still shows the setting before
             self._in_force = knobs
             self._rates[knobs] = self._rates.pop(knobs, [])  # in the order of their last use
         else:
@@ -158,7 +215,11 @@ class BestChoice:
 
     def choice(self) -> tuple[Knobs, float] | None:
         """The best choice and its rows a second; None if no choice was in force long enough."""
-        means = {k: sum(rates) / len(rates) for k, rates in self._rates.items() if len(rates) >= RUNTIME.compared_after}
+        means = {
+            k: sum(rates) / len(rates)
+            for k, rates in self._rates.items()
+            if len(rates) >= RUNTIME.compared_after
+        }
         top = max(means.values(), default=0.0)
         if top <= 0:
             return None

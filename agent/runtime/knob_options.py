@@ -6,9 +6,11 @@ from dataclasses import dataclass
 
 from sluice.common.settings import setting
 
-KNOBS = ("STAGE=N workers of it (read, shuffle, batch, collate, and transforms by their names), STAGE.backend=thread, "
-         "process or, with --workers, remote, STAGE.fused=yes (a transform done by the workers of the one before), "
-         "read_ahead_bytes=64MiB, prefetch_bytes=32MiB, several with commas between")
+KNOBS = (
+    "STAGE=N workers of it (read, shuffle, batch, collate, and transforms by their names), STAGE.backend=thread, "
+    "process or, with --workers, remote, STAGE.fused=yes (a transform done by the workers of the one before), "
+    "read_ahead_bytes=64MiB, prefetch_bytes=32MiB, several with commas between"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,11 +18,25 @@ class KnobOptions:
     """Where a run's knobs come from, and where they are kept."""
 
     title = "input"
-    knobs: str = setting("", f"where the knobs start: {KNOBS}; or a file that --save-knobs wrote",
-                         metavar="NAME=N,…|FILE")
-    save_knobs: str = setting("", "write the best knobs of the run as TOML, for --knobs", metavar="FILE")
-    agent_weights: str = setting("", "the weights by which `auto` opens, in place of those in use; `sluice teach` and "
-                                 "`sluice learn` make some", metavar="FILE")
-    registry: str | None = setting(None, "start where an earlier run on such a machine and schema settled, keep where "
-                                   "this one does, and share the cores with jobs that name the same place (without a "
-                                   "value: in the user's cache)", metavar="FOLDER|URI", bare="")
+    knobs: str = setting(
+        "",
+        f"where the knobs start: {KNOBS}; or a file that --save-knobs wrote",
+        metavar="NAME=N,…|FILE",
+    )
+    save_knobs: str = setting(
+        "", "write the best knobs of the run as TOML, for --knobs", metavar="FILE"
+    )
+    agent_weights: str = setting(
+        "",
+        "the weights by which `auto` opens, in place of those in use; `sluice teach` and "
+        "`sluice learn` make some",
+        metavar="FILE",
+    )
+    registry: str | None = setting(
+        None,
+        "start where an earlier run on such a machine and schema settled, keep where "
+        "this one does, and share the cores with jobs that name the same place (without a "
+        "value: in the user's cache)",
+        metavar="FOLDER|URI",
+        bare="",
+    )

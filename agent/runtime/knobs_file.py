@@ -12,21 +12,42 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sluice.ingest.knobs import NAMES, SIZES, KnobError, Knobs, Limits, format_bytes, nearest, parse_bytes
+from sluice.ingest.knobs import (
+    NAMES,
+    SIZES,
+    KnobError,
+    Knobs,
+    Limits,
+    format_bytes,
+    nearest,
+    parse_bytes,
+)
 
 
 def save(path: str | os.PathLike[str], knobs: Knobs, *, notes: Sequence[str] = ()) -> Path:
     """Replaces the file in one step. Each note becomes a line of comment."""
     lines = [f"# {line}" for note in notes for line in note.splitlines()]
-    lines += [f"{name} = {getattr(knobs, name)}  # {format_bytes(getattr(knobs, name))}" for name in SIZES]
+    lines += [
+        f"{name} = {getattr(knobs, name)}  # {format_bytes(getattr(knobs, name))}" for name in SIZES
+    ]
     if knobs.fused:
         lines.append(f"fused = {json.dumps(sorted(knobs.fused))}")
-    lines += ["", "[workers]", *(f"{_key(stage)} = {count}" for stage, count in knobs.workers.items())]
+    lines += [
+        "",
+        "[workers]",
+        *(f"{_key(stage)} = {count}" for stage, count in knobs.workers.items()),
+    ]
     if knobs.backend:
-        lines += ["", "[backend]", *(f'{_key(stage)} = "{name}"' for stage, name in knobs.backend.items())]
+        lines += [
+            "",
+            "[backend]",
+            *(f'{_key(stage)} = "{name}"' for stage, name in knobs.backend.items()),
+        ]
     path = Path(path)
     with _written(path) as temporary:
-        with open(temporary, "x", encoding="utf-8") as file:  # never through a link that somebody put there
+        with open(
+            temporary, "x", encoding="utf-8"
+        ) as file:  # never through a link that somebody put there
             file.write("\n".join(lines) + "\n")
         temporary.replace(path)
     return path
@@ -47,7 +68,9 @@ def _written(path: Path) -> Iterator[Path]:
     try:
         yield temporary
     except OSError as error:
-        raise KnobError(f"{path}: the knobs cannot be written: {error.strerror}; choose another file") from None
+        raise KnobError(
+            f"{path}: the knobs cannot be written: {error.strerror}; choose another file"
+        ) from None
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink()
@@ -83,7 +106,9 @@ def _knobs(values: Mapping[str, Any]) -> Knobs:
             raise KnobError(f"unknown key {key!r}{nearest(key, NAMES)}")
     for key in ("workers", "backend"):
         if not isinstance(values.get(key, {}), dict):
-            raise KnobError(f"{key}: {values[key]!r} is no table of stages; write [{key}] and a line for each")
+            raise KnobError(
+                f"{key}: {values[key]!r} is no table of stages; write [{key}] and a line for each"
+            )
     sizes = {}
     for key in SIZES:
         if key in values:
@@ -93,8 +118,12 @@ def _knobs(values: Mapping[str, Any]) -> Knobs:
             sizes[key] = parse_bytes(size)
     if not isinstance(values.get("fused", []), list):
         raise KnobError(f"fused: {values['fused']!r} is no list of stages")
-    return Knobs(workers=values.get("workers", {}), backend=values.get("backend", {}),
-                 fused=values.get("fused", frozenset()), **sizes)
+    return Knobs(
+        workers=values.get("workers", {}),
+        backend=values.get("backend", {}),
+        fused=values.get("fused", frozenset()),
+        **sizes,
+    )
 
 
 def _key(stage: str) -> str:

@@ -66,32 +66,58 @@ class RegistryEntry:
         """The entry for rows of another size: buffers and the cost of a row scale with it. All stages change alike, so
         workers stay."""
         size_ratio = other.row_bytes / self.context.row_bytes
-        sizes = {n: max(1, round(size_ratio * getattr(self.knobs, n))) for n in ("read_ahead_bytes", "prefetch_bytes")}
-        return replace(self, context=other, rows_per_s=self.rows_per_s / size_ratio, learned=None,
-                       knobs=replace(self.knobs, **sizes))
+        sizes = {
+            n: max(1, round(size_ratio * getattr(self.knobs, n)))
+            for n in ("read_ahead_bytes", "prefetch_bytes")
+        }
+        return replace(
+            self,
+            context=other,
+            rows_per_s=self.rows_per_s / size_ratio,
+            learned=None,
+            knobs=replace(self.knobs, **sizes),
+        )
 
     def distance(self, other: KnobContext) -> float:
         """How different another place is from this entry's; 0: they are alike."""
         return abs(math.log(other.row_bytes / self.context.row_bytes))
 
     def to_dict(self) -> dict[str, Any]:
-        return {"format": FORMAT, **asdict(self.context), "knobs": self.knobs.to_dict(), "rows_per_s": self.rows_per_s,
-                "stages_s": dict(self.stages), "learned": None if self.learned is None else dict(self.learned)}
+        return {
+            "format": FORMAT,
+            **asdict(self.context),
+            "knobs": self.knobs.to_dict(),
+            "rows_per_s": self.rows_per_s,
+            "stages_s": dict(self.stages),
+            "learned": None if self.learned is None else dict(self.learned),
+        }
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> RegistryEntry:
-        context = KnobContext(machine=str(values["machine"]), schema=str(values["schema"]),
-                              row_bytes=values["row_bytes"])
-        return cls(context=context, knobs=Knobs.from_dict(values["knobs"]), rows_per_s=values["rows_per_s"],
-                   stages=dict(values["stages_s"]),
-                   learned=None if values["learned"] is None else dict(values["learned"]))
+        context = KnobContext(
+            machine=str(values["machine"]),
+            schema=str(values["schema"]),
+            row_bytes=values["row_bytes"],
+        )
+        return cls(
+            context=context,
+            knobs=Knobs.from_dict(values["knobs"]),
+            rows_per_s=values["rows_per_s"],
+            stages=dict(values["stages_s"]),
+            learned=None if values["learned"] is None else dict(values["learned"]),
+        )
 
 
 class Registry:
     """The stored entries: call `recall` before a run, and `remember` after it."""
 
-    def __init__(self, place: str | os.PathLike[str] | None = None, *, say: Callable[[str], None] = lambda line: None,
-                 most: int = _MOST_ENTRIES) -> None:
+    def __init__(
+        self,
+        place: str | os.PathLike[str] | None = None,
+        *,
+        say: Callable[[str], None] = lambda line: None,
+        most: int = _MOST_ENTRIES,
+    ) -> None:
         """`place` is a folder or a URI; by default a folder in the user's cache."""
         self.place = str(cache_folder() / "registry" if place is None else place)
         self._say, self._most = say, most
@@ -149,7 +175,7 @@ class Registry:
     def _trim(self, system: Any, folder: str) -> None:
         """Removes the oldest files, unless another job has done so already."""
         files = sorted(_files(system, folder), key=lambda info: info.mtime_ns or 0)
-        for info in files[:max(0, len(files) - self._most)]:
+        for info in files[: max(0, len(files) - self._most)]:
             with contextlib.suppress(FileNotFoundError):
                 system.delete_file(info.path)
 
@@ -174,8 +200,11 @@ def _name(entry: RegistryEntry) -> str:
 def _files(system: Any, folder: str) -> list[Any]:
     from pyarrow import fs
 
-    return [info for info in system.get_file_info(fs.FileSelector(folder, allow_not_found=True))
-            if info.is_file and info.path.endswith(_SUFFIX)]
+    return [
+        info
+        for info in system.get_file_info(fs.FileSelector(folder, allow_not_found=True))
+        if info.is_file and info.path.endswith(_SUFFIX)
+    ]
 
 
 def _read(system: Any, info: Any) -> RegistryEntry:

@@ -33,7 +33,11 @@ class UnfinishedRuns:
     def killed(self) -> Knobs | None:
         """The knobs in force when an earlier run of this place was killed: of several those with the most workers.
         Their files are removed."""
-        left = [knobs for path in self._folder.glob(f"{self._place}.*{_SUFFIX}") if (knobs := _left(path)) is not None]
+        left = [
+            knobs
+            for path in self._folder.glob(f"{self._place}.*{_SUFFIX}")
+            if (knobs := _left(path)) is not None
+        ]
         return max(left, key=lambda knobs: knobs.total_workers, default=None)
 
     @contextmanager
@@ -48,7 +52,9 @@ class UnfinishedRuns:
             self.note(knobs)
             hidden.rename(path)  # seen by others only once it is locked
         except OSError as error:
-            self._say(f"with which knobs a run is killed is not noted, as {self._folder} cannot be used: {error}")
+            self._say(
+                f"with which knobs a run is killed is not noted, as {self._folder} cannot be used: {error}"
+            )
         try:
             yield
         finally:
@@ -61,8 +67,12 @@ class UnfinishedRuns:
     def note(self, knobs: Knobs) -> None:
         """Notes the knobs that are in force from now on."""
         if self._file is not None:
-            with contextlib.suppress(OSError):  # a full disk: what was noted before stays, or nothing readable
-                os.ftruncate(self._file, os.pwrite(self._file, json.dumps(knobs.to_dict()).encode(), 0))
+            with contextlib.suppress(
+                OSError
+            ):  # a full disk: what was noted before stays, or nothing readable
+                os.ftruncate(
+                    self._file, os.pwrite(self._file, json.dumps(knobs.to_dict()).encode(), 0)
+                )
 
 
 def _left(path: Path) -> Knobs | None:
@@ -73,5 +83,11 @@ def _left(path: Path) -> Knobs | None:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             path.unlink(missing_ok=True)
             return Knobs.from_dict(json.loads(file.read()))
-    except (OSError, ValueError, TypeError, AttributeError, KnobError):  # a lock that is held is an OSError, too
+    except (
+        OSError,
+        ValueError,
+        TypeError,
+        AttributeError,
+        KnobError,
+    ):  # a lock that is held is an OSError, too
         return None

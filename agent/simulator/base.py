@@ -21,8 +21,15 @@ GOVERNOR_FILLS = 0.97  # of the memory limit
 class SimulatedPipeline:
     """The state of a simulated pipeline: time, truth, starting workers, queues, counters. One seed gives one course."""
 
-    def __init__(self, truth_at: Callable[[float], TrueCosts], limits: Limits, knobs: Knobs, *, seed: int = 0,
-                 governor: bool = True) -> None:
+    def __init__(
+        self,
+        truth_at: Callable[[float], TrueCosts],
+        limits: Limits,
+        knobs: Knobs,
+        *,
+        seed: int = 0,
+        governor: bool = True,
+    ) -> None:
         self._truth_at, self._limits = truth_at, limits
         self.truth = truth_at(0.0)
         limits.check(knobs)
@@ -44,7 +51,11 @@ class SimulatedPipeline:
         self.busy_s, self.cpu_s, self.core_wait_s = [0.0] * count, [0.0] * count, [0.0] * count
         self.in_s, self.out_s = [0.0] * count, [0.0] * count
         self.consumed = self.wait_s = self.compute_s = self.used_s = 0.0
-        self._walk, self._burst_until, self._burst_next = [0.0] * count, [-1.0] * count, [math.inf] * count
+        self._walk, self._burst_until, self._burst_next = (
+            [0.0] * count,
+            [-1.0] * count,
+            [math.inf] * count,
+        )
         for i, stage in enumerate(self.truth.stages):
             if stage.burst_every_s:
                 self._burst_next[i] = self._random.exponential(stage.burst_every_s)
@@ -112,19 +123,39 @@ class SimulatedPipeline:
             if self.backends[i] == "process" and self.ready[i] and self.active[i]:
                 self._weighed[i] = max(self._weighed[i], math.ceil(stage.process_bytes), 1)
         stages = tuple(
-            StageStats(name=name, items=int(self.done[i] / self.truth.stages[i].rows_per_item), rows=int(self.done[i]),
-                       bytes=int(self.bytes[i]), busy_s=self.busy_s[i], cpu_s=self.cpu_s[i],
-                       core_wait_s=self.core_wait_s[i], wait_input_s=self.in_s[i], wait_output_s=self.out_s[i],
-                       workers=self._knobs.workers[self.names[self._heads[i]]], backend=self.backends[i],
-                       queue_bytes=int(self.queue[i] * self._row_bytes[i]),
-                       queue_limit_bytes=int(limits[i] * self._row_bytes[i]), process_bytes=self._weighed[i])
-            for i, name in enumerate(self.names))
+            StageStats(
+                name=name,
+                items=int(self.done[i] / self.truth.stages[i].rows_per_item),
+                rows=int(self.done[i]),
+                bytes=int(self.bytes[i]),
+                busy_s=self.busy_s[i],
+                cpu_s=self.cpu_s[i],
+                core_wait_s=self.core_wait_s[i],
+                wait_input_s=self.in_s[i],
+                wait_output_s=self.out_s[i],
+                workers=self._knobs.workers[self.names[self._heads[i]]],
+                backend=self.backends[i],
+                queue_bytes=int(self.queue[i] * self._row_bytes[i]),
+                queue_limit_bytes=int(limits[i] * self._row_bytes[i]),
+                process_bytes=self._weighed[i],
+            )
+            for i, name in enumerate(self.names)
+        )
         machine, batch = self.truth.machine, self.truth.consumer.batch_rows
         snapshot = Snapshot(
-            at=self.now, sequence=self._sequence, stages=stages, batches=int(self.consumed / batch),
-            rows=int(self.consumed), consumer_wait_s=self.wait_s, consumer_compute_s=self.compute_s,
-            memory_used=int(self.memory), memory_limit=int(machine.memory_limit), cpu_quota=machine.cores,
-            cpu_used_s=self.used_s, held_back=int(self.held_back))
+            at=self.now,
+            sequence=self._sequence,
+            stages=stages,
+            batches=int(self.consumed / batch),
+            rows=int(self.consumed),
+            consumer_wait_s=self.wait_s,
+            consumer_compute_s=self.compute_s,
+            memory_used=int(self.memory),
+            memory_limit=int(machine.memory_limit),
+            cpu_quota=machine.cores,
+            cpu_used_s=self.used_s,
+            held_back=int(self.held_back),
+        )
         self._sequence += 1
         return snapshot
 
@@ -132,12 +163,16 @@ class SimulatedPipeline:
         """The truth at a moment, with the costs as they have drifted by now (in steps of a tenth). An oracle uses
         it."""
         truth = self._truth_at(seconds)
-        steps = tuple(round(w * 10) if s.drift else 0 for w, s in zip(self._walk, truth.stages, strict=True))
+        steps = tuple(
+            round(w * 10) if s.drift else 0 for w, s in zip(self._walk, truth.stages, strict=True)
+        )
         if not any(steps):
             return truth
         if self._drifted is None or self._drifted[0] is not truth or self._drifted[1] != steps:
-            stages = tuple(replace(s, cost_s=s.cost_s * math.exp(n / 10)) for s, n in
-                           zip(truth.stages, steps, strict=True))
+            stages = tuple(
+                replace(s, cost_s=s.cost_s * math.exp(n / 10))
+                for s, n in zip(truth.stages, steps, strict=True)
+            )
             self._drifted = (truth, steps, replace(truth, stages=stages))
         return self._drifted[2]
 
@@ -150,16 +185,26 @@ class SimulatedPipeline:
     def _changed(self) -> None:
         """Works out again what follows from the truth, knobs, workers and the sizes of rows, as they change rarely."""
         stages, machine, last = self.truth.stages, self.truth.machine, len(self.names) - 1
-        self._turning = any(a != s.held_bytes or b != s.bytes_per_row
-                            for a, b, s in zip(self._item_bytes, self._row_bytes, stages, strict=True))
+        self._turning = any(
+            a != s.held_bytes or b != s.bytes_per_row
+            for a, b, s in zip(self._item_bytes, self._row_bytes, stages, strict=True)
+        )
         self._throttled = [(i, s) for i, s in enumerate(stages) if s.credit_rows]
         self._uneven = [(i, s) for i, s in enumerate(stages) if s.drift or s.tail]
-        self._worker_bytes = [sum(s.process_bytes if self.backends[j] == "process" else s.worker_bytes
-                                  for j, s in enumerate(stages) if self._heads[j] == i) for i in range(last + 1)]
+        self._worker_bytes = [
+            sum(
+                s.process_bytes if self.backends[j] == "process" else s.worker_bytes
+                for j, s in enumerate(stages)
+                if self._heads[j] == i
+            )
+            for i in range(last + 1)
+        ]
         self.queue_limits: list[float] = []
         """How many rows may wait behind each stage. A queue takes at least one item of either neighbour."""
         for i, stage in enumerate(stages):
-            after = stages[i + 1].rows_per_item if i < last else float(self.truth.consumer.batch_rows)
+            after = (
+                stages[i + 1].rows_per_item if i < last else float(self.truth.consumer.batch_rows)
+            )
             if stage.room in SIZES:
                 rows = getattr(self._knobs, stage.room) / max(1e-9, self._row_bytes[i])
             else:
@@ -167,11 +212,16 @@ class SimulatedPipeline:
             self.queue_limits.append(max(rows, stage.rows_per_item, after))
         self._sizes = [max(a, s.held_bytes) for a, s in zip(self._item_bytes, stages, strict=True)]
         self._in_hand = sum(map(mul, self.ready, self._sizes))
-        self._waiting = sum(q * s.bytes_per_row for q, s in zip(self.queue_limits, stages, strict=True))
+        self._waiting = sum(
+            q * s.bytes_per_row for q, s in zip(self.queue_limits, stages, strict=True)
+        )
         self._room = GOVERNOR_FILLS * machine.memory_limit - (
-            machine.base_bytes + sum(map(mul, self.ready, self._worker_bytes)))
+            machine.base_bytes + sum(map(mul, self.ready, self._worker_bytes))
+        )
 
-    def _credit(self, shares: list[tuple[int, float, float]], useful: float, used: float, waited: float) -> None:
+    def _credit(
+        self, shares: list[tuple[int, float, float]], useful: float, used: float, waited: float
+    ) -> None:
         """Adds workers' seconds to the stages whose work they did: at work, on a core, and waiting for a core."""
         for j, time, cpu in shares:
             self.busy_s[j] += useful * time
@@ -181,8 +231,15 @@ class SimulatedPipeline:
     def _memory(self, seconds: float, in_flight: list[float]) -> float:
         """The bytes in use now; freed memory is given back slowly."""
         target = self.truth.machine.base_bytes
-        for n, size, rows, width, ready, own in zip(in_flight, self._item_bytes, self.queue, self._row_bytes,
-                                                    self.ready, self._worker_bytes, strict=True):
+        for n, size, rows, width, ready, own in zip(
+            in_flight,
+            self._item_bytes,
+            self.queue,
+            self._row_bytes,
+            self.ready,
+            self._worker_bytes,
+            strict=True,
+        ):
             target += n * size + rows * width + ready * own
         last, lag = getattr(self, "memory", target), self.truth.machine.memory_lag_s
         if target >= last or lag <= 0:
@@ -200,7 +257,9 @@ class SimulatedPipeline:
         self.governor_acted = True
         # A worker without input needs nothing.
         asking = [min(n, a + 1) for n, a in zip(workers, self.active, strict=True)]
-        share = min(1.0, max(0.0, self._room - queued) / max(1.0, sum(map(mul, asking, self._sizes))))
+        share = min(
+            1.0, max(0.0, self._room - queued) / max(1.0, sum(map(mul, asking, self._sizes)))
+        )
         admitted = [max(min(1.0, n), n * share) for n in asking]
         held = sum(map(mul, admitted, self._sizes))
         return admitted, min(1.0, max(0.0, self._room - held) / max(1.0, self._waiting))
@@ -224,7 +283,9 @@ class SimulatedPipeline:
         for i, stage in enumerate(self.truth.stages):
             if self.now >= self._burst_next[i]:
                 self._burst_until[i] = self.now + self._random.exponential(stage.burst_s)
-                self._burst_next[i] = self._burst_until[i] + self._random.exponential(stage.burst_every_s)
+                self._burst_next[i] = self._burst_until[i] + self._random.exponential(
+                    stage.burst_every_s
+                )
         if self._turning:
             # Rows held by workers and queues are replaced as fast as the stages work.
             for i, stage in enumerate(self.truth.stages):
@@ -235,7 +296,10 @@ class SimulatedPipeline:
         return factors
 
     def _bursts(self) -> list[float]:
-        return [s.burst_factor if self.now < self._burst_until[i] else 1.0 for i, s in enumerate(self.truth.stages)]
+        return [
+            s.burst_factor if self.now < self._burst_until[i] else 1.0
+            for i, s in enumerate(self.truth.stages)
+        ]
 
     def _uncapped(self) -> list[int]:
         """The stages whose store still gives credit."""
@@ -257,5 +321,7 @@ class SimulatedPipeline:
         if joined:
             self._changed()
         # A process imports its libraries while it starts: a core for each.
-        return min(sum(n for _, i, n in self._starting if self.backends[i] == "process"),
-                   self.truth.machine.cores * 0.5)
+        return min(
+            sum(n for _, i, n in self._starting if self.backends[i] == "process"),
+            self.truth.machine.cores * 0.5,
+        )

@@ -18,8 +18,15 @@ from sluice.ingest.knobs import Knobs, Limits
 class Simulator(SimulatedPipeline):
     """The fluid mode. `advance` is fast enough for thousands of decisions a second."""
 
-    def __init__(self, truth_at: Callable[[float], TrueCosts], limits: Limits, knobs: Knobs, *, seed: int = 0,
-                 governor: bool = True) -> None:
+    def __init__(
+        self,
+        truth_at: Callable[[float], TrueCosts],
+        limits: Limits,
+        knobs: Knobs,
+        *,
+        seed: int = 0,
+        governor: bool = True,
+    ) -> None:
         super().__init__(truth_at, limits, knobs, seed=seed, governor=governor)
         self._guess = (1.0, 1.0, 1.0, 1.0)
         self._load: tuple[Any, Load] | None = None
@@ -38,7 +45,9 @@ class Simulator(SimulatedPipeline):
 
     def _chunk(self, end: float, factors: list[float]) -> None:
         count = len(self.names)
-        noise = (1 + self.truth.machine.timer_noise * self._random.standard_normal(2 * count)).tolist()
+        noise = (
+            1 + self.truth.machine.timer_noise * self._random.standard_normal(2 * count)
+        ).tolist()
         bursts = self._bursts()
         stretches = 0
         while self.now < end - 1e-9:
@@ -46,11 +55,22 @@ class Simulator(SimulatedPipeline):
             overhead = self._start()
             admitted, room = self.governed()
             load = self._loaded(admitted, factors, bursts)
-            limits = self.queue_limits if room == 1 else [max(1.0, rows * room) for rows in self.queue_limits]
+            limits = (
+                self.queue_limits
+                if room == 1
+                else [max(1.0, rows * room) for rows in self.queue_limits]
+            )
             empty = [q <= 1e-6 * m for q, m in zip(self.queue, limits, strict=True)]
             full = [q >= m * (1 - 1e-6) for q, m in zip(self.queue, limits, strict=True)]
             current = self._flowing(load, empty, full, overhead)
-            self._account(current, load, self._stretch(current, limits, end, stretches), limits, noise, admitted)
+            self._account(
+                current,
+                load,
+                self._stretch(current, limits, end, stretches),
+                limits,
+                noise,
+                admitted,
+            )
             if self.memory > self.truth.machine.memory_limit:
                 self.killed = True
                 self.now = end
@@ -89,7 +109,9 @@ class Simulator(SimulatedPipeline):
             spending = current.rates[i] - self.truth.stages[i].cap_rows_per_s
             if spending > 0:
                 seconds = min(seconds, max(1e-6, self._bucket[i] / spending))
-        if stretches > 12:  # a queue switches to and fro at its limit: finish the chunk at these rates
+        if (
+            stretches > 12
+        ):  # a queue switches to and fro at its limit: finish the chunk at these rates
             return seconds
         for i, waiting in enumerate(self.queue):
             gain = current.rates[i] - current.rates[i + 1]
@@ -99,8 +121,15 @@ class Simulator(SimulatedPipeline):
                 seconds = min(seconds, -waiting / gain)
         return max(seconds, 1e-3) if end - self.now > 1e-3 else end - self.now
 
-    def _account(self, current: Flow, load: Load, seconds: float, limits: list[float],  # noqa: PLR0917
-                 noise: list[float], admitted: list[float]) -> None:
+    def _account(  # noqa: PLR0917
+        self,
+        current: Flow,
+        load: Load,
+        seconds: float,
+        limits: list[float],
+        noise: list[float],
+        admitted: list[float],
+    ) -> None:
         rates, shares, in_flight = current.rates, current.busy, []
         for i, stage in enumerate(self.truth.stages):
             rows, after = rates[i] * seconds, rates[i + 1]
@@ -113,8 +142,13 @@ class Simulator(SimulatedPipeline):
                 calm = stage.sigma * max(0.0, admitted[i] - max(1.0, active)) * stage.cost_s
                 useful -= min(rows / stage.rows_per_item * calm, 0.5 * active * seconds)
             used = min(rows / stage.rows_per_item * current.cpu_per_item[i], useful)
-            waited, blurred = min(used * (current.factors[0] - 1), useful - used), max(0.5, noise[2 * i + 1])
-            self._credit(load.shares[i], useful * max(0.5, noise[2 * i]), used * blurred, waited * blurred)
+            waited, blurred = (
+                min(used * (current.factors[0] - 1), useful - used),
+                max(0.5, noise[2 * i + 1]),
+            )
+            self._credit(
+                load.shares[i], useful * max(0.5, noise[2 * i]), used * blurred, waited * blurred
+            )
             if self._heads[i] == i:
                 idle = (self.ready[i] - active) * seconds
                 blocked = queue >= 0.999 * limits[i]

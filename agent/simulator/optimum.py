@@ -15,16 +15,23 @@ _AHEAD_ITEMS, _AHEAD_BATCHES = 4, 8  # what the buffers should hold to smooth va
 
 
 class _Search:
-    def __init__(self, truth: TrueCosts, limits: Limits, also: Sequence[TrueCosts], fill: float, most: float) -> None:
+    def __init__(
+        self, truth: TrueCosts, limits: Limits, also: Sequence[TrueCosts], fill: float, most: float
+    ) -> None:
         self.truth, self.fill, self.most = truth, fill, most
         self.also = list(dict.fromkeys((truth, *also)))  # mostly these are the same
         self.names = [s.name for s in truth.stages]
         self.range = [limits.workers[n] for n in self.names]
         self.limits = limits
-        self.shares = [s.burst_s / (s.burst_s + s.burst_every_s) if s.burst_every_s else 0.0 for s in truth.stages]
+        self.shares = [
+            s.burst_s / (s.burst_s + s.burst_every_s) if s.burst_every_s else 0.0
+            for s in truth.stages
+        ]
         self.rated: dict[tuple[tuple[int, ...], tuple[str, ...]], float] = {}
 
-    def steady(self, workers: Sequence[int], backends: Sequence[str], bursts: Sequence[float] = ()) -> Flow:
+    def steady(
+        self, workers: Sequence[int], backends: Sequence[str], bursts: Sequence[float] = ()
+    ) -> Flow:
         return _steady(self.truth, tuple(workers), tuple(backends), tuple(bursts))
 
     def buffers(self, truth: TrueCosts, workers: Sequence[int]) -> tuple[int, int]:
@@ -33,7 +40,12 @@ class _Search:
         low_a, high_a = self.limits.read_ahead_bytes
         low_p, high_p = self.limits.prefetch_bytes
         ahead = min(room, (_AHEAD_ITEMS + workers[0]) * first.rows_per_item * first.bytes_per_row)
-        fetch = min(room, _AHEAD_BATCHES * max(truth.consumer.batch_rows, last.rows_per_item) * last.bytes_per_row)
+        fetch = min(
+            room,
+            _AHEAD_BATCHES
+            * max(truth.consumer.batch_rows, last.rows_per_item)
+            * last.bytes_per_row,
+        )
         return (min(max(int(ahead), low_a), high_a), min(max(int(fetch), low_p), high_p))
 
     def fits(self, workers: Sequence[int], backends: Sequence[str], flow: Flow) -> bool:
@@ -45,12 +57,19 @@ class _Search:
         for truth in self.also:
             sizes = [s.buffer_items * s.rows_per_item * s.bytes_per_row for s in truth.stages]
             sizes[0], sizes[-1] = self.buffers(truth, workers)
-            queues = sum(size if i < slowest else 0.5 * s.held_bytes
-                         for i, (size, s) in enumerate(zip(sizes, truth.stages, strict=True)))
+            queues = sum(
+                size if i < slowest else 0.5 * s.held_bytes
+                for i, (size, s) in enumerate(zip(sizes, truth.stages, strict=True))
+            )
             at_work = [n * busy for n, busy in zip(workers, flow.busy, strict=False)]
-            idle = sum((n - a) * (s.process_bytes if b == "process" else s.worker_bytes)
-                       for n, a, s, b in zip(workers, at_work, truth.stages, backends, strict=True))
-            if memory_need(truth, at_work, backends, queues) + idle > self.fill * truth.machine.memory_limit:
+            idle = sum(
+                (n - a) * (s.process_bytes if b == "process" else s.worker_bytes)
+                for n, a, s, b in zip(workers, at_work, truth.stages, backends, strict=True)
+            )
+            if (
+                memory_need(truth, at_work, backends, queues) + idle
+                > self.fill * truth.machine.memory_limit
+            ):
                 return False
         return True
 
@@ -65,8 +84,13 @@ class _Search:
                 value = flow.rates[-1]
                 for i, share in enumerate(self.shares):
                     if share:
-                        bursts = [s.burst_factor if j == i else 1.0 for j, s in enumerate(self.truth.stages)]
-                        value -= share * (flow.rates[-1] - self.steady(workers, backends, bursts).rates[-1])
+                        bursts = [
+                            s.burst_factor if j == i else 1.0
+                            for j, s in enumerate(self.truth.stages)
+                        ]
+                        value -= share * (
+                            flow.rates[-1] - self.steady(workers, backends, bursts).rates[-1]
+                        )
                 self.rated[key] = value
         return self.rated[key]
 
@@ -80,12 +104,16 @@ class _Search:
             if busy[i] < 0.98:
                 break
             more = min(self.range[i][1], workers[i] + max(1, workers[i] // 4))
-            tried = [*workers[:i], more, *workers[i + 1:]]
+            tried = [*workers[:i], more, *workers[i + 1 :]]
             value = self.rate(tried, backends)
             if _better(value, best):
                 workers[:], best = tried, value
                 tired.clear()
-            elif more < self.range[i][1] and value > best - _WORTH * abs(best) and sum(b > 0.98 for b in busy[:-1]) > 1:
+            elif (
+                more < self.range[i][1]
+                and value > best - _WORTH * abs(best)
+                and sum(b > 0.98 for b in busy[:-1]) > 1
+            ):
                 workers[:], best = tried, max(best, value)  # one of several equally slow ones
                 tired.add(i)
             else:
@@ -100,8 +128,15 @@ class _Search:
             improved = False
             for i, (low, high) in enumerate(self.range):
                 present, step = workers[i], workers[i] // 5
-                for count in {present - 1, present + 1, present // 2, present * 2, present - step, present + step}:
-                    tried = [*workers[:i], min(max(count, low), high), *workers[i + 1:]]
+                for count in {
+                    present - 1,
+                    present + 1,
+                    present // 2,
+                    present * 2,
+                    present - step,
+                    present + step,
+                }:
+                    tried = [*workers[:i], min(max(count, low), high), *workers[i + 1 :]]
                     value = self.rate(tried, backends)
                     if _better(value, best):
                         workers[:], best, improved = tried, value, True
@@ -116,10 +151,10 @@ class _Search:
         for i, (low, _) in enumerate(self.range):
             while workers[i] > low:
                 step = max(1, workers[i] // 8)
-                tried = [*workers[:i], max(low, workers[i] - step), *workers[i + 1:]]
+                tried = [*workers[:i], max(low, workers[i] - step), *workers[i + 1 :]]
                 if self.rate(tried, backends) < best * (1 - _WORTH):
                     step = 1
-                    tried = [*workers[:i], workers[i] - 1, *workers[i + 1:]]
+                    tried = [*workers[:i], workers[i] - 1, *workers[i + 1 :]]
                     if self.rate(tried, backends) < best * (1 - _WORTH):
                         break
                 workers[:] = tried
@@ -128,14 +163,24 @@ class _Search:
     def headroom(self, workers: list[int], backends: list[str], best: float) -> None:
         """Adds a tenth more workers than just enough, where that costs nothing, as items vary."""
         for i, (_, high) in enumerate(self.range):
-            tried = [*workers[:i], min(high, math.ceil(workers[i] * 1.1)), *workers[i + 1:]]
-            busy_with_more, busy = self.steady(tried, backends).busy[i], self.steady(workers, backends).busy[i]
+            tried = [*workers[:i], min(high, math.ceil(workers[i] * 1.1)), *workers[i + 1 :]]
+            busy_with_more, busy = (
+                self.steady(tried, backends).busy[i],
+                self.steady(workers, backends).busy[i],
+            )
             if busy_with_more < busy and self.rate(tried, backends) >= best * (1 - _WORTH):
                 workers[:] = tried
 
 
-def best_knobs(truth: TrueCosts, limits: Limits, *, also: Sequence[TrueCosts] = (), start_from: Knobs | None = None,
-               fill: float = 0.95, most: float = math.inf) -> Knobs:
+def best_knobs(
+    truth: TrueCosts,
+    limits: Limits,
+    *,
+    also: Sequence[TrueCosts] = (),
+    start_from: Knobs | None = None,
+    fill: float = 0.95,
+    most: float = math.inf,
+) -> Knobs:
     """The knobs with the highest steady rate that fill at most the share `fill` of the memory, in `truth` and in each
     of `also`, with at most so many workers in all; the fewest workers among equals, and a little headroom. `start_from`
     is one more beginning."""
@@ -154,13 +199,20 @@ def best_knobs(truth: TrueCosts, limits: Limits, *, also: Sequence[TrueCosts] = 
     workers, kinds = chosen
     search.headroom(workers, kinds, best)
     ahead, fetch = search.buffers(min(search.also, key=lambda t: t.machine.memory_limit), workers)
-    return limits.clamp(Knobs(workers=dict(zip(names, workers, strict=True)),
-                              backend=dict(zip(names, kinds, strict=True)),
-                              read_ahead_bytes=ahead, prefetch_bytes=fetch))
+    return limits.clamp(
+        Knobs(
+            workers=dict(zip(names, workers, strict=True)),
+            backend=dict(zip(names, kinds, strict=True)),
+            read_ahead_bytes=ahead,
+            prefetch_bytes=fetch,
+        )
+    )
 
 
 @functools.lru_cache(maxsize=2**14)
-def _steady(truth: TrueCosts, workers: tuple[int, ...], backends: tuple[str, ...], bursts: tuple[float, ...]) -> Flow:
+def _steady(
+    truth: TrueCosts, workers: tuple[int, ...], backends: tuple[str, ...], bursts: tuple[float, ...]
+) -> Flow:
     """Keeps results, as the clairvoyant and the oracle need the same ones again and again."""
     return steady(truth, workers, backends, bursts)
 
@@ -175,5 +227,7 @@ def _back_ends(truth: TrueCosts) -> list[list[str]]:
     free = [i for i, s in enumerate(truth.stages) if len(s.backends) > 1]
     choices = [plain]
     for group in [[i] for i in free] + ([free] if len(free) > 1 else []):
-        choices.append([s.backends[1] if i in group else s.backends[0] for i, s in enumerate(truth.stages)])
+        choices.append(
+            [s.backends[1] if i in group else s.backends[0] for i, s in enumerate(truth.stages)]
+        )
     return choices

@@ -44,13 +44,26 @@ class Oracle(Policy):
 
     def decide(self, snapshot: Snapshot, state: OracleState) -> tuple[Knobs, OracleState, Reason]:
         truths = self._look(snapshot.at)
-        known = len(truths) == len(state.truths) and all(a is b for a, b in zip(truths, state.truths, strict=True))
-        if known or (state.truths and snapshot.at - state.at < _EVERY_S and self._moves(snapshot.at)):
+        known = len(truths) == len(state.truths) and all(
+            a is b for a, b in zip(truths, state.truths, strict=True)
+        )
+        if known or (
+            state.truths and snapshot.at - state.at < _EVERY_S and self._moves(snapshot.at)
+        ):
             return state.knobs, state, Reason(text="nothing has changed")
-        knobs = best_knobs(truths[0], state.limits, also=truths[1:], start_from=state.knobs, fill=self._fill,
-                           most=self._most(snapshot.cpu_quota))
-        return knobs, OracleState(limits=state.limits, knobs=knobs, truths=truths, at=snapshot.at), Reason(
-            text="what is best for the truth")
+        knobs = best_knobs(
+            truths[0],
+            state.limits,
+            also=truths[1:],
+            start_from=state.knobs,
+            fill=self._fill,
+            most=self._most(snapshot.cpu_quota),
+        )
+        return (
+            knobs,
+            OracleState(limits=state.limits, knobs=knobs, truths=truths, at=snapshot.at),
+            Reason(text="what is best for the truth"),
+        )
 
     def _most(self, cores: float) -> float:
         """How many workers there may be in all."""

@@ -28,7 +28,11 @@ class MechanismError(ValueError):
 def _check(owner: object, low: float, *names: str, high: float = math.inf) -> None:
     for name in names:
         value = getattr(owner, name)
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, (int, float))
+            or not low <= value <= high
+        ):
             above = f"to {high:g}" if math.isfinite(high) else "up"
             raise MechanismError(f"{name}: {value!r} is not a number from {low:g} {above}")
         if not math.isfinite(value):
@@ -102,10 +106,24 @@ class SimStage(StageSpec):
         _check(self, 1, "cliff_factor", "burst_factor")
         _check(self, 0, "cliff_workers", high=MAX_WORKERS)
         _check(self, 0.1, "buffer_items")
-        _check(self, 0, *(f.name for f in fields(self) if f.name.endswith(("_s", "_bytes")) and f.name != "cost_s"),
-               "bytes_per_row", "tail", "drift", "cap_rows_per_s", "credit_rows")
+        _check(
+            self,
+            0,
+            *(
+                f.name
+                for f in fields(self)
+                if f.name.endswith(("_s", "_bytes")) and f.name != "cost_s"
+            ),
+            "bytes_per_row",
+            "tail",
+            "drift",
+            "cap_rows_per_s",
+            "credit_rows",
+        )
         if self.credit_rows and not self.cap_rows_per_s:
-            raise MechanismError(f"credit_rows: {self.credit_rows!r} without cap_rows_per_s, which fills it")
+            raise MechanismError(
+                f"credit_rows: {self.credit_rows!r} without cap_rows_per_s, which fills it"
+            )
 
     @property
     def held_bytes(self) -> float:
@@ -145,8 +163,17 @@ class SimMachine:
 
     def __post_init__(self) -> None:
         _check(self, 0.05, "cores")
-        _check(self, 0, "neighbour_cores", "neighbour_threads", "bandwidth", "base_bytes", "memory_lag_s", "host_cores",
-               "handover_s")
+        _check(
+            self,
+            0,
+            "neighbour_cores",
+            "neighbour_threads",
+            "bandwidth",
+            "base_bytes",
+            "memory_lag_s",
+            "host_cores",
+            "handover_s",
+        )
         _check(self, 0.01, "speed")
         _check(self, 1, "memory_limit")
         _check(self, 0, "smt", "timer_noise", "convoy", "switch_cost", high=1)
@@ -184,9 +211,14 @@ class TrueCosts:
 
     def __post_init__(self) -> None:
         rooms = {0: "read_ahead_bytes", len(self.stages) - 1: "prefetch_bytes"}
-        object.__setattr__(self, "stages", tuple(
-            stage if stage.room == rooms.get(i, stage.room) else replace(stage, room=rooms[i])
-            for i, stage in enumerate(self.stages)))
+        object.__setattr__(
+            self,
+            "stages",
+            tuple(
+                stage if stage.room == rooms.get(i, stage.room) else replace(stage, room=rooms[i])
+                for i, stage in enumerate(self.stages)
+            ),
+        )
 
 
 class Load:
@@ -194,22 +226,56 @@ class Load:
 
     `heads` gives, for each stage, the stage whose workers do its work. A fused stage takes no time of its own."""
 
-    __slots__ = ("bandwidth", "batch", "cap", "consumer_cores", "consumer_cpu", "consumer_wait", "convoy", "cores",
-                 "cpu", "crowd", "handover", "kappa", "lock", "memory", "neighbours", "rows", "shares", "smt", "switch",
-                 "traffic", "waiting", "workers")
+    __slots__ = (
+        "bandwidth",
+        "batch",
+        "cap",
+        "consumer_cores",
+        "consumer_cpu",
+        "consumer_wait",
+        "convoy",
+        "cores",
+        "cpu",
+        "crowd",
+        "handover",
+        "kappa",
+        "lock",
+        "memory",
+        "neighbours",
+        "rows",
+        "shares",
+        "smt",
+        "switch",
+        "traffic",
+        "waiting",
+        "workers",
+    )
 
-    def __init__(self, truth: TrueCosts, workers: Sequence[float], backends: Sequence[str],  # noqa: PLR0917
-                 factors: Sequence[float] = (), bursts: Sequence[float] = (), heads: Sequence[int] = ()) -> None:
+    def __init__(  # noqa: PLR0917
+        self,
+        truth: TrueCosts,
+        workers: Sequence[float],
+        backends: Sequence[str],
+        factors: Sequence[float] = (),
+        bursts: Sequence[float] = (),
+        heads: Sequence[int] = (),
+    ) -> None:
         machine, consumer = truth.machine, truth.consumer
         self.cores = max(0.05, machine.cores - machine.neighbour_cores)
         self.smt, self.switch, self.convoy, self.bandwidth = (
-            machine.smt, machine.switch_cost, machine.convoy, machine.bandwidth)
+            machine.smt,
+            machine.switch_cost,
+            machine.convoy,
+            machine.bandwidth,
+        )
         self.neighbours = machine.neighbour_threads
         self.workers = [float(n) for n in workers]
         self.rows, self.cap, self.kappa, self.traffic = [], [], [], []
         self.cpu, self.memory, self.lock, self.waiting = [], [], [], []
         contending = consumer.cores * consumer.cpu
-        self.handover = [machine.handover_s / machine.speed * (i > 0) for i in range(len(truth.stages))]
+        self.handover = [
+            machine.handover_s / machine.speed * (i > 0) for i in range(len(truth.stages))
+        ]
         self.shares = [[(i, 1.0, 1.0)] for i in range(len(truth.stages))]
         """For each stage's workers: the stages whose work they do, with their shares of the time and of the processor
         time."""
@@ -228,18 +294,23 @@ class Load:
             self.lock.append(0.0 if process else cpu * stage.lock)
             self.waiting.append(waiting + stage.sigma * max(0.0, n - 1) * cost * factor)
             self.kappa.append(stage.kappa)
-            self.traffic.append(stage.rows_per_item * stage.bytes_per_row if stage.memory_bound else 0.0)
+            self.traffic.append(
+                stage.rows_per_item * stage.bytes_per_row if stage.memory_bound else 0.0
+            )
             contending += n * stage.cpu
         for head in {h for i, h in enumerate(heads) if h != i}:
             self._fuse([i for i, h in enumerate(heads) if h == head])
-        self.crowd = [1 + kappa * n * (n - 1) for kappa, n in zip(self.kappa, self.workers, strict=True)]
+        self.crowd = [
+            1 + kappa * n * (n - 1) for kappa, n in zip(self.kappa, self.workers, strict=True)
+        ]
         """The factor by which a row is dearer while all workers are at work."""
         self.batch = float(consumer.batch_rows)
         pressure = max(0.0, contending / self.cores - 1.0) if consumer.cpu else 0.0
-        self.consumer_cpu = consumer.step_s * consumer.cpu / machine.speed * (1 + consumer.interference * pressure)
+        self.consumer_cpu = (
+            consumer.step_s * consumer.cpu / machine.speed * (1 + consumer.interference * pressure)
+        )
         self.consumer_wait = consumer.step_s * (1 - consumer.cpu)
         self.consumer_cores = consumer.cores
-
 
     def _fuse(self, group: list[int]) -> None:
         """Lets the first stage's workers do the work of all."""
@@ -247,8 +318,10 @@ class Load:
         times = [self.rows[head] / self.rows[i] for i in group]
         cpu = [(self.cpu[i] + self.memory[i]) * n for i, n in zip(group, times, strict=True)]
         wall = [c + self.waiting[i] * n for c, i, n in zip(cpu, group, times, strict=True)]
-        self.shares[head] = [(i, w / sum(wall), c / sum(cpu) if sum(cpu) else 0.0)
-                             for i, w, c in zip(group, wall, cpu, strict=True)]
+        self.shares[head] = [
+            (i, w / sum(wall), c / sum(cpu) if sum(cpu) else 0.0)
+            for i, w, c in zip(group, wall, cpu, strict=True)
+        ]
         for i, n in list(zip(group, times, strict=True))[1:]:
             for part in (self.cpu, self.memory, self.lock, self.waiting):
                 part[head] += part[i] * n
@@ -262,8 +335,14 @@ class Flow:
 
     __slots__ = ("busy", "cpu_per_item", "factors", "rates", "used_cores")
 
-    def __init__(self, rates: list[float], busy: list[float], cpu_per_item: list[float], used_cores: float,
-                 factors: tuple[float, float, float, float]) -> None:
+    def __init__(
+        self,
+        rates: list[float],
+        busy: list[float],
+        cpu_per_item: list[float],
+        used_cores: float,
+        factors: tuple[float, float, float, float],
+    ) -> None:
         self.rates = rates
         """Rows a second."""
         self.busy = busy
@@ -274,15 +353,31 @@ class Flow:
         """The slow-down by cores, bandwidth, lock and second threads, as the next call's first guess."""
 
 
-def flow(load: Load, empty: Sequence[bool], full: Sequence[bool], overhead_cores: float = 0.0,
-         guess: tuple[float, float, float, float] = (1.0, 1.0, 1.0, 1.0)) -> Flow:
+def flow(
+    load: Load,
+    empty: Sequence[bool],
+    full: Sequence[bool],
+    overhead_cores: float = 0.0,
+    guess: tuple[float, float, float, float] = (1.0, 1.0, 1.0, 1.0),
+) -> Flow:
     """The rates of all stages. Each is as fast as its workers can be, but no faster than its input where the queue
     before it is `empty`, or than its output where the queue behind it is `full`. `overhead_cores` are used by starting
     workers."""
     count = len(load.workers)
     slow, slow_memory, slow_lock, smt = guess
-    stages = list(zip(load.workers, load.rows, load.cpu, load.memory, load.lock, load.waiting, load.crowd, load.cap,
-                      strict=True))
+    stages = list(
+        zip(
+            load.workers,
+            load.rows,
+            load.cpu,
+            load.memory,
+            load.lock,
+            load.waiting,
+            load.crowd,
+            load.cap,
+            strict=True,
+        )
+    )
     capacity, rates = [0.0] * (count + 1), [0.0] * (count + 1)
     share, cpu_item = [0.0] * (count + 1), [0.0] * (count + 1)
     from_before = [i for i in range(1, count + 1) if empty[i - 1]]
@@ -331,13 +426,19 @@ def flow(load: Load, empty: Sequence[bool], full: Sequence[bool], overhead_cores
         # Where much of the time is waiting, rates hardly depend on the factor: longer steps while the sign stays.
         stride = min(8.0, stride * 1.6) if (ratio > 1) == rising else max(0.6, stride * 0.4)
         rising = ratio > 1
-        wanted = max(1.0, slow * ratio ** stride)
+        wanted = max(1.0, slow * ratio**stride)
         wanted_memory = max(1.0, slow_memory * traffic / load.bandwidth) if load.bandwidth else 1.0
-        wanted_lock = max(1.0, slow_lock * locked * (1 + load.convoy * min(max(0.0, contenders - 1), 8.0)))
+        wanted_lock = max(
+            1.0, slow_lock * locked * (1 + load.convoy * min(max(0.0, contenders - 1), 8.0))
+        )
         upper = min(1.0, max(0.0, 2 * used / load.cores - 1)) if load.smt < 1 else 0.0
         wanted_smt = 1 + upper * (2 / (1 + load.smt) - 1)
-        settled = (abs(wanted - slow) + abs(wanted_memory - slow_memory) + abs(wanted_lock - slow_lock)
-                   + abs(wanted_smt - smt)) < 2e-3 * slow
+        settled = (
+            abs(wanted - slow)
+            + abs(wanted_memory - slow_memory)
+            + abs(wanted_lock - slow_lock)
+            + abs(wanted_smt - smt)
+        ) < 2e-3 * slow
         slow, slow_memory, slow_lock = wanted, wanted_memory, wanted_lock
         smt += 0.5 * (wanted_smt - smt) if load.smt < 1 else 0.0
         if settled:
@@ -345,18 +446,35 @@ def flow(load: Load, empty: Sequence[bool], full: Sequence[bool], overhead_cores
     busy = [rates[i] / capacity[i] for i in range(count + 1)]
     for i in range(count):
         cpu_item[i] *= smt
-    return Flow(rates, busy, cpu_item, min(used, load.cores) + overhead_cores, (slow, slow_memory, slow_lock, smt))
+    return Flow(
+        rates,
+        busy,
+        cpu_item,
+        min(used, load.cores) + overhead_cores,
+        (slow, slow_memory, slow_lock, smt),
+    )
 
 
-def steady(truth: TrueCosts, workers: Sequence[float], backends: Sequence[str],
-           bursts: Sequence[float] = ()) -> Flow:
+def steady(
+    truth: TrueCosts,
+    workers: Sequence[float],
+    backends: Sequence[str],
+    bursts: Sequence[float] = (),
+) -> Flow:
     """The rates once every queue has settled: all stages have the pace of the slowest."""
     linked = [True] * len(workers)
     return flow(Load(truth, workers, backends, bursts=bursts), linked, linked)
 
 
-def memory_need(truth: TrueCosts, workers: Sequence[float], backends: Sequence[str], queue_bytes: float) -> float:
+def memory_need(
+    truth: TrueCosts, workers: Sequence[float], backends: Sequence[str], queue_bytes: float
+) -> float:
     """The bytes in use if every worker has an item and the queues hold `queue_bytes`."""
-    return truth.machine.base_bytes + queue_bytes + sum(
-        n * (s.held_bytes + (s.process_bytes if b == "process" else s.worker_bytes))
-        for s, n, b in zip(truth.stages, workers, backends, strict=True))
+    return (
+        truth.machine.base_bytes
+        + queue_bytes
+        + sum(
+            n * (s.held_bytes + (s.process_bytes if b == "process" else s.worker_bytes))
+            for s, n, b in zip(truth.stages, workers, backends, strict=True)
+        )
+    )

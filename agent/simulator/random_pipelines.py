@@ -34,7 +34,9 @@ class Draw:
 
     def between(self, low: float, high: float) -> float:
         """A value from `low` to `high`, where it is as likely to be small as large by ratio."""
-        place = (self.random.integers(_CELLS) + (self.split + self.random.random()) / len(SPLITS)) / _CELLS
+        place = (
+            self.random.integers(_CELLS) + (self.split + self.random.random()) / len(SPLITS)
+        ) / _CELLS
         return float(low * (high / low) ** place)
 
     def chance(self, share: float) -> bool:
@@ -45,6 +47,7 @@ class Draw:
 
 
 # Families: how the seconds of a row are shared out over so many stages, and which of those wait for a store.
+
 
 def _even(draw: Draw, count: int) -> _Stages:
     return [{"cost": draw.between(0.5, 2)} for _ in range(count)]
@@ -57,7 +60,10 @@ def _one_heavy(draw: Draw, count: int) -> _Stages:
 
 
 def _far_store(draw: Draw, count: int) -> _Stages:
-    return [{"cost": count * draw.between(0.3, 10), "cpu": draw.between(0.02, 0.4)}, *_even(draw, count - 1)]
+    return [
+        {"cost": count * draw.between(0.3, 10), "cpu": draw.between(0.02, 0.4)},
+        *_even(draw, count - 1),
+    ]
 
 
 def _thin(draw: Draw, count: int) -> _Stages:
@@ -96,10 +102,12 @@ def _two_stores(draw: Draw, count: int) -> _Stages:
 FAMILIES: dict[str, dict[str, Callable[[Draw, int], _Stages]]] = {
     "training": {"even": _even, "one heavy": _one_heavy, "far store": _far_store, "thin": _thin},
     "held out": {"dirichlet": _dirichlet, "python within": _python_within},
-    "hidden": {"rising": _rising, "two stores": _two_stores}}
+    "hidden": {"rising": _rising, "two stores": _two_stores},
+}
 
 
 # Mechanisms: each alters the parts of a pipeline in place. `bound` is the rows a second that its cores allow.
+
 
 @dataclass(slots=True)
 class _Parts:
@@ -116,28 +124,45 @@ def _processes(draw: Draw, parts: _Parts) -> None:
     size, start = draw.between(10, 800) * MIB, draw.between(0.1, 8)
     for i, stage in enumerate(parts.stages):
         if i and (stage.lock or draw.chance(0.5)):
-            parts.alter(i, lock=stage.lock or draw.between(0.05, 0.9), backends=("thread", "process"),
-                        process_bytes=size, process_start_s=start,
-                        process_cost_s=stage.cost_s * draw.between(0.01, 0.3))
+            parts.alter(
+                i,
+                lock=stage.lock or draw.between(0.05, 0.9),
+                backends=("thread", "process"),
+                process_bytes=size,
+                process_start_s=start,
+                process_cost_s=stage.cost_s * draw.between(0.01, 0.3),
+            )
 
 
 def _cliff(draw: Draw, parts: _Parts) -> None:
-    parts.alter(draw.one_of(len(parts.stages)), cliff_factor=draw.between(1.5, 6),
-                cliff_workers=max(1, int(parts.machine.cores * draw.between(0.15, 0.9))))
+    parts.alter(
+        draw.one_of(len(parts.stages)),
+        cliff_factor=draw.between(1.5, 6),
+        cliff_workers=max(1, int(parts.machine.cores * draw.between(0.15, 0.9))),
+    )
 
 
 def _strict_neighbour(draw: Draw, parts: _Parts) -> None:
-    parts.machine = dataclasses.replace(parts.machine, neighbour_cores=parts.machine.cores * draw.between(0.05, 0.5))
+    parts.machine = dataclasses.replace(
+        parts.machine, neighbour_cores=parts.machine.cores * draw.between(0.05, 0.5)
+    )
 
 
 def _fair_neighbour(draw: Draw, parts: _Parts) -> None:
-    parts.machine = dataclasses.replace(parts.machine, neighbour_threads=parts.machine.cores * draw.between(0.1, 2))
+    parts.machine = dataclasses.replace(
+        parts.machine, neighbour_threads=parts.machine.cores * draw.between(0.1, 2)
+    )
 
 
 def _bursts(draw: Draw, parts: _Parts) -> None:
     stage = parts.stages[0]
-    parts.alter(0, cpu=min(stage.cpu, draw.between(0.05, 0.5)), burst_factor=draw.between(2, 8),
-                burst_every_s=draw.between(5, 30), burst_s=draw.between(1, 5))
+    parts.alter(
+        0,
+        cpu=min(stage.cpu, draw.between(0.05, 0.5)),
+        burst_factor=draw.between(2, 8),
+        burst_every_s=draw.between(5, 30),
+        burst_s=draw.between(1, 5),
+    )
 
 
 def _drift(draw: Draw, parts: _Parts) -> None:
@@ -149,7 +174,11 @@ def _tails(draw: Draw, parts: _Parts) -> None:
 
 
 def _crowding(draw: Draw, parts: _Parts) -> None:
-    parts.alter(draw.one_of(len(parts.stages)), sigma=draw.between(0.003, 0.1), kappa=draw.between(1e-4, 0.02))
+    parts.alter(
+        draw.one_of(len(parts.stages)),
+        sigma=draw.between(0.003, 0.1),
+        kappa=draw.between(1e-4, 0.02),
+    )
 
 
 def _bandwidth(draw: Draw, parts: _Parts) -> None:
@@ -166,52 +195,113 @@ def _throttled_store(draw: Draw, parts: _Parts) -> None:
 
 def _trainer_on_cores(draw: Draw, parts: _Parts) -> None:
     """The trainer computes on the same cores, and is slowed by threads that crowd them."""
-    parts.consumer = {"cpu": draw.between(0.1, 1), "cores": parts.machine.cores * draw.between(0.05, 0.6),
-                      "interference": draw.between(0.02, 0.5)}
+    parts.consumer = {
+        "cpu": draw.between(0.1, 1),
+        "cores": parts.machine.cores * draw.between(0.05, 0.6),
+        "interference": draw.between(0.02, 0.5),
+    }
 
 
 def _second_threads(draw: Draw, parts: _Parts) -> None:
     parts.machine = dataclasses.replace(parts.machine, smt=draw.between(0.15, 0.7))
 
 
-MECHANISMS = {"processes": _processes, "cliff": _cliff, "strict neighbour": _strict_neighbour,
-              "fair neighbour": _fair_neighbour, "bursts": _bursts, "drift": _drift, "tails": _tails,
-              "crowding": _crowding, "bandwidth": _bandwidth, "throttled store": _throttled_store,
-              "trainer on the cores": _trainer_on_cores, "second threads": _second_threads}
+MECHANISMS = {
+    "processes": _processes,
+    "cliff": _cliff,
+    "strict neighbour": _strict_neighbour,
+    "fair neighbour": _fair_neighbour,
+    "bursts": _bursts,
+    "drift": _drift,
+    "tails": _tails,
+    "crowding": _crowding,
+    "bandwidth": _bandwidth,
+    "throttled store": _throttled_store,
+    "trainer on the cores": _trainer_on_cores,
+    "second threads": _second_threads,
+}
 
 
-def _stage(draw: Draw, shape: dict[str, Any], i: int, *, count: int, rows: int, width: float,
-           seconds: float) -> SimStage:
+def _stage(
+    draw: Draw,
+    shape: dict[str, Any],
+    i: int,
+    *,
+    count: int,
+    rows: int,
+    width: float,
+    seconds: float,
+) -> SimStage:
     """A stage of that shape, with as many workers as stages of real pipelines may have: a reader many, from the start
     on; whoever only hands batches over one."""
-    cost, workers, a_core, for_each_core = shape["cost"], 8 * 2 ** draw.one_of(2), 2 ** draw.one_of(3), False
+    cost, workers, a_core, for_each_core = (
+        shape["cost"],
+        8 * 2 ** draw.one_of(2),
+        2 ** draw.one_of(3),
+        False,
+    )
     if i == 0 and draw.chance(0.5):
         workers, a_core, for_each_core = 64, 8, True
     elif i == count - 1 and draw.chance(0.4):
         workers, a_core, cost = 1, 0, cost * draw.between(1e-3, 0.1)
-    return SimStage(name=f"stage{i}", cost_s=max(1e-5, rows * seconds * cost), rows_per_item=rows, bytes_per_row=width,
-                    item_bytes=rows * width * draw.between(0.8, 3), cpu=shape.get("cpu", 1.0),
-                    lock=shape.get("lock", 0.0), workers=workers, workers_a_core=a_core, for_each_core=for_each_core)
+    return SimStage(
+        name=f"stage{i}",
+        cost_s=max(1e-5, rows * seconds * cost),
+        rows_per_item=rows,
+        bytes_per_row=width,
+        item_bytes=rows * width * draw.between(0.8, 3),
+        cpu=shape.get("cpu", 1.0),
+        lock=shape.get("lock", 0.0),
+        workers=workers,
+        workers_a_core=a_core,
+        for_each_core=for_each_core,
+    )
 
 
-def pipeline(split: str, number: int, *, least_cores: float = 0.25, most_stages: int = 12,
-             changing: bool = False) -> Scenario:
+def pipeline(
+    split: str,
+    number: int,
+    *,
+    least_cores: float = 0.25,
+    most_stages: int = 12,
+    changing: bool = False,
+) -> Scenario:
     """The pipeline of that number; the same one whenever it is asked for within the same bounds. With `changing`, the
     same pipeline runs for longer, and its costs, cores or trainer change twice."""
     if split not in SPLITS or number < 0:
-        raise ValueError(f"{split!r} {number}: a split is one of {', '.join(SPLITS)}, and its pipelines begin at 0")
+        raise ValueError(
+            f"{split!r} {number}: a split is one of {', '.join(SPLITS)}, and its pipelines begin at 0"
+        )
     place = SPLITS.index(split)
     draw = Draw(np.random.default_rng((5, place, number)), place)
     family = list(FAMILIES[split])[number % len(FAMILIES[split])]
     cores = draw.between(least_cores, 128)
-    cores = round(cores) if cores >= 2 else round(cores, 2)  # a quota may give a rank part of a core
+    cores = (
+        round(cores) if cores >= 2 else round(cores, 2)
+    )  # a quota may give a rank part of a core
     rows = int(2 ** draw.random.integers(10, 16))
     shape = FAMILIES[split][family](draw, 2 + draw.one_of(most_stages - 1))
-    width, seconds = draw.between(20, 4000), draw.between(3e-6, 1e-4) / sum(stage["cost"] for stage in shape)
+    width, seconds = (
+        draw.between(20, 4000),
+        draw.between(3e-6, 1e-4) / sum(stage["cost"] for stage in shape),
+    )
     groups = rows * 2 ** draw.one_of(5)
-    parts = _Parts([_stage(draw, stage, i, count=len(shape), rows=rows if i else groups, width=width, seconds=seconds)
-                    for i, stage in enumerate(shape)],
-                   SimMachine(cores=cores, switch_cost=draw.between(0.01, 0.15)), 0.0)
+    parts = _Parts(
+        [
+            _stage(
+                draw,
+                stage,
+                i,
+                count=len(shape),
+                rows=rows if i else groups,
+                width=width,
+                seconds=seconds,
+            )
+            for i, stage in enumerate(shape)
+        ],
+        SimMachine(cores=cores, switch_cost=draw.between(0.01, 0.15)),
+        0.0,
+    )
     parts.bound = cores / sum(s.cost_s * s.cpu / s.rows_per_item for s in parts.stages)
     chosen = sorted(draw.random.choice(len(MECHANISMS), size=1 + draw.one_of(4), replace=False))
     names = [list(MECHANISMS)[i] for i in chosen]
@@ -222,17 +312,32 @@ def pipeline(split: str, number: int, *, least_cores: float = 0.25, most_stages:
     batch = int(2 ** draw.random.integers(11, 15))
     takes_all = draw.chance(0.4)
     takes_all = takes_all and not parts.consumer
-    consumer = Consumer(batch_rows=batch, step_s=0.0 if takes_all else batch / (parts.bound * draw.between(0.3, 1.3)),
-                        **parts.consumer)
-    held = sum(s.held_bytes + s.rows_per_item * s.bytes_per_row * s.buffer_items for s in parts.stages)
+    consumer = Consumer(
+        batch_rows=batch,
+        step_s=0.0 if takes_all else batch / (parts.bound * draw.between(0.3, 1.3)),
+        **parts.consumer,
+    )
+    held = sum(
+        s.held_bytes + s.rows_per_item * s.bytes_per_row * s.buffer_items for s in parts.stages
+    )
     process = max(s.process_bytes * (len(s.backends) > 1) for s in parts.stages)
     at_work = max(s.held_bytes for s in parts.stages) + process
     memory = 1.5 * (held + batch * width) + 768 * MIB + cores * at_work * draw.between(0.3, 4)
     memory *= draw.between(2, 100) if draw.chance(0.3) else 1.0
-    scenario = Scenario(name=f"{split} {number}", about=", ".join([family, *names]), family=split, seconds=_SECONDS,
-                        machine=dataclasses.replace(parts.machine, memory_limit=memory), stages=tuple(parts.stages),
-                        consumer=consumer)
-    return _changing(scenario, Draw(np.random.default_rng((5, place, number, 1)), place)) if changing else scenario
+    scenario = Scenario(
+        name=f"{split} {number}",
+        about=", ".join([family, *names]),
+        family=split,
+        seconds=_SECONDS,
+        machine=dataclasses.replace(parts.machine, memory_limit=memory),
+        stages=tuple(parts.stages),
+        consumer=consumer,
+    )
+    return (
+        _changing(scenario, Draw(np.random.default_rng((5, place, number, 1)), place))
+        if changing
+        else scenario
+    )
 
 
 def _changing(scenario: Scenario, draw: Draw) -> Scenario:
@@ -243,12 +348,25 @@ def _changing(scenario: Scenario, draw: Draw) -> Scenario:
         kind = kinds[draw.one_of(len(kinds))]
         if kind == "cost":
             stage = scenario.stages[draw.one_of(len(scenario.stages))]
-            key, value = f"stages.{stage.name}.cost_s", stage.cost_s * draw.between(2, 5) ** draw.random.choice([-1, 1])
+            key, value = (
+                f"stages.{stage.name}.cost_s",
+                stage.cost_s * draw.between(2, 5) ** draw.random.choice([-1, 1]),
+            )
         elif kind == "cores":
             cores = scenario.machine.cores * float(draw.random.choice([0.25, 0.5, 2]))
             key, value = "machine.cores", max(1.0, round(cores))
         else:
-            key, value = "consumer.step_s", scenario.consumer.step_s * float(draw.random.choice([0.4, 0.6, 2]))
-        changes.append(ScheduledChange(at=at, key=key, value=value, over=20.0 if draw.chance(1 / 3) else 0.0))
-    return dataclasses.replace(scenario, name=f"{scenario.name} changing", family="changing",
-                               seconds=_CHANGING_SECONDS, changes=tuple(changes))
+            key, value = (
+                "consumer.step_s",
+                scenario.consumer.step_s * float(draw.random.choice([0.4, 0.6, 2])),
+            )
+        changes.append(
+            ScheduledChange(at=at, key=key, value=value, over=20.0 if draw.chance(1 / 3) else 0.0)
+        )
+    return dataclasses.replace(
+        scenario,
+        name=f"{scenario.name} changing",
+        family="changing",
+        seconds=_CHANGING_SECONDS,
+        changes=tuple(changes),
+    )

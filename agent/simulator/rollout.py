@@ -15,8 +15,14 @@ from sluice.ingest.stats import Snapshot
 
 _END_SHARE = 0.2  # of the scenario: the part for `end_score`
 _WINDOW = 10  # intervals over which `worst_score` compares
-_START = 30  # intervals after the start, and after a change, that `worst_score` and `stall` leave out
-_SHORT, _FILL, _LEAN = 0.75, 0.95, 2.0  # of the memory limit: short; filled alone; with the governor
+_START = (
+    30  # intervals after the start, and after a change, that `worst_score` and `stall` leave out
+)
+_SHORT, _FILL, _LEAN = (
+    0.75,
+    0.95,
+    2.0,
+)  # of the memory limit: short; filled alone; with the governor
 _BACK = 0.95  # of the reference: recovered
 _MOMENT = 1e-9  # seconds that are none
 
@@ -61,19 +67,31 @@ class _Frozen(Policy):
         return self._policy.next_look_s(state)
 
 
-def run(scenario: Scenario, policy: Policy, *, seed: int = 0, governor: bool = True,
-        observe: Callable[[Snapshot, Knobs, Reason], None] | None = None) -> Rollout:
+def run(
+    scenario: Scenario,
+    policy: Policy,
+    *,
+    seed: int = 0,
+    governor: bool = True,
+    observe: Callable[[Snapshot, Knobs, Reason], None] | None = None,
+) -> Rollout:
     """Runs a policy, which decides at the start and after every interval, or sooner where it wants to, on a fresh
     simulator."""
     return _drive(scenario, _simulator(scenario, seed, governor), policy, observe)
 
 
 def _simulator(scenario: Scenario, seed: int, governor: bool) -> Simulator:
-    return Simulator(scenario.truth_at, scenario.limits, scenario.first_knobs, seed=seed, governor=governor)
+    return Simulator(
+        scenario.truth_at, scenario.limits, scenario.first_knobs, seed=seed, governor=governor
+    )
 
 
-def _drive(scenario: Scenario, simulator: Simulator, policy: Policy,
-           observe: Callable[[Snapshot, Knobs, Reason], None] | None = None) -> Rollout:
+def _drive(
+    scenario: Scenario,
+    simulator: Simulator,
+    policy: Policy,
+    observe: Callable[[Snapshot, Knobs, Reason], None] | None = None,
+) -> Rollout:
     state = policy.initial(scenario.limits, simulator.knobs)
     series, stalls, cpu, workers, changed = [], [], [], [], []
     peak, before = 0.0, simulator.snapshot()
@@ -102,15 +120,26 @@ def _drive(scenario: Scenario, simulator: Simulator, policy: Policy,
         workers.append(simulator.knobs.total_workers)
         peak = max(peak, seen.memory_used / seen.memory_limit)
         before = seen
-    return Rollout(scenario=scenario, rows=simulator.consumed, rates=tuple(series), stalls=tuple(stalls),
-                   cpu=tuple(cpu), workers=tuple(workers), changed=tuple(changed), peak_memory=peak,
-                   killed=simulator.killed, governor_acted=simulator.governor_acted, knobs=simulator.knobs)
+    return Rollout(
+        scenario=scenario,
+        rows=simulator.consumed,
+        rates=tuple(series),
+        stalls=tuple(stalls),
+        cpu=tuple(cpu),
+        workers=tuple(workers),
+        changed=tuple(changed),
+        peak_memory=peak,
+        killed=simulator.killed,
+        governor_acted=simulator.governor_acted,
+        knobs=simulator.knobs,
+    )
 
 
 def reference(scenario: Scenario, *, seed: int = 0) -> Rollout:
     """The clairvoyant's run under the governor: the denominator of every score.
 
     Where memory is short, it runs twice: once within the limit by itself, and once relying on the governor."""
+
     def go(fill: float) -> Rollout:
         simulator = _simulator(scenario, seed, True)
         return _drive(scenario, simulator, Clairvoyant(simulator.true_at, fill=fill))
@@ -121,14 +150,20 @@ def reference(scenario: Scenario, *, seed: int = 0) -> Rollout:
     return max(careful, go(_LEAN), key=lambda o: (not o.killed, o.rows))
 
 
-def frozen_rows(scenario: Scenario, policy: Policy, *, seed: int = 0, governor: bool = True) -> float:
+def frozen_rows(
+    scenario: Scenario, policy: Policy, *, seed: int = 0, governor: bool = True
+) -> float:
     """The rows from the first change on, if the policy had stopped deciding there."""
     first = _change_intervals(scenario)[0]
-    outcome = run(scenario, _Frozen(policy, first * scenario.interval_s), seed=seed, governor=governor)
+    outcome = run(
+        scenario, _Frozen(policy, first * scenario.interval_s), seed=seed, governor=governor
+    )
     return sum(outcome.rates[first:])
 
 
-def metric(condition: Condition, outcome: Rollout, best: Rollout, frozen: float | None = None) -> float:
+def metric(
+    condition: Condition, outcome: Rollout, best: Rollout, frozen: float | None = None
+) -> float:
     """The value of one metric; docs/scenarios.md describes each."""
     end = max(1, round(len(outcome.rates) * _END_SHARE))
     name = condition.metric
@@ -143,20 +178,22 @@ def metric(condition: Condition, outcome: Rollout, best: Rollout, frozen: float 
     if name == "peak_memory":
         return outcome.peak_memory
     if name == "stall":
-        calm = outcome.stalls[min(_START, len(outcome.stalls) - 1):]
+        calm = outcome.stalls[min(_START, len(outcome.stalls) - 1) :]
         return sum(calm) / len(calm)
     if name == "recovered_after":
-        return max((_recovery(outcome, best, i) for i in _change_intervals(outcome.scenario)), default=0.0)
+        return max(
+            (_recovery(outcome, best, i) for i in _change_intervals(outcome.scenario)), default=0.0
+        )
     if name == "cpu_ratio":
         return sum(outcome.cpu[-end:]) / max(1e-9, sum(best.cpu[-end:]))
     if name == "workers_ratio":
         return sum(outcome.workers[-end:]) / sum(best.workers[-end:])
     if name == "changes_settled":
-        half = outcome.changed[len(outcome.changed) // 2:]
+        half = outcome.changed[len(outcome.changed) // 2 :]
         return 100 * sum(half) / len(half)
     if name == "of_frozen":
         assert frozen is not None
-        return sum(outcome.rates[_change_intervals(outcome.scenario)[0]:]) / max(1e-9, frozen)
+        return sum(outcome.rates[_change_intervals(outcome.scenario)[0] :]) / max(1e-9, frozen)
     if name == "workers":
         return float(outcome.knobs.workers[condition.stage])
     return float(outcome.knobs.backend.get(condition.stage) == "process")
@@ -180,14 +217,16 @@ def _change_intervals(scenario: Scenario) -> list[int]:
 
 def _worst(outcome: Rollout, best: Rollout) -> float:
     """The lowest share of the clairvoyant's rate over any ten intervals, once the start is over."""
-    shares = [sum(outcome.rates[i:i + _WINDOW]) / max(1e-9, sum(best.rates[i:i + _WINDOW]))
-              for i in range(_START, len(outcome.rates) - _WINDOW + 1)]
+    shares = [
+        sum(outcome.rates[i : i + _WINDOW]) / max(1e-9, sum(best.rates[i : i + _WINDOW]))
+        for i in range(_START, len(outcome.rates) - _WINDOW + 1)
+    ]
     return min(shares, default=score(outcome, best))
 
 
 def _recovery(outcome: Rollout, best: Rollout, change: int) -> float:
     """The intervals after a change until three in a row together reach 0.95 of the clairvoyant's."""
     for i in range(change, len(outcome.rates) - 2):
-        if sum(outcome.rates[i:i + 3]) >= _BACK * sum(best.rates[i:i + 3]):
+        if sum(outcome.rates[i : i + 3]) >= _BACK * sum(best.rates[i : i + 3]):
             return float(i - change)
     return float(len(outcome.rates) - change)

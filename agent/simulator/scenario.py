@@ -49,8 +49,10 @@ class Condition:
 
     def __str__(self) -> str:
         name = f"{self.metric} of {self.stage}" if self.stage else self.metric
-        return " and ".join([f"{name} ≥ {self.at_least:g}"] * math.isfinite(self.at_least)
-                            + [f"{name} ≤ {self.at_most:g}"] * math.isfinite(self.at_most))
+        return " and ".join(
+            [f"{name} ≥ {self.at_least:g}"] * math.isfinite(self.at_least)
+            + [f"{name} ≤ {self.at_most:g}"] * math.isfinite(self.at_most)
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,13 +74,17 @@ class Scenario:
 
     def __post_init__(self) -> None:
         if len({s.name for s in self.stages}) != len(self.stages) or not self.stages:
-            raise ScenarioError(f"stages: {[s.name for s in self.stages]} are not one or more different names")
+            raise ScenarioError(
+                f"stages: {[s.name for s in self.stages]} are not one or more different names"
+            )
         for name, value in (("seconds", self.seconds), ("interval_s", self.interval_s)):
             if not isinstance(value, (int, float)) or not 0 < value < math.inf:
                 raise ScenarioError(f"{name}: {value!r} is not a positive number of seconds")
         for i, change in enumerate(self.changes):
             if change.at < 0 or change.over < 0:
-                raise ScenarioError(f"changes[{i}].at: {change.at:g} (over {change.over:g}) is before the start")
+                raise ScenarioError(
+                    f"changes[{i}].at: {change.at:g} (over {change.over:g}) is before the start"
+                )
             truth = self.truth_at(change.at + change.over)
             self._check_memory(truth, f"changes[{i}].{change.key}")
         self._check_memory(self.truth_at(0.0), "machine.memory_limit")
@@ -93,17 +99,29 @@ class Scenario:
 
     def _check_memory(self, truth: TrueCosts, path: str) -> None:
         count = len(self.stages)
-        least = memory_need(truth, [1.0] * count, [s.backends[0] for s in truth.stages], sum(
-            max(s.held_bytes, s.bytes_per_row * truth.consumer.batch_rows * (i == count - 1))
-            for i, s in enumerate(truth.stages)))
+        least = memory_need(
+            truth,
+            [1.0] * count,
+            [s.backends[0] for s in truth.stages],
+            sum(
+                max(s.held_bytes, s.bytes_per_row * truth.consumer.batch_rows * (i == count - 1))
+                for i, s in enumerate(truth.stages)
+            ),
+        )
         if least > 0.97 * truth.machine.memory_limit:
-            raise ScenarioError(f"{path}: a memory limit of {truth.machine.memory_limit:.0f} bytes is too small for "
-                                f"one item in each stage; {math.ceil(least / 0.97)} would do")
+            raise ScenarioError(
+                f"{path}: a memory limit of {truth.machine.memory_limit:.0f} bytes is too small for "
+                f"one item in each stage; {math.ceil(least / 0.97)} would do"
+            )
 
     def truth_at(self, seconds: float) -> TrueCosts:
         """How the pipeline truly is at that moment. It is the same object as long as nothing changes."""
-        done = tuple(min(1.0, max(0.0, (math.floor((seconds - c.at) / _STEP_S + 1e-6) * _STEP_S) / c.over))
-                     if c.over else float(seconds >= c.at - 1e-9) for c in self.changes)
+        done = tuple(
+            min(1.0, max(0.0, (math.floor((seconds - c.at) / _STEP_S + 1e-6) * _STEP_S) / c.over))
+            if c.over
+            else float(seconds >= c.at - 1e-9)
+            for c in self.changes
+        )
         return _truth(self._key, done)
 
     @functools.cached_property
@@ -112,21 +130,35 @@ class Scenario:
 
     @functools.cached_property
     def limits(self) -> Limits:
-        return dataclasses.replace(limits_of(self.stages, self._host_cores, BACKENDS), read_ahead_bytes=(2**20, 2**36),
-                                   prefetch_bytes=(2**20, 2**36))
+        return dataclasses.replace(
+            limits_of(self.stages, self._host_cores, BACKENDS),
+            read_ahead_bytes=(2**20, 2**36),
+            prefetch_bytes=(2**20, 2**36),
+        )
 
     @property
     def _host_cores(self) -> int:
         """The most cores that the machine ever has."""
-        return math.ceil(max([self.machine.host_cores, self.machine.cores] + [
-            c.value for c in self.changes if c.key in ("machine.cores", "machine.host_cores")]))
+        return math.ceil(
+            max(
+                [self.machine.host_cores, self.machine.cores]
+                + [
+                    c.value
+                    for c in self.changes
+                    if c.key in ("machine.cores", "machine.host_cores")
+                ]
+            )
+        )
 
     @functools.cached_property
     def first_knobs(self) -> Knobs:
         """The knobs at the start: what the stages begin with, but for the workers that `start` names."""
-        return Knobs(workers={s.name: s.first_workers(self._host_cores) for s in self.stages} | dict(self.start),
-                     backend={s.name: s.backends[0] for s in self.stages},
-                     fused=frozenset(s.name for s in self.stages if s.begins_fused))
+        return Knobs(
+            workers={s.name: s.first_workers(self._host_cores) for s in self.stages}
+            | dict(self.start),
+            backend={s.name: s.backends[0] for s in self.stages},
+            fused=frozenset(s.name for s in self.stages if s.begins_fused),
+        )
 
 
 class _Identity:
@@ -146,8 +178,11 @@ def _truth(key: _Identity, done: tuple[float, ...]) -> TrueCosts:
         if share > 0:
             before = values.get(change.key, value_of(scenario, change.key))
             # The change is geometric where possible: a cost that grows fivefold grows by the same share every second.
-            between = before * (change.value / before) ** share if before > 0 and change.value > 0 else (
-                before + (change.value - before) * share)
+            between = (
+                before * (change.value / before) ** share
+                if before > 0 and change.value > 0
+                else (before + (change.value - before) * share)
+            )
             values[change.key] = change.value if share == 1 else between
     parts: dict[str, dict[str, Any]] = {}
     for path, value in values.items():
@@ -155,8 +190,12 @@ def _truth(key: _Identity, done: tuple[float, ...]) -> TrueCosts:
         parts.setdefault(owner, {})[name] = int(value) if name == "batch_rows" else value
     return TrueCosts(
         dataclasses.replace(scenario.machine, **parts.get("machine", {})),
-        tuple(dataclasses.replace(s, **own) if (own := parts.get(f"stages.{s.name}")) else s for s in scenario.stages),
-        dataclasses.replace(scenario.consumer, **parts.get("consumer", {})))
+        tuple(
+            dataclasses.replace(s, **own) if (own := parts.get(f"stages.{s.name}")) else s
+            for s in scenario.stages
+        ),
+        dataclasses.replace(scenario.consumer, **parts.get("consumer", {})),
+    )
 
 
 def value_of(scenario: Scenario, key: str) -> float:

@@ -9,14 +9,35 @@ from pathlib import Path
 from typing import Any
 
 from sluice.agent.simulator.physics import Consumer, MechanismError, SimMachine, SimStage
-from sluice.agent.simulator.scenario import Condition, Scenario, ScenarioError, ScheduledChange, value_of
+from sluice.agent.simulator.scenario import (
+    Condition,
+    Scenario,
+    ScenarioError,
+    ScheduledChange,
+    value_of,
+)
 from sluice.ingest.knobs import MAX_WORKERS, KnobError, nearest, parse_bytes
 from sluice.ingest.stage_spec import StageSpec
 
-METRICS = ("score", "end_score", "worst_score", "kills", "peak_memory", "stall", "recovered_after", "cpu_ratio",
-           "workers_ratio", "changes_settled", "of_frozen", "workers", "process")
+METRICS = (
+    "score",
+    "end_score",
+    "worst_score",
+    "kills",
+    "peak_memory",
+    "stall",
+    "recovered_after",
+    "cpu_ratio",
+    "workers_ratio",
+    "changes_settled",
+    "of_frozen",
+    "workers",
+    "process",
+)
 SHIPPED = Path(__file__).parent / "scenarios"
-_COSTS = {f.name for f in dataclasses.fields(SimStage)} - {f.name for f in dataclasses.fields(StageSpec)}
+_COSTS = {f.name for f in dataclasses.fields(SimStage)} - {
+    f.name for f in dataclasses.fields(StageSpec)
+}
 """What a stage truly costs, as numbers that may change during a scenario."""
 _STAGE = {*_COSTS, "name", "backends", "fusable", "max_workers"}
 
@@ -30,7 +51,9 @@ def load(path: str | Path) -> Scenario:
     try:
         return parse(json.loads(text))
     except json.JSONDecodeError as error:
-        raise ScenarioError(f"{path}: line {error.lineno}, column {error.colno}: {error.msg}") from error
+        raise ScenarioError(
+            f"{path}: line {error.lineno}, column {error.colno}: {error.msg}"
+        ) from error
     except ScenarioError as error:
         raise ScenarioError(f"{path}: {error}") from error
 
@@ -63,7 +86,9 @@ def parse(values: Any) -> Scenario:
     for i, change in enumerate(_list(given, "changes")):
         changes += _changes(plain, change, f"changes[{i}]", changes)
     given["changes"] = tuple(changes)
-    given["passes"] = tuple(_condition(c, f"passes[{i}]", plain) for i, c in enumerate(_list(given, "passes")))
+    given["passes"] = tuple(
+        _condition(c, f"passes[{i}]", plain) for i, c in enumerate(_list(given, "passes"))
+    )
     return Scenario(**given)
 
 
@@ -78,7 +103,9 @@ def _stage(values: Any, path: str) -> SimStage:
     given = _object(values, path, _STAGE)
     most = given.pop("max_workers", 0)
     if isinstance(most, bool) or not isinstance(most, int) or not 0 <= most <= MAX_WORKERS:
-        raise ScenarioError(f"{path}.max_workers: {most!r} is not a whole number from 0 to {MAX_WORKERS}")
+        raise ScenarioError(
+            f"{path}.max_workers: {most!r} is not a whole number from 0 to {MAX_WORKERS}"
+        )
     stage: SimStage = _part(SimStage, given, path)
     return dataclasses.replace(stage, workers=most, workers_a_core=0) if most else stage
 
@@ -88,7 +115,9 @@ def _object(values: Any, path: str, known: set[str]) -> dict[str, Any]:
         raise ScenarioError(f"{path or 'scenario'}: is not an object")
     for key in values:
         if key not in known:
-            raise ScenarioError(f"{path + '.' if path else ''}{key}: unknown key{nearest(key, known)}")
+            raise ScenarioError(
+                f"{path + '.' if path else ''}{key}: unknown key{nearest(key, known)}"
+            )
     return dict(values)
 
 
@@ -101,7 +130,11 @@ def _part(kind: type, values: Any, path: str) -> Any:
     for key, value in given.items():
         if isinstance(value, str) and key.endswith(("_bytes", "memory_limit")):
             given[key] = float(_bytes(value, f"{path}.{key}"))
-    missing = [f.name for f in dataclasses.fields(kind) if f.default is dataclasses.MISSING and f.name not in given]
+    missing = [
+        f.name
+        for f in dataclasses.fields(kind)
+        if f.default is dataclasses.MISSING and f.name not in given
+    ]
     if missing:
         raise ScenarioError(f"{path}.{missing[0]}: is missing")
     try:
@@ -124,12 +157,16 @@ def _number(values: dict[str, Any], key: str, path: str, default: float) -> floa
     return float(value)
 
 
-def _changes(plain: Scenario, values: Any, path: str, earlier: list[ScheduledChange]) -> list[ScheduledChange]:
+def _changes(
+    plain: Scenario, values: Any, path: str, earlier: list[ScheduledChange]
+) -> list[ScheduledChange]:
     if not isinstance(values, dict):
         raise ScenarioError(f"{path}: is not an object")
     for key in values:
         if key not in ("at", "over", "set", "scale"):
-            raise ScenarioError(f"{path}.{key}: unknown key{nearest(key, ('at', 'over', 'set', 'scale'))}")
+            raise ScenarioError(
+                f"{path}.{key}: unknown key{nearest(key, ('at', 'over', 'set', 'scale'))}"
+            )
     if "at" not in values:
         raise ScenarioError(f"{path}.at: is missing")
     at, over = _number(values, "at", path, 0), _number(values, "over", path, 0)
@@ -146,11 +183,21 @@ def _changes(plain: Scenario, values: Any, path: str, earlier: list[ScheduledCha
                 value: Any = _bytes(given, where)
             else:
                 value = given
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+            if (
+                isinstance(value, bool)
+                or not isinstance(value, (int, float))
+                or not math.isfinite(value)
+            ):
                 raise ScenarioError(f"{where}: {value!r} is not a number")
             before = next((c.value for c in reversed([*earlier, *changes]) if c.key == key), base)
-            changes.append(ScheduledChange(at=at, over=over, key=key,
-                                         value=value * before if how == "scale" else float(value)))
+            changes.append(
+                ScheduledChange(
+                    at=at,
+                    over=over,
+                    key=key,
+                    value=value * before if how == "scale" else float(value),
+                )
+            )
             try:
                 dataclasses.replace(plain, changes=(*earlier, *changes))
             except MechanismError as error:
@@ -161,8 +208,9 @@ def _changes(plain: Scenario, values: Any, path: str, earlier: list[ScheduledCha
 def _base(plain: Scenario, key: str, where: str) -> float:
     """The value that a change starts from; ScenarioError if there is no such number."""
     owner, _, name = key.rpartition(".")
-    kinds: dict[str, type] = {"machine": SimMachine, "consumer": Consumer} | {f"stages.{s.name}": SimStage
-                                                                          for s in plain.stages}
+    kinds: dict[str, type] = {"machine": SimMachine, "consumer": Consumer} | {
+        f"stages.{s.name}": SimStage for s in plain.stages
+    }
     if owner not in kinds:
         raise ScenarioError(f"{where}: no such part{nearest(owner, kinds)}")
     numbers = _fields(kinds[owner]) if kinds[owner] is not SimStage else _COSTS
@@ -174,13 +222,17 @@ def _base(plain: Scenario, key: str, where: str) -> float:
 def _condition(values: Any, path: str, plain: Scenario) -> Condition:
     given = _object(values, path, _fields(Condition))
     if given.get("metric") not in METRICS:
-        raise ScenarioError(f"{path}.metric: {given.get('metric')!r}{nearest(str(given.get('metric')), METRICS)}")
+        raise ScenarioError(
+            f"{path}.metric: {given.get('metric')!r}{nearest(str(given.get('metric')), METRICS)}"
+        )
     for key in ("at_least", "at_most"):
         if key in given:
             given[key] = _number(given, key, path, 0)
     if "at_least" not in given and "at_most" not in given:
         raise ScenarioError(f"{path}: needs at_least or at_most")
     if given["metric"] in ("workers", "process") and given.get("stage") not in plain.limits.workers:
-        raise ScenarioError(f"{path}.stage: {given.get('stage')!r}"
-                            f"{nearest(str(given.get('stage')), plain.limits.workers)}")
+        raise ScenarioError(
+            f"{path}.stage: {given.get('stage')!r}"
+            f"{nearest(str(given.get('stage')), plain.limits.workers)}"
+        )
     return Condition(**given)

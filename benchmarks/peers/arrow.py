@@ -21,9 +21,11 @@ def _block(table: pa.Table, names: tuple[str, ...], kind: type, order: np.ndarra
     return block.T
 
 
-def read(job: Job, path: str, group: int, random: np.random.Generator, threads: bool = False
-         ) -> tuple[np.ndarray, np.ndarray]:
+def read(
+    job: Job, path: str, group: int, random: np.random.Generator, threads: bool = False
+) -> tuple[np.ndarray, np.ndarray]:
     """With `threads`, Arrow decodes with its own."""
     table = pq.ParquetFile(path, page_checksum_verification=True).read_row_group(
-        group, columns=[*job.floats, *job.ids], use_threads=threads)
+        group, columns=[*job.floats, *job.ids], use_threads=threads
+    )
     return blocks_of(table, job, random.permutation(table.num_rows))

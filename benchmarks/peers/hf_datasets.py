@@ -14,7 +14,11 @@ import torch
 from benchmarks.peers.arrow import blocks_of
 from benchmarks.peers.serve import Arm, Job, Prepared, serve, size_of
 
-os.environ |= {"HF_DATASETS_OFFLINE": "1", "HF_HUB_OFFLINE": "1", "HF_DATASETS_DISABLE_PROGRESS_BARS": "1"}
+os.environ |= {
+    "HF_DATASETS_OFFLINE": "1",
+    "HF_HUB_OFFLINE": "1",
+    "HF_DATASETS_DISABLE_PROGRESS_BARS": "1",
+}
 import datasets
 
 ROWS = 32768  # shuffled at a time
@@ -24,21 +28,35 @@ def arms(job: Job, prepared: Prepared) -> dict[str, Arm]:
     columns = [*job.floats, *job.ids]
     began = time.perf_counter()
     cache = os.path.join(job.folder, "hf")
-    mapped = datasets.Dataset.from_parquet(list(job.files), columns=columns, cache_dir=cache).with_format("arrow")
-    prepared.seconds, prepared.bytes, prepared.settings = time.perf_counter() - began, size_of(cache), "mapped"
+    mapped = datasets.Dataset.from_parquet(
+        list(job.files), columns=columns, cache_dir=cache
+    ).with_format("arrow")
+    prepared.seconds, prepared.bytes, prepared.settings = (
+        time.perf_counter() - began,
+        size_of(cache),
+        "mapped",
+    )
 
     def batches(table: pa.Table, random: np.random.Generator) -> Iterator[tuple[torch.Tensor, ...]]:
         floats, ids = blocks_of(table, job, random.permutation(table.num_rows))
         for at in range(0, table.num_rows - job.batch_size + 1, job.batch_size):
             part = slice(at, at + job.batch_size)
-            yield (torch.log1p(torch.from_numpy(floats[part, :-1])), torch.from_numpy(ids[part]),
-                   torch.from_numpy(floats[part, -1]))
+            yield (
+                torch.log1p(torch.from_numpy(floats[part, :-1])),
+                torch.from_numpy(ids[part]),
+                torch.from_numpy(floats[part, -1]),
+            )
 
     class Streamed(torch.utils.data.IterableDataset):
         def __iter__(self) -> Iterator[tuple[torch.Tensor, ...]]:
             random = np.random.default_rng()
-            data = datasets.load_dataset("parquet", data_files=list(job.files), split="train", streaming=True,
-                                         columns=columns).with_format("arrow")
+            data = datasets.load_dataset(
+                "parquet",
+                data_files=list(job.files),
+                split="train",
+                streaming=True,
+                columns=columns,
+            ).with_format("arrow")
             info = torch.utils.data.get_worker_info()
             if info:
                 data = data.shard(info.num_workers, info.id)
@@ -54,17 +72,20 @@ def arms(job: Job, prepared: Prepared) -> dict[str, Arm]:
             random = np.random.default_rng(number)
             while True:
                 for at in random.permutation(len(mapped) // ROWS)[number::of]:
-                    yield from batches(mapped[int(at) * ROWS:(int(at) + 1) * ROWS], random)
+                    yield from batches(mapped[int(at) * ROWS : (int(at) + 1) * ROWS], random)
 
     def run(data: torch.utils.data.IterableDataset, workers: int) -> Iterator[int]:
-        loader = torch.utils.data.DataLoader(data, batch_size=None, num_workers=workers, prefetch_factor=4
-                                             if workers else None)
+        loader = torch.utils.data.DataLoader(
+            data, batch_size=None, num_workers=workers, prefetch_factor=4 if workers else None
+        )
         for dense, _ids, _label in loader:
             yield len(dense)
 
-    return {f"{name}, {workers} workers": lambda data=data, workers=workers: run(data, workers)
-            for name, data in (("Parquet streamed", Streamed()), ("mapped Arrow", Mapped()))
-            for workers in (0, 2)}
+    return {
+        f"{name}, {workers} workers": lambda data=data, workers=workers: run(data, workers)
+        for name, data in (("Parquet streamed", Streamed()), ("mapped Arrow", Mapped()))
+        for workers in (0, 2)
+    }
 
 
 if __name__ == "__main__":

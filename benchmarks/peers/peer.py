@@ -37,10 +37,14 @@ class Kind:
         return ROOT / f".venv-peers-{self.environment}" / "bin" / "python"
 
 
-PEERS = (Kind("tf.data", "tf_data", "tf", "AUTOTUNE"), Kind("Ray Data", "ray_data", "ray"),
-         Kind("petastorm BatchedDataLoader", "petastorm_batched", "petastorm"),
-         Kind("Hugging Face datasets", "hf_datasets", "torch", "mapped Arrow"),
-         Kind("mosaicml-streaming", "mosaic_streaming", "torch"), Kind("SPDL", "spdl", "torch"))
+PEERS = (
+    Kind("tf.data", "tf_data", "tf", "AUTOTUNE"),
+    Kind("Ray Data", "ray_data", "ray"),
+    Kind("petastorm BatchedDataLoader", "petastorm_batched", "petastorm"),
+    Kind("Hugging Face datasets", "hf_datasets", "torch", "mapped Arrow"),
+    Kind("mosaicml-streaming", "mosaic_streaming", "torch"),
+    Kind("SPDL", "spdl", "torch"),
+)
 
 
 class PeerError(RuntimeError):
@@ -52,9 +56,16 @@ class Peer:
 
     def __init__(self, command: list[str], job: Job):
         self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115  it is closed with the peer
-        self._process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-                                         stderr=self._log, start_new_session=True,
-                                         env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"})
+        self._process = subprocess.Popen(
+            command,
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            stderr=self._log,
+            start_new_session=True,
+            env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"},
+        )
         try:
             told = self._ask(asdict(job))
         except BaseException:

@@ -37,7 +37,9 @@ class Job:
     def row_groups(self) -> list[tuple[str, int]]:
         import pyarrow.parquet as pq
 
-        return [(path, n) for path in self.files for n in range(pq.read_metadata(path).num_row_groups)]
+        return [
+            (path, n) for path in self.files for n in range(pq.read_metadata(path).num_row_groups)
+        ]
 
 
 @dataclass(slots=True)
@@ -51,7 +53,11 @@ class Prepared:
 
 
 def size_of(folder: str) -> int:
-    return sum(os.path.getsize(os.path.join(at, name)) for at, _, names in os.walk(folder) for name in names)
+    return sum(
+        os.path.getsize(os.path.join(at, name))
+        for at, _, names in os.walk(folder)
+        for name in names
+    )
 
 
 def turn(arm: Arm, seconds: float) -> tuple[float, float]:
@@ -90,16 +96,26 @@ def serve(arms: Callable[[Job, Prepared], dict[str, Arm]]) -> None:
     """The life of a peer: a job as one line of JSON, then requests `[arm, seconds]`, each answered with one line."""
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what libraries print must not be taken for an answer
-    job = Job(**{name: tuple(value) if isinstance(value, list) else value
-                 for name, value in json.loads(sys.stdin.readline()).items()})
+    job = Job(
+        **{
+            name: tuple(value) if isinstance(value, list) else value
+            for name, value in json.loads(sys.stdin.readline()).items()
+        }
+    )
     prepared = Prepared()
     found = arms(job, prepared)
 
     def answer(what: Any) -> None:
         print(json.dumps(what), file=out, flush=True)
 
-    answer({"arms": list(found), "prepared_bytes": prepared.bytes, "prepared_seconds": prepared.seconds,
-            "prepared_for": prepared.settings})
+    answer(
+        {
+            "arms": list(found),
+            "prepared_bytes": prepared.bytes,
+            "prepared_seconds": prepared.seconds,
+            "prepared_for": prepared.settings,
+        }
+    )
     for line in sys.stdin:
         name, seconds = json.loads(line)
         try:

@@ -27,7 +27,9 @@ def sleeping(seconds: float) -> Callable[[tf.Tensor], tf.Tensor]:
         time.sleep(seconds)
         return element
 
-    return lambda element: tf.ensure_shape(tf.numpy_function(work, [element], tf.int64, stateful=False), ())
+    return lambda element: tf.ensure_shape(
+        tf.numpy_function(work, [element], tf.int64, stateful=False), ()
+    )
 
 
 def dataset(costs: list[float], cores: int, algorithm: str) -> tf.data.Dataset:
@@ -51,15 +53,26 @@ def settled(graph: dict[str, Any], algorithm: str, seconds: float) -> dict[str, 
     while time.monotonic() < end:
         next(iterator)
     model = tf.data.experimental.get_model_proto(iterator)
-    maps = [node for _, node in sorted(model.nodes.items(), reverse=True) if node.name.startswith("ParallelMap")]
-    workers = [int(p.state_value) for node in maps for p in node.parameters if p.name == "parallelism"]
-    return {"workers": workers, "costs": [node.processing_time / max(1, node.num_elements) / 1e9 for node in maps]}
+    maps = [
+        node
+        for _, node in sorted(model.nodes.items(), reverse=True)
+        if node.name.startswith("ParallelMap")
+    ]
+    workers = [
+        int(p.state_value) for node in maps for p in node.parameters if p.name == "parallelism"
+    ]
+    return {
+        "workers": workers,
+        "costs": [node.processing_time / max(1, node.num_elements) / 1e9 for node in maps],
+    }
 
 
 def main() -> None:
     asked = json.load(sys.stdin)
     with ThreadPoolExecutor(asked["at_once"]) as pool:
-        found = list(pool.map(lambda g: settled(g, asked["algorithm"], asked["seconds"]), asked["graphs"]))
+        found = list(
+            pool.map(lambda g: settled(g, asked["algorithm"], asked["seconds"]), asked["graphs"])
+        )
     print(json.dumps(found))
 
 

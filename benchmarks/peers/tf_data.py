@@ -24,7 +24,9 @@ def arms(job: Job, _prepared: Prepared) -> dict[str, Arm]:
 
     def shuffled(group: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         floats, ids = tf.numpy_function(block, [group], [tf.float32, tf.int32], stateful=False)
-        return tf.ensure_shape(floats, (None, len(job.floats))), tf.ensure_shape(ids, (None, len(job.ids)))
+        return tf.ensure_shape(floats, (None, len(job.floats))), tf.ensure_shape(
+            ids, (None, len(job.ids))
+        )
 
     def logged(floats: tf.Tensor, ids: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         return tf.math.log1p(floats[:, :-1]), ids, floats[:, -1]
@@ -32,16 +34,27 @@ def arms(job: Job, _prepared: Prepared) -> dict[str, Arm]:
     def run(parallel: int, transforms: int, prefetch: int) -> Iterator[int]:
         options = tf.data.Options()
         options.deterministic = False
-        data = (tf.data.Dataset.range(len(groups)).shuffle(len(groups)).repeat()
-                .map(shuffled, num_parallel_calls=parallel).rebatch(job.batch_size, drop_remainder=True)
-                .map(logged, num_parallel_calls=transforms).prefetch(prefetch).with_options(options))
+        data = (
+            tf.data.Dataset.range(len(groups))
+            .shuffle(len(groups))
+            .repeat()
+            .map(shuffled, num_parallel_calls=parallel)
+            .rebatch(job.batch_size, drop_remainder=True)
+            .map(logged, num_parallel_calls=transforms)
+            .prefetch(prefetch)
+            .with_options(options)
+        )
         for dense, _ids, _label in data:
             yield int(dense.shape[0])
 
     auto = tf.data.AUTOTUNE
-    return {"AUTOTUNE": lambda: run(auto, auto, auto),
-            **{f"{p} readers, {t} for the transform": lambda p=p, t=t: run(p, t, 8)
-               for p, t in ((1, 1), (2, 1), (4, 2))}}
+    return {
+        "AUTOTUNE": lambda: run(auto, auto, auto),
+        **{
+            f"{p} readers, {t} for the transform": lambda p=p, t=t: run(p, t, 8)
+            for p, t in ((1, 1), (2, 1), (4, 2))
+        },
+    }
 
 
 if __name__ == "__main__":

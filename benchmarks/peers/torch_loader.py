@@ -19,26 +19,44 @@ class ShuffledBatches(torch.utils.data.IterableDataset):
     def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
         info = torch.utils.data.get_worker_info()
         number, of = (info.id, info.num_workers) if info else (0, 1)
-        random, mine, size = np.random.default_rng(number), self.groups[number::of], self.job.batch_size
-        for path, group in (mine[i] for _ in itertools.count() for i in random.permutation(len(mine))):
+        random, mine, size = (
+            np.random.default_rng(number),
+            self.groups[number::of],
+            self.job.batch_size,
+        )
+        for path, group in (
+            mine[i] for _ in itertools.count() for i in random.permutation(len(mine))
+        ):
             floats, ids = read(self.job, path, group, random, threads=info is None)
             for at in range(0, len(ids) - size + 1, size):
                 part = slice(at, at + size)
-                yield (torch.log1p(torch.from_numpy(floats[part, :-1])), torch.from_numpy(ids[part]),
-                       torch.from_numpy(floats[part, -1]))
+                yield (
+                    torch.log1p(torch.from_numpy(floats[part, :-1])),
+                    torch.from_numpy(ids[part]),
+                    torch.from_numpy(floats[part, -1]),
+                )
 
 
 def arms(job: Job, _prepared: Prepared) -> dict[str, Arm]:
     data = ShuffledBatches(job)
 
     def run(workers: int, ahead: int | None, context: str | None) -> Iterator[int]:
-        loader = torch.utils.data.DataLoader(data, batch_size=None, num_workers=workers, prefetch_factor=ahead,
-                                             multiprocessing_context=context)
+        loader = torch.utils.data.DataLoader(
+            data,
+            batch_size=None,
+            num_workers=workers,
+            prefetch_factor=ahead,
+            multiprocessing_context=context,
+        )
         for dense, _ids, _label in loader:
             yield len(dense)
 
-    return {"in the trainer's process": lambda: run(0, None, None), "1 worker": lambda: run(1, 4, "forkserver"),
-            "2 workers": lambda: run(2, 4, "forkserver"), "4 workers": lambda: run(4, 4, "forkserver")}
+    return {
+        "in the trainer's process": lambda: run(0, None, None),
+        "1 worker": lambda: run(1, 4, "forkserver"),
+        "2 workers": lambda: run(2, 4, "forkserver"),
+        "4 workers": lambda: run(4, 4, "forkserver"),
+    }
 
 
 if __name__ == "__main__":

@@ -18,6 +18,19 @@ from sluice.benchmarks.rivals.hill import Hill
 from sluice.benchmarks.rivals.plumber import Plumber, PlumberAdaptive
 from sluice.benchmarks.rivals.trident import Trident
 
-register({"autotune": Autotune, "autotune-adaptive": AutotuneAdaptive, "bayes": Bayes, "cachew": Cachew,
-          "cores": Cores, "ds2": DS2, "even": Even, "hill": Hill, "offline-grid": OfflineGrid, "plumber": Plumber,
-          "plumber-adaptive": PlumberAdaptive, "trident": Trident})
+register(
+    {
+        "autotune": Autotune,
+        "autotune-adaptive": AutotuneAdaptive,
+        "bayes": Bayes,
+        "cachew": Cachew,
+        "cores": Cores,
+        "ds2": DS2,
+        "even": Even,
+        "hill": Hill,
+        "offline-grid": OfflineGrid,
+        "plumber": Plumber,
+        "plumber-adaptive": PlumberAdaptive,
+        "trident": Trident,
+    }
+)

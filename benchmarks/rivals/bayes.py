@@ -23,15 +23,27 @@ def propose(limits: Limits, most: int, history: tuple[tuple[Knobs, float], ...])
     import torch
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    spaces = {name: optuna.distributions.IntDistribution(low, max(low, min(high, most)), log=True)
-              for name, (low, high) in limits.workers.items()}
-    study = optuna.create_study(direction="maximize", sampler=optuna.samplers.GPSampler(
-        seed=len(history), n_startup_trials=_STARTUP, deterministic_objective=False))
+    spaces = {
+        name: optuna.distributions.IntDistribution(low, max(low, min(high, most)), log=True)
+        for name, (low, high) in limits.workers.items()
+    }
+    study = optuna.create_study(
+        direction="maximize",
+        sampler=optuna.samplers.GPSampler(
+            seed=len(history), n_startup_trials=_STARTUP, deterministic_objective=False
+        ),
+    )
     for knobs, rate in history:
-        study.add_trial(optuna.trial.create_trial(
-            params={n: min(max(knobs.workers[n], s.low), s.high) for n, s in spaces.items()},
-            distributions=dict(spaces), value=rate))
-    with torch._C.DisableTorchFunction():  # optuna's device context has Python look at each operation: a third dearer
+        study.add_trial(
+            optuna.trial.create_trial(
+                params={n: min(max(knobs.workers[n], s.low), s.high) for n, s in spaces.items()},
+                distributions=dict(spaces),
+                value=rate,
+            )
+        )
+    with (
+        torch._C.DisableTorchFunction()
+    ):  # optuna's device context has Python look at each operation: a third dearer
         return {name: int(count) for name, count in study.ask(dict(spaces)).params.items()}
 
 
@@ -52,8 +64,13 @@ class Bayes(Policy):
 
     def decide(self, snapshot: Snapshot, state: BayesState) -> tuple[Knobs, BayesState, Reason]:
         if not state.most:
-            return state.knobs, replace(state, most=2 * max(1, round(snapshot.cpu_quota)),
-                                        watch=Stopwatch(0, snapshot)), Reason(text="measuring the start")
+            return (
+                state.knobs,
+                replace(
+                    state, most=2 * max(1, round(snapshot.cpu_quota)), watch=Stopwatch(0, snapshot)
+                ),
+                Reason(text="measuring the start"),
+            )
         if len(state.history) >= _TRIALS:
             return state.knobs, state, Reason(text="the best of all that was tried")
         watch, seen = state.watch.look(snapshot, settle=_SETTLE, window=_WINDOW)
@@ -62,8 +79,14 @@ class Bayes(Policy):
         history = (*state.history, (state.knobs, seen.rows_per_s))
         if len(history) >= _TRIALS:
             knobs, rate = max(history, key=lambda tried: tried[1])
-            return knobs, replace(state, knobs=knobs, history=history), Reason(
-                text="the best of all that was tried", predicted_rows_per_s=rate)
+            return (
+                knobs,
+                replace(state, knobs=knobs, history=history),
+                Reason(text="the best of all that was tried", predicted_rows_per_s=rate),
+            )
         knobs = state.limits.resized(state.knobs, propose(state.limits, state.most, history))
-        return knobs, replace(state, knobs=knobs, history=history, watch=Stopwatch()), Reason(
-            text=f"trial {len(history)} of {_TRIALS}")
+        return (
+            knobs,
+            replace(state, knobs=knobs, history=history, watch=Stopwatch()),
+            Reason(text=f"trial {len(history)} of {_TRIALS}"),
+        )

@@ -34,7 +34,11 @@ class Cachew(Policy):
     name = "cachew"
 
     def initial(self, limits: Limits, knobs: Knobs) -> CachewState:
-        return CachewState(limits=limits, knobs=limits.clamp(knobs), workers=max(limits.clamp(knobs).workers.values()))
+        return CachewState(
+            limits=limits,
+            knobs=limits.clamp(knobs),
+            workers=max(limits.clamp(knobs).workers.values()),
+        )
 
     def decide(self, snapshot: Snapshot, state: CachewState) -> tuple[Knobs, CachewState, Reason]:
         watch, seen = state.watch.look(snapshot, settle=_SETTLE, window=_WINDOW)
@@ -48,10 +52,14 @@ class Cachew(Policy):
             return self._step(replace(state, rate=rate), 1, "the rate has moved")
         if state.direction > 0:
             if rate > (1 + _GAIN) * state.rate:
-                return self._step(replace(state, rate=rate), 1, f"a worker more brought {rate:.0f} rows/s")
+                return self._step(
+                    replace(state, rate=rate), 1, f"a worker more brought {rate:.0f} rows/s"
+                )
             return self._step(replace(state, direction=-1), -1, "a worker more no longer helps")
         if rate >= (1 - _LOSS) * state.rate and state.workers > 1 and seen.stall < 0.01:
-            return self._step(replace(state, rate=max(rate, state.rate)), -1, "a worker fewer costs nothing")
+            return self._step(
+                replace(state, rate=max(rate, state.rate)), -1, "a worker fewer costs nothing"
+            )
         up = 1 if rate < (1 - _LOSS) * state.rate else 0
         knobs, state, reason = self._step(replace(state, settled=True), up, "settled")
         return knobs, replace(state, rate=max(rate, state.rate)), reason
@@ -60,5 +68,8 @@ class Cachew(Policy):
         count = max(1, state.workers + by)
         count = min(count, max(high for _, high in state.limits.workers.values()))
         knobs = state.limits.resized(state.knobs, dict.fromkeys(state.limits.workers, count))
-        return knobs, replace(state, knobs=knobs, workers=count, watch=Stopwatch()), Reason(
-            text=f"{why}: {count} in every stage")
+        return (
+            knobs,
+            replace(state, knobs=knobs, workers=count, watch=Stopwatch()),
+            Reason(text=f"{why}: {count} in every stage"),
+        )

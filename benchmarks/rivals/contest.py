@@ -30,7 +30,10 @@ from sluice.ingest.knobs import Knobs, nearest
 from sluice.ingest.stats import Snapshot
 
 COUNTS = 1.5  # times `cores`: a smaller spread says little
-START_S, BACK = 10.0, 0.95  # of a start: how long it is, and the share of the best rate that ends it
+START_S, BACK = (
+    10.0,
+    0.95,
+)  # of a start: how long it is, and the share of the best rate that ends it
 FED = 0.01  # share of the trainer's time spent waiting: up to this, the trainer is the bottleneck
 _DRAWS = 4000
 _FIXED = ("cores", "best", "best again", "lean")
@@ -74,8 +77,16 @@ class Settled:
     def reached_s(self, best: float) -> float:
         """The seconds after which the rows of two looks together first came at 0.95 of the rate `best`; infinite if
         they never did."""
-        return next((at for (at, rows), _, (end, more) in zip(self.rows, self.rows[1:], self.rows[2:], strict=False)
-                     if more - rows >= BACK * best * (end - at)), math.inf)
+        return next(
+            (
+                at
+                for (at, rows), _, (end, more) in zip(
+                    self.rows, self.rows[1:], self.rows[2:], strict=False
+                )
+                if more - rows >= BACK * best * (end - at)
+            ),
+            math.inf,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,11 +130,17 @@ class Contest:
         if not starts:
             return {}
         shares = np.array([one.share(best) for one in starts])
-        low, high = np.percentile(np.random.default_rng(0).choice(shares, (_DRAWS, len(shares))).mean(axis=1),
-                                  [2.5, 97.5])
+        low, high = np.percentile(
+            np.random.default_rng(0).choice(shares, (_DRAWS, len(shares))).mean(axis=1), [2.5, 97.5]
+        )
         reached = statistics.median(one.reached_s(best) for one in starts)
-        return {"starts": len(starts), "share_10s": round(float(shares.mean()), 3), "low": round(float(low), 3),
-                "high": round(float(high), 3), "to_95_s": round(reached, 2) if math.isfinite(reached) else None}
+        return {
+            "starts": len(starts),
+            "share_10s": round(float(shares.mean()), 3),
+            "low": round(float(low), 3),
+            "high": round(float(high), 3),
+            "to_95_s": round(reached, 2) if math.isfinite(reached) else None,
+        }
 
     def cpu_ratio(self, arm: str) -> float | None:
         """The cores that an arm used over those of the leanest setting that keeps the trainer fed, if there is one."""
@@ -138,23 +155,39 @@ class Contest:
         for name, settled in self.settled.items():
             own = self.score(name)
             ratio = self.cpu_ratio(name)
-            found[name] = {"score": round(own.value, 3), "low": round(own.low, 3), "high": round(own.high, 3),
-                           "of_best": round(self._mean(name, "rows_per_s") / self._mean("best", "rows_per_s"), 3),
-                           "decisions": len(settled.changes),
-                           "last_change_s": round(max(settled.changes, default=0.0), 1),
-                           "cost": round(settled.cost, 5), "stall": round(self._mean(name, "stall"), 4),
-                           "cpu_ratio": None if ratio is None else round(ratio, 2), "knobs": settled.knobs.to_dict(),
-                           "frozen": settled.frozen, "start": self.start(name)}
+            found[name] = {
+                "score": round(own.value, 3),
+                "low": round(own.low, 3),
+                "high": round(own.high, 3),
+                "of_best": round(
+                    self._mean(name, "rows_per_s") / self._mean("best", "rows_per_s"), 3
+                ),
+                "decisions": len(settled.changes),
+                "last_change_s": round(max(settled.changes, default=0.0), 1),
+                "cost": round(settled.cost, 5),
+                "stall": round(self._mean(name, "stall"), 4),
+                "cpu_ratio": None if ratio is None else round(ratio, 2),
+                "knobs": settled.knobs.to_dict(),
+                "frozen": settled.frozen,
+                "start": self.start(name),
+            }
         again = self.score("best again")
-        return {"counts": self.spread >= COUNTS, "best": self.best, "best_over_cores": round(self.spread, 2),
-                "rows_per_s": {name: round(self._mean(name, "rows_per_s")) for name in self.arms},
-                "noise": [round(again.low, 3), round(again.high, 3)], "policies": found}
+        return {
+            "counts": self.spread >= COUNTS,
+            "best": self.best,
+            "best_over_cores": round(self.spread, 2),
+            "rows_per_s": {name: round(self._mean(name, "rows_per_s")) for name in self.arms},
+            "noise": [round(again.low, 3), round(again.high, 3)],
+            "policies": found,
+        }
 
 
 def score(arm: Sequence[float], cores: Sequence[float], best: Sequence[float]) -> Score:
     """(arm − cores) / (best − cores) of the means over the rounds, with its 95 % interval; nan if there is no gain."""
     if not len(arm) == len(cores) == len(best) > 0:
-        raise ValueError(f"{len(arm)}, {len(cores)} and {len(best)} rounds: give as many of each, and at least one")
+        raise ValueError(
+            f"{len(arm)}, {len(cores)} and {len(best)} rounds: give as many of each, and at least one"
+        )
     drawn = np.random.default_rng(0).integers(0, len(arm), size=(_DRAWS, len(arm)))
     means = [np.asarray(values)[drawn].mean(axis=1) for values in (arm, cores, best)]
     gain = statistics.fmean(best) - statistics.fmean(cores)
@@ -166,7 +199,9 @@ def score(arm: Sequence[float], cores: Sequence[float], best: Sequence[float]) -
     return Score((statistics.fmean(arm) - statistics.fmean(cores)) / gain, float(low), float(high))
 
 
-def settle(bench: Bench, policy: Policy, seconds: float, clock: Callable[[], float] = time.monotonic) -> Settled:
+def settle(
+    bench: Bench, policy: Policy, seconds: float, clock: Callable[[], float] = time.monotonic
+) -> Settled:
     """Lets a policy tune a pipeline for so many seconds."""
     changes: list[float] = []
     looks: list[tuple[float, int]] = []
@@ -183,24 +218,42 @@ def settle(bench: Bench, policy: Policy, seconds: float, clock: Callable[[], flo
         bench.run(seconds)
     knobs, backends = bench.tunable.knobs, bench.tunable.limits.backends
     # Settings that knobs do not name stay as another arm left them.
-    knobs = replace(knobs, backend={n: knobs.backend.get(n, some[0]) for n, some in backends.items()})
-    return Settled(knobs, tuple(changes), controller.cost_s / max(1e-9, clock() - began),
-                   controller.frozen, tuple(looks))
+    knobs = replace(
+        knobs, backend={n: knobs.backend.get(n, some[0]) for n, some in backends.items()}
+    )
+    return Settled(
+        knobs,
+        tuple(changes),
+        controller.cost_s / max(1e-9, clock() - began),
+        controller.frozen,
+        tuple(looks),
+    )
 
 
-def contest(open_bench: Callable[[], Bench], settings: Sequence[str], policies: Mapping[str, Policy], *, rounds: int,
-            seconds: float, settle_s: float, starts: int = 1) -> Contest:
+def contest(
+    open_bench: Callable[[], Bench],
+    settings: Sequence[str],
+    policies: Mapping[str, Policy],
+    *,
+    rounds: int,
+    seconds: float,
+    settle_s: float,
+    starts: int = 1,
+) -> Contest:
     """Runs one set-up from the first start to the last round."""
     begun: dict[str, list[Settled]] = {name: [] for name in policies}
     for name in begun:
         if name in _FIXED:
             raise LiveError(f"{name!r} is measured anyway; name another policy")
     order = np.random.default_rng(1)
-    for name in (name for _ in range(starts) for name in order.permutation(list(policies)).tolist()):
+    for name in (
+        name for _ in range(starts) for name in order.permutation(list(policies)).tolist()
+    ):
         with open_bench() as bench:
             begun[name].append(settle(bench, policies[name], settle_s))
     settled = {name: found[-1] for name, found in begun.items()}
     with open_bench() as bench:
+
         def turn(knobs: Knobs) -> Turn:
             return Turn.of(*bench.measure(knobs, seconds), knobs)
 
@@ -208,35 +261,59 @@ def contest(open_bench: Callable[[], Bench], settings: Sequence[str], policies: 
         best = max(survey, key=lambda text: survey[text].rows_per_s)
         fed = [text for text in settings if survey[text].stall <= FED]
         lean = min(fed, key=lambda text: survey[text].cpu, default=None)
-        arms = {"cores": _cores(bench), "best": bench.setting(best), "best again": bench.setting(best),
-                **({"lean": bench.setting(lean)} if lean is not None else {}),
-                **{name: found.knobs for name, found in settled.items()}}
+        arms = {
+            "cores": _cores(bench),
+            "best": bench.setting(best),
+            "best again": bench.setting(best),
+            **({"lean": bench.setting(lean)} if lean is not None else {}),
+            **{name: found.knobs for name, found in settled.items()},
+        }
         turns: dict[str, list[Turn]] = {name: [] for name in arms}
-        order = np.random.default_rng(0)  # an arm shows traces of the one before, so that must not always be the same
+        order = np.random.default_rng(
+            0
+        )  # an arm shows traces of the one before, so that must not always be the same
         for _ in range(rounds):
             for name in order.permutation(list(arms)).tolist():
                 turns[name].append(turn(arms[name]))
     return Contest(survey, turns, settled, begun)
 
 
-def hold(policies: Sequence[str], *, setups: Sequence[str], rounds: int, seconds: float, settle_s: float,
-         starts: int, say: Callable[[str], None]) -> dict[str, Contest]:
+def hold(
+    policies: Sequence[str],
+    *,
+    setups: Sequence[str],
+    rounds: int,
+    seconds: float,
+    settle_s: float,
+    starts: int,
+    say: Callable[[str], None],
+) -> dict[str, Contest]:
     """Runs the contest on these live set-ups (none named: on all), and tells each as soon as it is over."""
     known = [setup.name for setup in SETUPS]
     for name in setups:
         if name not in known:
-            raise LiveError(f"there is no live set-up {name!r}{nearest(name, known)}; choose of {', '.join(known)}")
+            raise LiveError(
+                f"there is no live set-up {name!r}{nearest(name, known)}; choose of {', '.join(known)}"
+            )
     contests = {}
     with tempfile.TemporaryDirectory() as folder:
         clicks = small_table(Path(folder) / "clicks", **TABLE)
         for setup in (s for s in SETUPS if not setups or s.name in setups):
             say(f"live: {setup.name}: {setup.about}")
             contests[setup.name] = found = contest(
-                lambda setup=setup: Session(setup, clicks), setup.settings,  # type: ignore[misc]
-                {name: make(name) for name in policies}, rounds=rounds, seconds=seconds, settle_s=settle_s,
-                starts=starts)
+                lambda setup=setup: Session(setup, clicks),  # type: ignore[misc]
+                setup.settings,
+                {name: make(name) for name in policies},
+                rounds=rounds,
+                seconds=seconds,
+                settle_s=settle_s,
+                starts=starts,
+            )
             for name, settled in found.settled.items():
-                say(f"{name} settled on {settled.knobs}" + (f", stopped: {settled.frozen}" if settled.frozen else ""))
+                say(
+                    f"{name} settled on {settled.knobs}"
+                    + (f", stopped: {settled.frozen}" if settled.frozen else "")
+                )
             say(table({setup.name: found}))
     return contests
 
@@ -249,8 +326,10 @@ def _cores(bench: Bench) -> Knobs:
 
 def table(contests: Mapping[str, Contest]) -> str:
     """The results as a person reads them: one line for each policy and set-up."""
-    head = (f"{'live set-up':18}{'best setting':34}{'÷ cores':>8}  {'policy':10}{'score (95 %)':>22}{'same twice':>15}"
-            f"{'changes':>9}{'last':>8}{'CPU ÷ lean':>12}{'first 10 s':>24}{'95 % after':>12}")
+    head = (
+        f"{'live set-up':18}{'best setting':34}{'÷ cores':>8}  {'policy':10}{'score (95 %)':>22}{'same twice':>15}"
+        f"{'changes':>9}{'last':>8}{'CPU ÷ lean':>12}{'first 10 s':>24}{'95 % after':>12}"
+    )
     lines = [head]
     for name, found in contests.items():
         again = found.score("best again")
@@ -261,7 +340,8 @@ def table(contests: Mapping[str, Contest]) -> str:
                 f"{str(found.score(policy)) if found.spread >= COUNTS else 'does not count':>22}"
                 f"{f'{again.low:.2f} to {again.high:.2f}':>15}{len(settled.changes):>9}"
                 f"{max(settled.changes, default=0.0):>6.1f} s{'' if ratio is None else f'{ratio:.2f}':>12}"
-                f"{_told(found.start(policy))}")
+                f"{_told(found.start(policy))}"
+            )
     return "\n".join(lines)
 
 
@@ -269,4 +349,6 @@ def _told(start: Mapping[str, Any]) -> str:
     if not start:
         return ""
     share = "{share_10s:.2f} ({low:.2f} to {high:.2f})".format(**start)
-    return f"{share:>24}" + (f"{'never':>12}" if start["to_95_s"] is None else f"{start['to_95_s']:>10.1f} s")
+    return f"{share:>24}" + (
+        f"{'never':>12}" if start["to_95_s"] is None else f"{start['to_95_s']:>10.1f} s"
+    )

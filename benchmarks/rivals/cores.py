@@ -21,4 +21,8 @@ class Cores(Policy):
             return knobs, state, Reason(text="one worker a core everywhere, once and for all")
         count = max(1, int(snapshot.cpu_quota))
         knobs = limits.resized(knobs, dict.fromkeys(limits.workers, count))
-        return knobs, (limits, knobs, True), Reason(text=f"{count} workers in every stage, one a core")
+        return (
+            knobs,
+            (limits, knobs, True),
+            Reason(text=f"{count} workers in every stage, one a core"),
+        )

@@ -27,7 +27,9 @@ _STEPS = 3
 
 def parallelism(rows_per_useful_s: Mapping[str, float], target: float) -> dict[str, int]:
     """The workers that each stage needs for `target` rows a second."""
-    return {name: max(1, math.ceil(target / rate - 1e-9)) for name, rate in rows_per_useful_s.items()}
+    return {
+        name: max(1, math.ceil(target / rate - 1e-9)) for name, rate in rows_per_useful_s.items()
+    }
 
 
 def target_rate(seen: PipelineRates) -> float:
@@ -58,7 +60,11 @@ class DS2(Policy):
         if seen is None:
             return state.knobs, replace(state, watch=watch), Reason(text="measuring useful time")
         state = replace(state, watch=Stopwatch(0, snapshot))
-        true_rates = {n: s.rows_per_s / s.busy for n, s in seen.stages.items() if s.busy > 0 and s.rows_per_s > 0}
+        true_rates = {
+            n: s.rows_per_s / s.busy
+            for n, s in seen.stages.items()
+            if s.busy > 0 and s.rows_per_s > 0
+        }
         target = target_rate(seen)
         if len(true_rates) < len(state.limits.workers) or not math.isfinite(target):
             return state.knobs, state, Reason(text="not every stage has reported yet")
@@ -68,7 +74,18 @@ class DS2(Policy):
             return state.knobs, state, Reason(text=f"{_STEPS} steps were taken towards this target")
         knobs = state.limits.resized(state.knobs, parallelism(true_rates, target))
         if knobs == state.knobs:
-            return knobs, state, Reason(text="useful time says that all is well", predicted_rows_per_s=target)
+            return (
+                knobs,
+                state,
+                Reason(text="useful time says that all is well", predicted_rows_per_s=target),
+            )
         slowest = min(true_rates, key=lambda n: true_rates[n] * state.knobs.workers[n])
-        return knobs, replace(state, knobs=knobs, steps=state.steps + 1, watch=Stopwatch()), Reason(
-            text=f"{target:.0f} rows/s need {knobs}", bottleneck=slowest, predicted_rows_per_s=target)
+        return (
+            knobs,
+            replace(state, knobs=knobs, steps=state.steps + 1, watch=Stopwatch()),
+            Reason(
+                text=f"{target:.0f} rows/s need {knobs}",
+                bottleneck=slowest,
+                predicted_rows_per_s=target,
+            ),
+        )

@@ -22,4 +22,8 @@ class Even(Policy):
         each, rest = divmod(max(1, int(snapshot.cpu_quota)), len(limits.workers))
         workers = {name: max(1, each + (i < rest)) for i, name in enumerate(limits.workers)}
         knobs = limits.resized(knobs, workers)
-        return knobs, (limits, knobs, True), Reason(text=f"{snapshot.cpu_quota:g} cores over {len(workers)} stages")
+        return (
+            knobs,
+            (limits, knobs, True),
+            Reason(text=f"{snapshot.cpu_quota:g} cores over {len(workers)} stages"),
+        )

@@ -55,7 +55,10 @@ class RayThresholds(Policy):
         if seen is None:
             return state.knobs, state, Reason(text="first look")
         size = math.ceil(state.knobs.workers[remote_stage(state.knobs)] / REQUESTS_A_CORE)
-        at_actors = min(seen.stages[remote_stage(state.knobs)].busy, REQUESTS_A_CORE * snapshot.elsewhere["workers"])
+        at_actors = min(
+            seen.stages[remote_stage(state.knobs)].busy,
+            REQUESTS_A_CORE * snapshot.elsewhere["workers"],
+        )
         use = at_actors / size
         count = size
         if use >= _UP:
@@ -80,7 +83,9 @@ State = TypeVar("State", bound=Ds2FleetState)
 
 def weighed(told: Snapshot, state: State) -> tuple[Snapshot, State]:
     """What a fleet tells, with useful time as a worker's own, and the state that knows it."""
-    snapshot = told if state.told is None or state.last is None else at_work(told, state.told, state.last)
+    snapshot = (
+        told if state.told is None or state.last is None else at_work(told, state.told, state.last)
+    )
     return snapshot, replace(state, told=told, last=snapshot)
 
 
@@ -90,11 +95,17 @@ class Ds2Fleet(Policy):
     def initial(self, limits: Limits, knobs: Knobs) -> Ds2FleetState:
         return Ds2FleetState(limits=limits, knobs=limits.clamp(knobs))
 
-    def decide(self, snapshot: Snapshot, state: Ds2FleetState) -> tuple[Knobs, Ds2FleetState, Reason]:
+    def decide(
+        self, snapshot: Snapshot, state: Ds2FleetState
+    ) -> tuple[Knobs, Ds2FleetState, Reason]:
         told, name = snapshot, remote_stage(state.knobs)
         snapshot, state = weighed(told, state)
         if told.elsewhere["starting"]:
-            return state.knobs, replace(state, watch=Stopwatch()), Reason(text="workers are starting")
+            return (
+                state.knobs,
+                replace(state, watch=Stopwatch()),
+                Reason(text="workers are starting"),
+            )
         watch, seen = state.watch.look(snapshot, settle=_SETTLE, window=_WINDOW)
         if seen is None:
             return state.knobs, replace(state, watch=watch), Reason(text="measuring useful time")
@@ -104,8 +115,15 @@ class Ds2Fleet(Policy):
             return state.knobs, state, Reason(text="not every stage has reported yet")
         useful = stage.rows_per_s / stage.busy
         if abs(target - useful * state.knobs.workers[name]) <= _TOLERANCE * target:
-            return state.knobs, state, Reason(text="useful time says that all is well", predicted_rows_per_s=target)
+            return (
+                state.knobs,
+                state,
+                Reason(text="useful time says that all is well", predicted_rows_per_s=target),
+            )
         [requests] = parallelism({name: useful}, target).values()
         knobs = with_workers(state.limits, state.knobs, math.ceil(requests / REQUESTS_A_CORE))
-        return knobs, replace(state, knobs=knobs, watch=Stopwatch()), Reason(
-            text=f"{target:.0f} rows/s need {knobs}", predicted_rows_per_s=target)
+        return (
+            knobs,
+            replace(state, knobs=knobs, watch=Stopwatch()),
+            Reason(text=f"{target:.0f} rows/s need {knobs}", predicted_rows_per_s=target),
+        )

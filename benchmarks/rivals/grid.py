@@ -24,11 +24,15 @@ def grid(limits: Limits, cores: float) -> list[dict[str, int]]:
     names, size = list(limits.workers), len(levels)
     total = size ** len(names)
     # A stride prime to the total visits the grid evenly, and each setting once.
-    stride = next(s for s in range(max(1, int(total * 0.618)), 2 * total + 2) if math.gcd(s, total) == 1)
+    stride = next(
+        s for s in range(max(1, int(total * 0.618)), 2 * total + 2) if math.gcd(s, total) == 1
+    )
     numbers = [i * stride % total for i in range(min(total, _MOST - size))]
-    diagonal = [sum(level * size ** i for i in range(len(names))) for level in range(size)]
-    return [{n: levels[number // size ** i % size] for i, n in enumerate(names)}
-            for number in dict.fromkeys([*diagonal, *numbers])]
+    diagonal = [sum(level * size**i for i in range(len(names))) for level in range(size)]
+    return [
+        {n: levels[number // size**i % size] for i, n in enumerate(names)}
+        for number in dict.fromkeys([*diagonal, *numbers])
+    ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,15 +54,28 @@ class OfflineGrid(Policy):
 
     def decide(self, snapshot: Snapshot, state: GridState) -> tuple[Knobs, GridState, Reason]:
         if state.left is None:
-            settings = tuple(state.limits.resized(state.knobs, w)
-                             for w in grid(state.limits, snapshot.cpu_quota))
-            return settings[0], replace(state, left=settings), Reason(text=f"{len(settings)} settings to measure")
+            settings = tuple(
+                state.limits.resized(state.knobs, w) for w in grid(state.limits, snapshot.cpu_quota)
+            )
+            return (
+                settings[0],
+                replace(state, left=settings),
+                Reason(text=f"{len(settings)} settings to measure"),
+            )
         if not state.left:
             assert state.best is not None
-            return state.best, state, Reason(text="the best of the grid", predicted_rows_per_s=state.best_rate)
+            return (
+                state.best,
+                state,
+                Reason(text="the best of the grid", predicted_rows_per_s=state.best_rate),
+            )
         watch, seen = state.watch.look(snapshot, settle=_SETTLE, window=_WINDOW)
         if seen is None:
-            return state.left[0], replace(state, watch=watch), Reason(text="measuring a setting of the grid")
+            return (
+                state.left[0],
+                replace(state, watch=watch),
+                Reason(text="measuring a setting of the grid"),
+            )
         if seen.rows_per_s > state.best_rate:
             state = replace(state, best=state.left[0], best_rate=seen.rows_per_s)
         assert state.left is not None

@@ -44,19 +44,34 @@ class Hill(Policy):
 
     def decide(self, snapshot: Snapshot, state: HillState) -> tuple[Knobs, HillState, Reason]:
         if state.rest > 0:
-            return state.knobs, replace(state, rest=state.rest - 1, watch=Stopwatch(0, snapshot)), Reason(
-                text="resting after a round without a gain")
+            return (
+                state.knobs,
+                replace(state, rest=state.rest - 1, watch=Stopwatch(0, snapshot)),
+                Reason(text="resting after a round without a gain"),
+            )
         watch, seen = state.watch.look(snapshot, settle=_SETTLE, window=_WINDOW)
         if seen is None:
             return state.tried or state.knobs, replace(state, watch=watch), Reason(text="measuring")
         if state.tried is None:
             return self._try(replace(state, rate=seen.rows_per_s))
         if seen.rows_per_s > (1 + _GAIN) * state.rate:
-            return self._try(replace(state, knobs=state.tried, rate=seen.rows_per_s, step=2 * state.step, idle=0,
-                                     pause=4))
-        state = replace(state, turn=state.turn + 1, step=1, idle=state.idle + 1, tried=None, watch=Stopwatch())
+            return self._try(
+                replace(
+                    state,
+                    knobs=state.tried,
+                    rate=seen.rows_per_s,
+                    step=2 * state.step,
+                    idle=0,
+                    pause=4,
+                )
+            )
+        state = replace(
+            state, turn=state.turn + 1, step=1, idle=state.idle + 1, tried=None, watch=Stopwatch()
+        )
         if state.idle >= 2 * len(state.limits.workers):
-            state = replace(state, idle=0, rest=state.pause, pause=min(_LONGEST_PAUSE, 2 * state.pause))
+            state = replace(
+                state, idle=0, rest=state.pause, pause=min(_LONGEST_PAUSE, 2 * state.pause)
+            )
         return state.knobs, state, Reason(text="that brought nothing: back")
 
     def _try(self, state: HillState) -> tuple[Knobs, HillState, Reason]:
@@ -68,7 +83,14 @@ class Hill(Policy):
             count = min(max(state.knobs.workers[name] + sign * state.step, low), high)
             if count != state.knobs.workers[name]:
                 knobs = state.knobs.with_workers(**{name: count})
-                return knobs, replace(state, tried=knobs, watch=Stopwatch()), Reason(
-                    text=f"trying {name} {state.knobs.workers[name]} → {count}")
+                return (
+                    knobs,
+                    replace(state, tried=knobs, watch=Stopwatch()),
+                    Reason(text=f"trying {name} {state.knobs.workers[name]} → {count}"),
+                )
             state = replace(state, turn=state.turn + 1, step=1)
-        return state.knobs, replace(state, tried=None, watch=Stopwatch()), Reason(text="nowhere to go")
+        return (
+            state.knobs,
+            replace(state, tried=None, watch=Stopwatch()),
+            Reason(text="nowhere to go"),
+        )

@@ -15,7 +15,9 @@ class Stopwatch:
     ticks: int = 0
     anchor: Snapshot | None = None
 
-    def look(self, snapshot: Snapshot, *, settle: int, window: int) -> tuple[Stopwatch, PipelineRates | None]:
+    def look(
+        self, snapshot: Snapshot, *, settle: int, window: int
+    ) -> tuple[Stopwatch, PipelineRates | None]:
         """The rates over `window` snapshots that follow `settle` ones; None until then, or if no time passed."""
         ticks = self.ticks + 1
         anchor = self.anchor if ticks > settle and self.anchor is not None else snapshot

@@ -30,19 +30,21 @@ _LENGTH, _SIGNAL, _NOISE = 1.5, 0.5, 0.05
 _FILL = 0.85
 
 
-def process(seen: Sequence[tuple[float, float]], at: Sequence[float]) -> tuple[np.ndarray, np.ndarray]:
+def process(
+    seen: Sequence[tuple[float, float]], at: Sequence[float]
+) -> tuple[np.ndarray, np.ndarray]:
     """The process's mean and deviation at `at`, given pairs (place, value); squared-exponential kernel, constant
     mean."""
     x, y = np.array([p for p, _ in seen]), np.array([v for _, v in seen])
 
     def kernel(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-        return np.asarray(_SIGNAL ** 2 * np.exp(-0.5 * ((a[:, None] - b[None, :]) / _LENGTH) ** 2))
+        return np.asarray(_SIGNAL**2 * np.exp(-0.5 * ((a[:, None] - b[None, :]) / _LENGTH) ** 2))
 
     places, middle = np.asarray(at, float), float(y.mean())
-    gram = kernel(x, x) + _NOISE ** 2 * np.eye(len(x))
+    gram = kernel(x, x) + _NOISE**2 * np.eye(len(x))
     across = kernel(places, x)
     mean = middle + across @ np.linalg.solve(gram, y - middle)
-    variance = _SIGNAL ** 2 - np.einsum("ij,ji->i", across, np.linalg.solve(gram, across.T))
+    variance = _SIGNAL**2 - np.einsum("ij,ji->i", across, np.linalg.solve(gram, across.T))
     return mean, np.sqrt(np.maximum(variance, 0.0))
 
 
@@ -55,8 +57,15 @@ def ladder(low: int, high: int) -> list[int]:
     return [*rungs, high]
 
 
-def allocate(rungs: Sequence[Sequence[int]], capacity: Sequence[Sequence[float]], cpu_per_row: float, *, cores: float,
-             bytes_each: Sequence[float], memory: float) -> tuple[float, list[int]] | None:
+def allocate(
+    rungs: Sequence[Sequence[int]],
+    capacity: Sequence[Sequence[float]],
+    cpu_per_row: float,
+    *,
+    cores: float,
+    bytes_each: Sequence[float],
+    memory: float,
+) -> tuple[float, list[int]] | None:
     """The rate and the workers at the optimum, or None if not even the fewest fit in memory."""
     from scipy.optimize import Bounds, LinearConstraint, milp
 
@@ -80,12 +89,19 @@ def allocate(rungs: Sequence[Sequence[int]], capacity: Sequence[Sequence[float]]
     most = cores / (cpu_per_row * unit) if cpu_per_row > 0 else np.inf
     integral = np.ones(count)
     integral[0] = 0
-    found = milp(objective, constraints=LinearConstraint(np.array([*rows, room]), [*low, -np.inf], [*high, 1.0]),
-                 integrality=integral, bounds=Bounds(np.zeros(count), np.array([most] + [1.0] * (count - 1))),
-                 options={"time_limit": 0.5})
+    found = milp(
+        objective,
+        constraints=LinearConstraint(np.array([*rows, room]), [*low, -np.inf], [*high, 1.0]),
+        integrality=integral,
+        bounds=Bounds(np.zeros(count), np.array([most] + [1.0] * (count - 1))),
+        options={"time_limit": 0.5},
+    )
     if found.x is None:
         return None
-    chosen = [options[int(np.argmax(found.x[s:s + len(options)]))] for options, s in zip(rungs, starts, strict=True)]
+    chosen = [
+        options[int(np.argmax(found.x[s : s + len(options)]))]
+        for options, s in zip(rungs, starts, strict=True)
+    ]
     return float(found.x[0]) * unit, chosen
 
 
@@ -118,13 +134,17 @@ class Trident(Policy):
             return state.knobs, state, Reason(text="observing")
         names = list(state.limits.workers)
         most = max(2, math.ceil(4 * now.cpu_quota))
-        rungs = [ladder(low, max(low, min(high, most))) for low, high in state.limits.workers.values()]
+        rungs = [
+            ladder(low, max(low, min(high, most))) for low, high in state.limits.workers.values()
+        ]
         capacity, at_present = [], math.inf
         for name, options in zip(names, rungs, strict=True):
             places = [math.log(n) for n in [*options, state.knobs.workers[name]]]
             mean, spread = process(state.seen[name], places)
-            estimate = [n / math.exp(m + 0.5 * s * s) for n, m, s in
-                        zip([*options, state.knobs.workers[name]], mean, spread, strict=True)]
+            estimate = [
+                n / math.exp(m + 0.5 * s * s)
+                for n, m, s in zip([*options, state.knobs.workers[name]], mean, spread, strict=True)
+            ]
             capacity.append(estimate[:-1])
             at_present = min(at_present, estimate[-1])
         cpu = sum(s.cpu / s.rows_per_s for s in now.stages.values() if s.rows_per_s > 0)
@@ -134,13 +154,29 @@ class Trident(Policy):
         found = allocate(rungs, capacity, cpu, cores=now.cpu_quota, bytes_each=size, memory=memory)
         if found is None:
             knobs = state.limits.resized(state.knobs, dict.fromkeys(names, 1))
-            return knobs, replace(state, knobs=knobs, age=0), Reason(text="memory is too short for more than the least")
+            return (
+                knobs,
+                replace(state, knobs=knobs, age=0),
+                Reason(text="memory is too short for more than the least"),
+            )
         rate, workers = found
-        if rate < _GAIN * min(at_present, now.cpu_quota / cpu if cpu > 0 else math.inf) and held <= memory:
-            return state.knobs, replace(state, age=1), Reason(text="no plan promises enough", predicted_rows_per_s=rate)
+        if (
+            rate < _GAIN * min(at_present, now.cpu_quota / cpu if cpu > 0 else math.inf)
+            and held <= memory
+        ):
+            return (
+                state.knobs,
+                replace(state, age=1),
+                Reason(text="no plan promises enough", predicted_rows_per_s=rate),
+            )
         knobs = state.limits.resized(state.knobs, dict(zip(names, workers, strict=True)))
-        return knobs, replace(state, knobs=knobs, age=0), Reason(
-            text=f"the programme gives {rate:.0f} rows/s at {knobs}", predicted_rows_per_s=rate)
+        return (
+            knobs,
+            replace(state, knobs=knobs, age=0),
+            Reason(
+                text=f"the programme gives {rate:.0f} rows/s at {knobs}", predicted_rows_per_s=rate
+            ),
+        )
 
 
 def _learn(state: TridentState, now: PipelineRates, snapshot: Snapshot) -> TridentState:

@@ -33,7 +33,9 @@ def damaged(folder: Path, sums: Mapping[str, int], names: Iterable[str]) -> list
             found.append(f"{name} cannot be read ({error.strerror})")
         else:
             if now != sums[name]:
-                found.append(f"{name} is not as it was written (CRC-32 {now:08x} instead of {sums[name]:08x})")
+                found.append(
+                    f"{name} is not as it was written (CRC-32 {now:08x} instead of {sums[name]:08x})"
+                )
     return found
 
 

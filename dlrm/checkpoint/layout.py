@@ -20,8 +20,18 @@ from sluice.dlrm.checkpoint.disk import CheckpointDisk
 from sluice.dlrm.checkpoint.meta import LAYOUT, CheckpointError
 
 FORMAT = 1
-NAMES = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64",
-         torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL"}
+NAMES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
 TYPES = {name: dtype for dtype, name in NAMES.items()}
 
 
@@ -54,9 +64,12 @@ class About:
     def __post_init__(self) -> None:
         for chunk in self.chunks:
             if len(chunk.size) != len(self.size) or any(
-                    a + b > c for a, b, c in zip(chunk.first, chunk.size, self.size, strict=True)):
-                raise ValueError(f"a piece of {chunk.size} elements from {chunk.first} on is none of a tensor of "
-                                 f"{self.size}")
+                a + b > c for a, b, c in zip(chunk.first, chunk.size, self.size, strict=True)
+            ):
+                raise ValueError(
+                    f"a piece of {chunk.size} elements from {chunk.first} on is none of a tensor of "
+                    f"{self.size}"
+                )
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +94,14 @@ class Index:
     """All values that are not tensors, as JSON."""
 
     def to_json(self) -> str:
-        tensors = {key: {"dtype": NAMES[about.dtype], "size": about.size,
-                         "chunks": [[c.first, c.size, c.file, c.name] for c in about.chunks]}
-                   for key, about in self.tensors.items()}
+        tensors = {
+            key: {
+                "dtype": NAMES[about.dtype],
+                "size": about.size,
+                "chunks": [[c.first, c.size, c.file, c.name] for c in about.chunks],
+            }
+            for key, about in self.tensors.items()
+        }
         return json.dumps({"format": FORMAT, "tensors": tensors, "values": self.values})
 
     @classmethod
@@ -92,13 +110,26 @@ class Index:
         try:
             found = json.loads((folder / LAYOUT).read_text())
             if found["format"] != FORMAT:
-                raise ValueError(f"its format is {found['format']!r}, and this program reads {FORMAT}")
-            return cls({key: About(TYPES[about["dtype"]], tuple(about["size"]),
-                                   tuple(TensorChunk(tuple(a), tuple(b), c, d) for a, b, c, d in about["chunks"]))
-                        for key, about in found["tensors"].items()}, dict(found["values"]))
+                raise ValueError(
+                    f"its format is {found['format']!r}, and this program reads {FORMAT}"
+                )
+            return cls(
+                {
+                    key: About(
+                        TYPES[about["dtype"]],
+                        tuple(about["size"]),
+                        tuple(
+                            TensorChunk(tuple(a), tuple(b), c, d) for a, b, c, d in about["chunks"]
+                        ),
+                    )
+                    for key, about in found["tensors"].items()
+                },
+                dict(found["values"]),
+            )
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise CheckpointError(f"checkpoint {folder}: {LAYOUT} cannot be read: {type(error).__name__}: {error}"
-                                  ) from None
+            raise CheckpointError(
+                f"checkpoint {folder}: {LAYOUT} cannot be read: {type(error).__name__}: {error}"
+            ) from None
 
     @classmethod
     def joined(cls, ranks: Iterable[Mapping[str, Any]], values: Mapping[str, Any]) -> Index:
@@ -111,11 +142,21 @@ class Index:
         for key, (_, whole, chunks) in tensors.items():
             held = sum(math.prod(chunk.size) for chunk in chunks)
             if held != math.prod(whole):
-                raise ValueError(f"{key} has {math.prod(whole)} elements, and the ranks hold {held}")
-        return cls({key: About(dtype, whole, tuple(chunks)) for key, (dtype, whole, chunks) in tensors.items()}, values)
+                raise ValueError(
+                    f"{key} has {math.prod(whole)} elements, and the ranks hold {held}"
+                )
+        return cls(
+            {
+                key: About(dtype, whole, tuple(chunks))
+                for key, (dtype, whole, chunks) in tensors.items()
+            },
+            values,
+        )
 
 
-def write(files: CheckpointDisk, folder: Path, file: str, entries: Sequence[TensorEntry]) -> dict[str, Any]:
+def write(
+    files: CheckpointDisk, folder: Path, file: str, entries: Sequence[TensorEntry]
+) -> dict[str, Any]:
     """Writes these pieces as a safetensors file. Returns what a rank tells the others of it: `file`, its checksum
     `sum`, and the `pieces` in it."""
     header: dict[str, Any] = {}
@@ -137,14 +178,20 @@ def _bytes(header: Mapping[str, Any], entries: Sequence[TensorEntry]) -> Iterato
     for entry in entries:
         value = entry.value().detach().cpu().contiguous()
         if value.dtype != entry.dtype or value.numel() != math.prod(entry.size):
-            raise ValueError(f"{entry.key} is {value.dtype} {tuple(value.shape)} instead of {entry.dtype} {entry.size}")
+            raise ValueError(
+                f"{entry.key} is {value.dtype} {tuple(value.shape)} instead of {entry.dtype} {entry.size}"
+            )
         yield value.reshape(-1).view(torch.uint8).numpy().data
 
 
-def overlap(first: Sequence[int], size: Sequence[int], chunk: TensorChunk) -> tuple[list[slice], list[slice]] | None:
+def overlap(
+    first: Sequence[int], size: Sequence[int], chunk: TensorChunk
+) -> tuple[list[slice], list[slice]] | None:
     """The part that a box shares with a chunk: its place in the box, and in the chunk; None if they share nothing."""
     in_box, in_chunk = [], []
-    for begin, length, other, other_length in zip(first, size, chunk.first, chunk.size, strict=True):
+    for begin, length, other, other_length in zip(
+        first, size, chunk.first, chunk.size, strict=True
+    ):
         low, high = max(begin, other), min(begin + length, other + other_length)
         if low >= high:
             return None

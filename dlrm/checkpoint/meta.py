@@ -69,15 +69,29 @@ class CheckpointMeta:
     @classmethod
     def of(cls, table: FeatureTable, config: dict[str, Any]) -> CheckpointMeta:
         """The state of a run that has not begun."""
-        return cls(config=config, version=table.version, software=_software(), **_shape(table),
-                   trained=SplitRows.of(table.records.values()).trained.to_json())
+        return cls(
+            config=config,
+            version=table.version,
+            software=_software(),
+            **_shape(table),
+            trained=SplitRows.of(table.records.values()).trained.to_json(),
+        )
 
     def following(self, table: FeatureTable, config: dict[str, Any]) -> CheckpointMeta:
         """The same place in the run, at the beginning of an epoch over another version."""
         now = CheckpointMeta.of(table, config)
         trained = self.seen().and_then(now.seen())
-        return replace(now, trained=trained.to_json(), step=self.step, epoch=self.epoch, rows=self.rows,
-                       skipped=self.skipped, since=self.step, knobs=self.knobs, agent=self.agent)
+        return replace(
+            now,
+            trained=trained.to_json(),
+            step=self.step,
+            epoch=self.epoch,
+            rows=self.rows,
+            skipped=self.skipped,
+            since=self.step,
+            knobs=self.knobs,
+            agent=self.agent,
+        )
 
     def seen(self) -> SplitRows:
         """The rows that the run was trained on, as far as they can be recognised."""
@@ -97,22 +111,38 @@ class CheckpointMeta:
         for name in sorted(self.columns.keys() | now["columns"].keys()):
             before, after = self.columns.get(name), now["columns"].get(name)
             if before != after:
-                differences.append(f"column {name!r}: " + (
-                    "not in the checkpoint" if before is None else "not in the table" if after is None
-                    else f"{before} rows in the checkpoint, {after} in the table"))
+                differences.append(
+                    f"column {name!r}: "
+                    + (
+                        "not in the checkpoint"
+                        if before is None
+                        else "not in the table"
+                        if after is None
+                        else f"{before} rows in the checkpoint, {after} in the table"
+                    )
+                )
         if tuple(self.dense) != now["dense"]:
-            differences.append(f"dense columns: {', '.join(self.dense)} in the checkpoint, "
-                               f"{', '.join(now['dense'])} in the table")
+            differences.append(
+                f"dense columns: {', '.join(self.dense)} in the checkpoint, "
+                f"{', '.join(now['dense'])} in the table"
+            )
         if not differences and self.fingerprint != now["fingerprint"]:
-            differences.append(f"fingerprint {self.fingerprint} in the checkpoint, {now['fingerprint']} in the table")
+            differences.append(
+                f"fingerprint {self.fingerprint} in the checkpoint, {now['fingerprint']} in the table"
+            )
         if differences:
-            raise CheckpointError(f"the checkpoint does not fit {table.uri}: " + "; ".join(differences))
+            raise CheckpointError(
+                f"the checkpoint does not fit {table.uri}: " + "; ".join(differences)
+            )
 
     def other_software(self) -> str | None:
         """Says which libraries had another version when this was written; None if all are the same."""
         now = _software()
-        changed = [f"{name} {then} (here {now.get(name, 'none')})" for name, then in self.software.items()
-                   if now.get(name) != then]
+        changed = [
+            f"{name} {then} (here {now.get(name, 'none')})"
+            for name, then in self.software.items()
+            if now.get(name) != then
+        ]
         return f"the checkpoint was written with {', '.join(changed)}" if changed else None
 
     def put(self, folder: Path, files: CheckpointDisk) -> None:
@@ -129,8 +159,10 @@ class CheckpointMeta:
         files.write_whole(folder.parent / LATEST, folder.name + "\n")
         path, found = latest(folder.parent)
         if (path, found.saved) != (folder, number):
-            raise CheckpointError(f"{folder.parent / LATEST} leads to {path.name}, although {folder.name} was written "
-                                  "there: another program writes into this run folder")
+            raise CheckpointError(
+                f"{folder.parent / LATEST} leads to {path.name}, although {folder.name} was written "
+                "there: another program writes into this run folder"
+            )
         return written
 
 
@@ -168,7 +200,9 @@ def latest(checkpoints: Path) -> tuple[Path, CheckpointMeta]:
     _there(checkpoints.parent)
     pointer = checkpoints / LATEST
     if not pointer.exists():
-        raise CheckpointError(f"no checkpoint in {checkpoints} ({LATEST} is missing): nothing to go on from")
+        raise CheckpointError(
+            f"no checkpoint in {checkpoints} ({LATEST} is missing): nothing to go on from"
+        )
     path = checkpoints / lead(pointer)[0]
     return path, read(path)
 
@@ -180,7 +214,9 @@ def chosen(checkpoints: Path, *, take_best: bool) -> tuple[Path, CheckpointMeta]
     _there(checkpoints.parent)
     found = best(checkpoints)
     if found is None:
-        raise CheckpointError(f"no checkpoint in {checkpoints} was evaluated: leave --best out for the newest")
+        raise CheckpointError(
+            f"no checkpoint in {checkpoints} was evaluated: leave --best out for the newest"
+        )
     return found[0], read(found[0])
 
 
@@ -200,8 +236,11 @@ def refuse(path: Path, wrong: list[str]) -> None:
     if not wrong:
         return
     others = [one.name for one in whole(path.parent) if one.name != path.name]
-    advice = (f"copy it here anew, or delete it and write {others[-1]} into {path.parent / LATEST} to go on from there"
-              if others else "copy it here anew; there is no other")
+    advice = (
+        f"copy it here anew, or delete it and write {others[-1]} into {path.parent / LATEST} to go on from there"
+        if others
+        else "copy it here anew; there is no other"
+    )
     raise CheckpointError(f"checkpoint {path} is damaged: {'; '.join(wrong)}; {advice}")
 
 
@@ -214,8 +253,10 @@ def best(checkpoints: Path) -> tuple[Path, float] | None:
     try:
         return checkpoints / name, float(*figures)
     except (TypeError, ValueError):
-        raise CheckpointError(f"{pointer} holds no single figure after {name!r}: write a checkpoint's name and its AUC "
-                              "into it, or delete it") from None
+        raise CheckpointError(
+            f"{pointer} holds no single figure after {name!r}: write a checkpoint's name and its AUC "
+            "into it, or delete it"
+        ) from None
 
 
 def mark_best(folder: Path, auc: float, files: CheckpointDisk | None = None) -> None:
@@ -239,7 +280,9 @@ def lead(pointer: Path) -> list[str]:
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{pointer} cannot be read: {error}") from None
     if not words or Path(words[0]).name != words[0] or words[0] in (".", ".."):
-        raise CheckpointError(f"{pointer} names no checkpoint beside it: write the name of one there into it")
+        raise CheckpointError(
+            f"{pointer} names no checkpoint beside it: write the name of one there into it"
+        )
     return words
 
 
@@ -253,7 +296,8 @@ def _software() -> dict[str, str]:
 
 
 def _shape(table: FeatureTable) -> dict[str, Any]:
-    return {"fingerprint": asdict(table.fingerprint),
-            "columns": {f.name: f.cardinality for f in table.fields if f.role in ("sparse", "id_list")},
-            "dense": tuple(f.name for f in table.fields if f.role == "dense")}
-
+    return {
+        "fingerprint": asdict(table.fingerprint),
+        "columns": {f.name: f.cardinality for f in table.fields if f.role in ("sparse", "id_list")},
+        "dense": tuple(f.name for f in table.fields if f.role == "dense"),
+    }

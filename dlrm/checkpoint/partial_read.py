@@ -58,21 +58,27 @@ class CheckpointReader:
                 raise CheckpointError(f"checkpoint {self.path} holds no {piece.key}")
             size, found = tuple(piece.into.shape), 0
             if len(size) != len(about.size):
-                raise CheckpointError(f"checkpoint {self.path}: {piece.key} has the size {about.size} there, and "
-                                      f"a part of the size {size} is needed")
+                raise CheckpointError(
+                    f"checkpoint {self.path}: {piece.key} has the size {about.size} there, and "
+                    f"a part of the size {size} is needed"
+                )
             for chunk in about.chunks:
                 shared = overlap(piece.first or (0,) * len(size), size, chunk)
                 if shared is not None:
                     parts.setdefault(chunk.file, []).append((chunk.name, *shared, piece))
                     found += math.prod(place.stop - place.start for place in shared[0])
             if found != math.prod(size):
-                raise CheckpointError(f"checkpoint {self.path} holds {found} of {math.prod(size)} elements of "
-                                      f"{piece.key}, whose size is {about.size} there")
+                raise CheckpointError(
+                    f"checkpoint {self.path} holds {found} of {math.prod(size)} elements of "
+                    f"{piece.key}, whose size is {about.size} there"
+                )
         with _as_ours(self.path):
             for name, wanted in sorted(parts.items()):
                 self._take(name, wanted)
 
-    def _take(self, name: str, wanted: Iterable[tuple[str, list[slice], list[slice], TensorBox]]) -> None:
+    def _take(
+        self, name: str, wanted: Iterable[tuple[str, list[slice], list[slice], TensorBox]]
+    ) -> None:
         with safe_open(self.path / name, framework="pt") as file:
             for key, in_piece, in_chunk, piece in wanted:
                 if in_chunk:
@@ -97,7 +103,10 @@ class CheckpointReader:
             yield key, into
 
     def whole(self, keys: Iterable[str]) -> dict[str, Tensor]:
-        found = {key: torch.empty(self._tensors[key].size, dtype=self._tensors[key].dtype) for key in keys}
+        found = {
+            key: torch.empty(self._tensors[key].size, dtype=self._tensors[key].dtype)
+            for key in keys
+        }
         self.read(TensorBox(key, into) for key, into in found.items())
         return found
 
@@ -111,14 +120,25 @@ class CheckpointReader:
         return self.sizes[self._weight(name)][0]
 
     def _weight(self, name: str) -> str:
-        key = next((k for k in self._tensors if k.startswith("model.") and k.endswith(f"{_TABLE}{name}.weight")), None)
+        key = next(
+            (
+                k
+                for k in self._tensors
+                if k.startswith("model.") and k.endswith(f"{_TABLE}{name}.weight")
+            ),
+            None,
+        )
         if key is None:
             raise CheckpointError(f"checkpoint {self.path} holds no table {name!r}")
         return key
 
     def tower(self) -> dict[str, Tensor]:
         """The weights of the dense side, by the tower's own names."""
-        dense = [k for k in self._tensors if k.startswith("model.") and _TABLE not in k and ".tower." in k]
+        dense = [
+            k
+            for k in self._tensors
+            if k.startswith("model.") and _TABLE not in k and ".tower." in k
+        ]
         found = self.whole(dense)
         return {key.rpartition("tower.")[2]: value for key, value in found.items()}
 
@@ -130,7 +150,9 @@ def _as_ours(path: Path) -> Iterator[None]:
         yield
     except (OSError, RuntimeError, ValueError, TypeError, IndexError, SafetensorError) as error:
         line = (str(error).splitlines() or [""])[0]
-        raise CheckpointError(f"checkpoint {path} cannot be read: {type(error).__name__}: {line}") from error
+        raise CheckpointError(
+            f"checkpoint {path} cannot be read: {type(error).__name__}: {line}"
+        ) from error
 
 
 def whole_rows(state: Tensor, rows: int) -> Tensor:

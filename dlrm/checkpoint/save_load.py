@@ -50,8 +50,16 @@ class Checkpoints:
     """A run's checkpoints, in one folder: the last `keep` of them stay, and the best. Every rank has such an object and
     calls the same methods."""
 
-    def __init__(self, folder: Path, parts: TrainingParts, world: Ranks, *, keep: int,
-                 record: Callable[[dict[str, Any]], None], files: CheckpointDisk | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        parts: TrainingParts,
+        world: Ranks,
+        *,
+        keep: int,
+        record: Callable[[dict[str, Any]], None],
+        files: CheckpointDisk | None = None,
+    ) -> None:
         self.folder, self._parts, self._world = folder, parts, world
         self._keep, self._record, self.files = keep, record, files or CheckpointDisk()
         self._pending: Future[None] | None = None
@@ -79,8 +87,15 @@ class Checkpoints:
         def write() -> None:
             self._write(path, state, meta)
             if self._world.first:
-                self._record({"kind": "checkpoint", "step": meta.step, "path": path.name, "held_s": round(held, 3),
-                              "seconds": round(time.perf_counter() - began, 3)})
+                self._record(
+                    {
+                        "kind": "checkpoint",
+                        "step": meta.step,
+                        "path": path.name,
+                        "held_s": round(held, 3),
+                        "seconds": round(time.perf_counter() - began, 3),
+                    }
+                )
 
         self._pending = self._thread.submit(write)
 
@@ -119,10 +134,16 @@ class Checkpoints:
         """Writes the checkpoint in the same way on all ranks: what stops one of them stops all."""
         world = self._world
         held = [(key, value) for key, value, _ in _leaves(state)]
-        whole_ones = {key: value.nbytes for key, value in held if _is_tensor(value) and not is_sharded(value)}
+        whole_ones = {
+            key: value.nbytes for key, value in held if _is_tensor(value) and not is_sharded(value)
+        }
         owners = owners_of(world.gather_objects(whole_ones, world.saving))
-        mine = [entry for key, value in held if _is_tensor(value) and owners.get(key, world.rank) == world.rank
-                for entry in _entries(key, value)]
+        mine = [
+            entry
+            for key, value in held
+            if _is_tensor(value) and owners.get(key, world.rank) == world.rank
+            for entry in _entries(key, value)
+        ]
         self._refuse_what_is_not_finite(path, mine)
         file = f"rank-{world.rank:05d}.safetensors"
 
@@ -133,7 +154,9 @@ class Checkpoints:
 
         written = self._together(path, write)
         values = {key: value for key, value in held if not _is_tensor(value)}
-        self._together(path, lambda: self._complete(path, written, values, meta) if world.first else None)
+        self._together(
+            path, lambda: self._complete(path, written, values, meta) if world.first else None
+        )
         if world.first:
             self._forget()
 
@@ -145,11 +168,18 @@ class Checkpoints:
             with suppress(OSError):
                 if self._world.first:
                     self.files.clear(path, META)
-            raise NotFinite(f"checkpoint {path} is not written: the model holds {in_words(wrong)}; the one before it "
-                            "stays")
+            raise NotFinite(
+                f"checkpoint {path} is not written: the model holds {in_words(wrong)}; the one before it "
+                "stays"
+            )
 
-    def _complete(self, path: Path, written: list[dict[str, Any]], values: dict[str, Any],
-                  meta: CheckpointMeta) -> None:
+    def _complete(
+        self,
+        path: Path,
+        written: list[dict[str, Any]],
+        values: dict[str, Any],
+        meta: CheckpointMeta,
+    ) -> None:
         described = Index.joined(written, values).to_json().encode()
         self.files.write(path / LAYOUT, [described])
         sums = {one["file"]: one["sum"] for one in written} | {LAYOUT: zlib.crc32(described)}
@@ -190,7 +220,12 @@ class Checkpoints:
             for name in (*gone, *sorted(half)):
                 self.files.clear(self.folder / name, META)
         except (OSError, CheckpointError) as error:
-            self._record({"kind": "warning", "text": f"old checkpoints could not be removed: {_words(error)}"})
+            self._record(
+                {
+                    "kind": "warning",
+                    "text": f"old checkpoints could not be removed: {_words(error)}",
+                }
+            )
 
 
 def owners_of(ranks: Iterable[Mapping[str, int]]) -> dict[str, int]:
@@ -240,8 +275,11 @@ def check(path: Path, world: Ranks) -> None:
 
 def _fill(stored: CheckpointReader, state: dict[str, Any]) -> None:
     """Fills a state's tensors with the saved ones; its other values become the saved ones."""
-    rows = {f"tables.state.{table}.{key}": state["model"][table].size(0)
-            for table, values in state.get("tables", {}).get("state", {}).items() for key in values}
+    rows = {
+        f"tables.state.{table}.{key}": state["model"][table].size(0)
+        for table, values in state.get("tables", {}).get("state", {}).items()
+        for key in values
+    }
     pieces = []
     for key, value, put in _leaves(state):
         if not _is_tensor(value):
@@ -255,7 +293,9 @@ def _fill(stored: CheckpointReader, state: dict[str, Any]) -> None:
         elif len(saved) == len(size) == 1 and key in rows and not saved[0] % rows[key]:
             _recut(value, whole_rows(stored.whole([key])[key], rows[key]))
         else:
-            raise CheckpointError(f"checkpoint {stored.path}: {key} has the size {saved} there, and {size} is needed")
+            raise CheckpointError(
+                f"checkpoint {stored.path}: {key} has the size {saved} there, and {size} is needed"
+            )
     stored.read(pieces)
 
 
@@ -264,18 +304,20 @@ def _recut(now: Any, rows: torch.Tensor) -> None:
     the state of the whole row."""
     for entry in _entries("", now):
         first = entry.first[0] % len(rows)
-        entry.value().copy_(rows[first:first + entry.size[0]])
+        entry.value().copy_(rows[first : first + entry.size[0]])
 
 
 def _entries(key: str, value: Any) -> Iterator[TensorEntry]:
     """The pieces of a tensor that this rank holds."""
     for first, part in local_parts(value):
-        yield TensorEntry(key, part.dtype, tuple(value.size()), first, tuple(part.shape), part.detach)
+        yield TensorEntry(
+            key, part.dtype, tuple(value.size()), first, tuple(part.shape), part.detach
+        )
 
 
 def _leaves(values: Any, prefix: str = "") -> Iterator[tuple[str, Any, Callable[[Any], None]]]:
     """Each value of a state: the name that a checkpoint has for it, the value, and a function that replaces it."""
-    for key, value in (list(values.items()) if isinstance(values, dict) else enumerate(values)):
+    for key, value in list(values.items()) if isinstance(values, dict) else enumerate(values):
         if isinstance(value, dict) or (isinstance(value, list) and any(map(_is_tensor, value))):
             yield from _leaves(value, f"{prefix}{key}.")
         else:
@@ -287,8 +329,11 @@ def _is_tensor(value: Any) -> bool:
 
 
 def _state(parts: TrainingParts) -> dict[str, Any]:
-    return {"model": parts.model.state_dict(), "tables": parts.table_states.state_dict(),
-            "dense": parts.dense.state_dict()}
+    return {
+        "model": parts.model.state_dict(),
+        "tables": parts.table_states.state_dict(),
+        "dense": parts.dense.state_dict(),
+    }
 
 
 def _copied(value: Any, world: Ranks) -> Any:
@@ -312,7 +357,9 @@ def _compare(folder: Path, sums: Mapping[str, int]) -> None:
 
 
 def _unwritten(path: Path, why: str) -> CheckpointError:
-    return CheckpointError(f"checkpoint {path} could not be written ({why}); the one before it is whole")
+    return CheckpointError(
+        f"checkpoint {path} could not be written ({why}); the one before it is whole"
+    )
 
 
 def _words(error: BaseException) -> str:

@@ -45,13 +45,19 @@ FAULTS = "kill-worker=1@11%,slow-store=0.6s@34%,slow-transform=3@68%"
 class DemoOptions:
     """How large the demo is, and where it goes."""
 
-    out: Path = setting(Path("demo-out"), "folder for data, table and runs; emptied first if the demo made it",
-                        metavar="DIR")
+    out: Path = setting(
+        Path("demo-out"),
+        "folder for data, table and runs; emptied first if the demo made it",
+        metavar="DIR",
+    )
     rows: int = setting(520_000, "raw log lines to make", least=1)
     ranks: int = setting(2, "training ranks", least=1)
     seed: int = setting(1, "seed of data and training")
-    cluster: bool = setting(False, "start a Spark cluster of a master and two workers here, and a torchrun agent for "
-                            "each rank")
+    cluster: bool = setting(
+        False,
+        "start a Spark cluster of a master and two workers here, and a torchrun agent for "
+        "each rank",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,26 +75,74 @@ def main(argv: list[str]) -> dict[str, Any]:
     args = parse(DemoOptions, argv=argv, prog="python -m dlrm.demo", description=__doc__)
     out = args.out.resolve()
     if args.cluster and not has_java():
-        raise UsageError("--cluster: Spark needs Java 17 or newer (Debian, Ubuntu: sudo apt-get install "
-                         "openjdk-17-jre-headless)")
+        raise UsageError(
+            "--cluster: Spark needs Java 17 or newer (Debian, Ubuntu: sudo apt-get install "
+            "openjdk-17-jre-headless)"
+        )
     begin(out)
     began = time.monotonic()
-    data, _ = step("1/4 raw logs in Criteo's shape", "sluice", "synth", "--rows", str(args.rows),
-                   "--seed", str(args.seed), "--out", out / "raw")
+    data, _ = step(
+        "1/4 raw logs in Criteo's shape",
+        "sluice",
+        "synth",
+        "--rows",
+        str(args.rows),
+        "--seed",
+        str(args.seed),
+        "--out",
+        out / "raw",
+    )
     made = _tables(out, args.cluster)
 
-    say("\nThe table is the parsed log: all operators are left to the loader. It lies behind a store that takes 20 ms\n"
+    say(
+        "\nThe table is the parsed log: all operators are left to the loader. It lies behind a store that takes 20 ms\n"
         "a read, and counts are looked up at a service that takes 16 ms for 64 rows. The first run keeps one worker a\n"
         "stage. The second starts the same way and is tuned while it trains. Then three faults come: in each rank a\n"
-        "worker process is killed (-9), each read of the store takes 0.6 s longer, and lookups take 3 times as long.")
+        "worker process is killed (-9), each read of the store takes 0.6 s longer, and lookups take 3 times as long."
+    )
     hosts = args.ranks if args.cluster else 1
-    train: list[str | Path] = ["-m", "dlrm.train", "--data", f"{STORE}{made.table}", "--transform", TRANSFORM, "--seed",
-                               str(args.seed), "--width", "64", "--over-layers", "512,256", "--window-rows", "1024"]
-    alone, _ = step("3/4 training, one worker a stage", *torchrun(hosts, args.ranks), *train, "--run-dir",
-                    out / "run-one-worker", "--tuning", "fixed", "--knobs", ONE_WORKER, hosts=hosts)
-    tuned, _ = step("4/4 training, tuned while it runs, then disturbed", *torchrun(hosts, args.ranks), *train,
-                    "--run-dir", out / "run", "--tuning", "auto", "--knobs", f"{ONE_WORKER},levels.backend=process",
-                    "--inject", FAULTS, hosts=hosts)
+    train: list[str | Path] = [
+        "-m",
+        "dlrm.train",
+        "--data",
+        f"{STORE}{made.table}",
+        "--transform",
+        TRANSFORM,
+        "--seed",
+        str(args.seed),
+        "--width",
+        "64",
+        "--over-layers",
+        "512,256",
+        "--window-rows",
+        "1024",
+    ]
+    alone, _ = step(
+        "3/4 training, one worker a stage",
+        *torchrun(hosts, args.ranks),
+        *train,
+        "--run-dir",
+        out / "run-one-worker",
+        "--tuning",
+        "fixed",
+        "--knobs",
+        ONE_WORKER,
+        hosts=hosts,
+    )
+    tuned, _ = step(
+        "4/4 training, tuned while it runs, then disturbed",
+        *torchrun(hosts, args.ranks),
+        *train,
+        "--run-dir",
+        out / "run",
+        "--tuning",
+        "auto",
+        "--knobs",
+        f"{ONE_WORKER},levels.backend=process",
+        "--inject",
+        FAULTS,
+        hosts=hosts,
+    )
     return _told(data, made, alone, tuned, minutes=(time.monotonic() - began) / 60)
 
 
@@ -102,37 +156,81 @@ def _cluster(out: Path) -> Iterator[list[str]]:
     with StandaloneCluster(out / "cluster") as cluster:
         for _ in range(2):
             cluster.add_worker(cores=1, memory="1g")
-        say(f"\na Spark cluster: {cluster.url}, two workers of one core each; their logs are in {out / 'cluster'}")
-        yield ["--master", cluster.url, "--py-files", str(ROOT / "build/sluice.zip"), "--conf",
-               f"spark.pyspark.python={sys.executable}", "--conf", "spark.executor.memory=512m"]
+        say(
+            f"\na Spark cluster: {cluster.url}, two workers of one core each; their logs are in {out / 'cluster'}"
+        )
+        yield [
+            "--master",
+            cluster.url,
+            "--py-files",
+            str(ROOT / "build/sluice.zip"),
+            "--conf",
+            f"spark.pyspark.python={sys.executable}",
+            "--conf",
+            "spark.executor.memory=512m",
+        ]
 
 
 def _tables(out: Path, in_cluster: bool) -> Tables:
     """Makes the table: with Spark where Java is, and then with the local engine as well, which must make the same."""
     spec = out / "spec.toml"
-    spec.write_text(re.sub("row_group_rows = .*", f"row_group_rows = {GROUP_ROWS}", (ROOT / SPEC).read_text()))
-    local = ("sluice", "etl", "--engine", "local", "--spec", spec, "--input", out / "raw", "--output")
+    spec.write_text(
+        re.sub("row_group_rows = .*", f"row_group_rows = {GROUP_ROWS}", (ROOT / SPEC).read_text())
+    )
+    local = (
+        "sluice",
+        "etl",
+        "--engine",
+        "local",
+        "--spec",
+        spec,
+        "--input",
+        out / "raw",
+        "--output",
+    )
     if not has_java():
-        job, seconds = step("2/4 the local engine writes the feature table, as there is no Java 17 for Spark", *local,
-                            out / "table")
+        job, seconds = step(
+            "2/4 the local engine writes the feature table, as there is no Java 17 for Spark",
+            *local,
+            out / "table",
+        )
         text = f"{job['rows_out']:,} rows through the local engine in {seconds:.0f} s (no Java 17, so no Spark)"
     else:
         with ExitStack() as open_:
             where = open_.enter_context(_cluster(out)) if in_cluster else []
-            job, seconds = step("2/4 Spark writes the feature table", "spark-submit", "--properties-file",
-                                ROOT / "spark-defaults.conf", *where, ROOT / "etl/job.py", "--spec", spec,
-                                "--input", out / "raw", "--output", out / "table")
-        again, local_s = step("    the same without Java, for comparison", *local, out / "table-local")
+            job, seconds = step(
+                "2/4 Spark writes the feature table",
+                "spark-submit",
+                "--properties-file",
+                ROOT / "spark-defaults.conf",
+                *where,
+                ROOT / "etl/job.py",
+                "--spec",
+                spec,
+                "--input",
+                out / "raw",
+                "--output",
+                out / "table",
+            )
+        again, local_s = step(
+            "    the same without Java, for comparison", *local, out / "table-local"
+        )
         if again["fingerprint"] != job["fingerprint"]:
-            raise StepFailed(f"the engines' tables differ: {job['fingerprint']} and {again['fingerprint']}")
-        text = (f"{job['rows_out']:,} rows through Spark in {seconds:.0f} s (the local engine: the same fingerprint in "
-                f"{local_s:.0f} s)")
+            raise StepFailed(
+                f"the engines' tables differ: {job['fingerprint']} and {again['fingerprint']}"
+            )
+        text = (
+            f"{job['rows_out']:,} rows through Spark in {seconds:.0f} s (the local engine: the same fingerprint in "
+            f"{local_s:.0f} s)"
+        )
     return Tables(table=out / "table", rows=job["rows_out"], seconds=seconds, text=text)
 
 
 def has_java() -> bool:
     """Whether Spark would find a Java of version 17 or newer."""
-    java = shutil.which("java", path=os.pathsep.join([f"{os.environ.get('JAVA_HOME', '')}/bin", ACTIVATED["PATH"]]))
+    java = shutil.which(
+        "java", path=os.pathsep.join([f"{os.environ.get('JAVA_HOME', '')}/bin", ACTIVATED["PATH"]])
+    )
     if java is None:
         return False
     told = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr
@@ -140,8 +238,14 @@ def has_java() -> bool:
     return version is not None and int(version[1]) >= 17
 
 
-def _told(data: dict[str, Any], made: Tables, alone: dict[str, Any], tuned: dict[str, Any], *, minutes: float
-          ) -> dict[str, Any]:
+def _told(
+    data: dict[str, Any],
+    made: Tables,
+    alone: dict[str, Any],
+    tuned: dict[str, Any],
+    *,
+    minutes: float,
+) -> dict[str, Any]:
     """Says what came of it all. Each figure is the one that the step itself gave, in its last line."""
     before, after, run = alone["outcome"], tuned["outcome"], Run.read(tuned["run"])
     order, other = (one.of("epoch")[0]["order_hash"] for one in (run, Run.read(alone["run"])))
@@ -150,27 +254,44 @@ def _told(data: dict[str, Any], made: Tables, alone: dict[str, Any], tuned: dict
     losses = [line["loss"] for line in run.of("train")]
     share = (tuned["auc"] - 0.5) / (data["bayes_auc"] - 0.5)
     happened = "\n".join(f"  {one['label']}. {one['sentence']}" for one in after["occasions"])
-    missed = "".join(f"\n  {fault} did not come: the training was over."
-                     for fault in tuned["input"]["faults"]["missed"])
-    waiting = before["stall_settled"] if before["stall_settled"] is not None else before["stall_whole"]
+    missed = "".join(
+        f"\n  {fault} did not come: the training was over."
+        for fault in tuned["input"]["faults"]["missed"]
+    )
+    waiting = (
+        before["stall_settled"] if before["stall_settled"] is not None else before["stall_whole"]
+    )
     rate = before["rows_per_s_settled"] or before["rows_per_s_whole"]
-    say(f"""
+    say(
+        f"""
 ── done in {minutes:.1f} minutes: {made.text}
 
   One worker a stage: waiting for input {percent(waiting)} of the time, {count(rate)} rows/s.
-  Tuned: {after['headline']}
+  Tuned: {after["headline"]}
   The same rows in the same order: order hash {order[:12]} of the first epoch in both. Loss {losses[0]:.4f} → """
         f"""{losses[-1]:.4f}.
 {happened}{missed}
-  Test AUC {tuned['auc']:.4f}: {share:.0%} of the way from chance to the best reachable {data['bayes_auc']:.4f}.
+  Test AUC {tuned["auc"]:.4f}: {share:.0%} of the way from chance to the best reachable {data["bayes_auc"]:.4f}.
 
-  Open {tuned['report']}
-  Your own data: sluice bench '…/*.parquet' --tuning shadow""")
-    return {"auc": tuned["auc"], "bayes_auc": data["bayes_auc"], "auc_share": round(share, 4), "order_hash": order,
-            "stall_one_worker": waiting, "stall_tuned": after["stall_settled"], "headline": after["headline"],
-            "results": {one["label"]: one["result"] for one in after["occasions"]}, "decisions": tuned["decisions"],
-            "rows": made.rows, "etl_s": round(made.seconds, 1), "minutes": round(minutes, 2),
-            "report": tuned["report"], "report_one_worker": alone["report"]}
+  Open {tuned["report"]}
+  Your own data: sluice bench '…/*.parquet' --tuning shadow"""
+    )
+    return {
+        "auc": tuned["auc"],
+        "bayes_auc": data["bayes_auc"],
+        "auc_share": round(share, 4),
+        "order_hash": order,
+        "stall_one_worker": waiting,
+        "stall_tuned": after["stall_settled"],
+        "headline": after["headline"],
+        "results": {one["label"]: one["result"] for one in after["occasions"]},
+        "decisions": tuned["decisions"],
+        "rows": made.rows,
+        "etl_s": round(made.seconds, 1),
+        "minutes": round(minutes, 2),
+        "report": tuned["report"],
+        "report_one_worker": alone["report"],
+    }
 
 
 if __name__ == "__main__":

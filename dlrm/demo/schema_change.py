@@ -42,7 +42,18 @@ function = "{SERVICE}:levels"
 inputs = {_NEW}
 outputs = {_NEW}
 """
-_SMALL = ("--batch-size", "2048", "--width", "8", "--dense-layers", "32", "--over-layers", "32", "--lr", "0.01")
+_SMALL = (
+    "--batch-size",
+    "2048",
+    "--width",
+    "8",
+    "--dense-layers",
+    "32",
+    "--over-layers",
+    "32",
+    "--lr",
+    "0.01",
+)
 _LEAD_S = 8.0  # of each run that the page shows before the change
 _LOOK_S, _LONGEST_S = 0.25, 300.0
 
@@ -51,8 +62,11 @@ _LOOK_S, _LONGEST_S = 0.25, 300.0
 class SchemaDemoOptions:
     """How large the demo is, and where it goes."""
 
-    out: Path = setting(Path("demo-schema-out"), "folder for data, tables and runs; emptied first if a demo made it",
-                        metavar="DIR")
+    out: Path = setting(
+        Path("demo-schema-out"),
+        "folder for data, tables and runs; emptied first if a demo made it",
+        metavar="DIR",
+    )
     rows: int = setting(160_000, "raw log lines to make", least=1)
     seconds: float = setting(12.0, "how long each run goes on after the change", above=0)
     ranks: int = setting(2, "training ranks", least=1)
@@ -60,20 +74,40 @@ class SchemaDemoOptions:
 
 
 def main(argv: list[str]) -> dict[str, Any]:
-    args = parse(SchemaDemoOptions, argv=argv, prog="python -m dlrm.demo.schema_change", description=__doc__)
+    args = parse(
+        SchemaDemoOptions, argv=argv, prog="python -m dlrm.demo.schema_change", description=__doc__
+    )
     out, began = args.out.resolve(), time.monotonic()
     begin(out)
     whole = (ROOT / "features/criteo_raw.toml").read_text()
     (out / "first.toml").write_text(whole.replace('match = "I*"', 'match = "I[1-6]"'))
     (out / "second.toml").write_text(whole + _LOOKUP)
-    step("1/4 raw logs in Criteo's shape", "sluice", "synth", "--rows", str(args.rows), "--seed", str(args.seed),
-         "--out", out / "raw")
+    step(
+        "1/4 raw logs in Criteo's shape",
+        "sluice",
+        "synth",
+        "--rows",
+        str(args.rows),
+        "--seed",
+        str(args.seed),
+        "--out",
+        out / "raw",
+    )
     step("2/4 the table's first version", *_job(out, "first", out / "table-agent"))
     shutil.copytree(out / "table-agent", out / "table-frozen")
-    tuned = _followed("3/4 training, tuned all the time", args, "agent", "--tuning", "auto", "--knobs", ONE_WORKER)
+    tuned = _followed(
+        "3/4 training, tuned all the time", args, "agent", "--tuning", "auto", "--knobs", ONE_WORKER
+    )
     knobs = Knobs.from_dict(_at_change(tuned)["knobs"]).text
-    frozen = _followed("4/4 the same with the knobs that it had at the change", args, "frozen", "--tuning", "fixed",
-                       "--knobs", knobs)
+    frozen = _followed(
+        "4/4 the same with the knobs that it had at the change",
+        args,
+        "frozen",
+        "--tuning",
+        "fixed",
+        "--knobs",
+        knobs,
+    )
     page, found = compared(tuned, frozen)
     (out / "report.html").write_text(page, encoding="utf-8")
     minutes = (time.monotonic() - began) / 60
@@ -89,23 +123,61 @@ def main(argv: list[str]) -> dict[str, Any]:
 
 
 def _job(out: Path, spec: str, table: Path, *more: str) -> list[str | Path]:
-    return ["sluice", "etl", "--engine", "local", "--spec", out / f"{spec}.toml", "--input", out / "raw", "--output",
-            table, *more]
+    return [
+        "sluice",
+        "etl",
+        "--engine",
+        "local",
+        "--spec",
+        out / f"{spec}.toml",
+        "--input",
+        out / "raw",
+        "--output",
+        table,
+        *more,
+    ]
 
 
 def _followed(title: str, args: SchemaDemoOptions, name: str, *tuning: str) -> Run:
     """Trains on a table of its own, has a job add the columns to it, and goes on for a while after they came."""
     out = args.out.resolve()
     folder, table = out / f"run-{name}", out / f"table-{name}"
-    with under_way(title, *torchrun(1, args.ranks), "-m", "dlrm.train", "--data", table, "--follow", "--allow-code",
-                   SERVICE, "--epochs", "1000", "--seed", str(args.seed), *_SMALL, "--run-dir", folder, *tuning
-                   ) as training:
-        _wait(training, folder, "the first rows", lambda so_far: any(look["rows_per_s"] for look in so_far.looks()))
-        step("    meanwhile a job adds columns to the table", *_job(out, "second", table, "--mode", "overwrite",
-                                                                     "--reuse-state"))
+    with under_way(
+        title,
+        *torchrun(1, args.ranks),
+        "-m",
+        "dlrm.train",
+        "--data",
+        table,
+        "--follow",
+        "--allow-code",
+        SERVICE,
+        "--epochs",
+        "1000",
+        "--seed",
+        str(args.seed),
+        *_SMALL,
+        "--run-dir",
+        folder,
+        *tuning,
+    ) as training:
+        _wait(
+            training,
+            folder,
+            "the first rows",
+            lambda so_far: any(look["rows_per_s"] for look in so_far.looks()),
+        )
+        step(
+            "    meanwhile a job adds columns to the table",
+            *_job(out, "second", table, "--mode", "overwrite", "--reuse-state"),
+        )
         _wait(training, folder, "the new columns", lambda so_far: bool(so_far.of("follow")))
-        _wait(training, folder, "rows with the new columns",
-              lambda so_far: bool(_points(so_far, "rows_per_s", since=so_far.of("follow")[0]["at"])))
+        _wait(
+            training,
+            folder,
+            "rows with the new columns",
+            lambda so_far: bool(_points(so_far, "rows_per_s", since=so_far.of("follow")[0]["at"])),
+        )
         _wait(training, folder, "", _passed(args.seconds))
     return Run.read(folder)
 
@@ -115,12 +187,16 @@ def _passed(duration_s: float) -> Callable[[Run], bool]:
     return lambda _: time.monotonic() >= until
 
 
-def _wait(training: subprocess.Popen[str], folder: Path, what: str, there: Callable[[Run], bool]) -> None:
+def _wait(
+    training: subprocess.Popen[str], folder: Path, what: str, there: Callable[[Run], bool]
+) -> None:
     """Waits until the run's folder shows something."""
     until = time.monotonic() + _LONGEST_S
     while not ((folder / "config.json").exists() and there(Run.read(folder))):
         if training.poll() is not None:
-            raise StepFailed(f"the training ended with {training.returncode} before {what or 'its time'}")
+            raise StepFailed(
+                f"the training ended with {training.returncode} before {what or 'its time'}"
+            )
         if time.monotonic() > until:
             raise StepFailed(f"{what} did not come within {_LONGEST_S:g} s")
         time.sleep(_LOOK_S)
@@ -130,48 +206,110 @@ def compared(tuned: Run, frozen: Run) -> tuple[str, dict[str, Any]]:
     """The page of both runs, and its figures with a headline. Both have taken up a new version of their table."""
     both = {AGENT: tuned, FROZEN: frozen}
     came = {name: float(one.of("follow")[0]["at"]) for name, one in both.items()}
-    incidents = {name: next(i for i in occasions(one) if i.what == "schema") for name, one in both.items()}
+    incidents = {
+        name: next(i for i in occasions(one) if i.what == "schema") for name, one in both.items()
+    }
     lead = min(_LEAD_S, *came.values())
-    drawn = {field: {name: [(at - came[name] + lead, value) for at, value in _points(one, field,
-                                                                                      since=came[name] - lead)]
-                     for name, one in both.items()} for field in ("rows_per_s", "stall")}
+    drawn = {
+        field: {
+            name: [
+                (at - came[name] + lead, value)
+                for at, value in _points(one, field, since=came[name] - lead)
+            ]
+            for name, one in both.items()
+        }
+        for field in ("rows_per_s", "stall")
+    }
     end = max(points[-1][0] for points in drawn["rows_per_s"].values() if points)
     story = changes(tuned)
-    moments = {"bands": [{"from": lead, "to": lead, "label": "A", "what": "new columns", "tone": "",
-                          "text": incidents[AGENT].text}],
-               "decisions": [{"at": one.at - came[AGENT] + lead, "label": str(one.number),
-                              "text": f"{one.number}. {one.moves}"} for one in story
-                             if 0 <= one.at - came[AGENT] + lead <= end]}
+    moments = {
+        "bands": [
+            {
+                "from": lead,
+                "to": lead,
+                "label": "A",
+                "what": "new columns",
+                "tone": "",
+                "text": incidents[AGENT].text,
+            }
+        ],
+        "decisions": [
+            {
+                "at": one.at - came[AGENT] + lead,
+                "label": str(one.number),
+                "text": f"{one.number}. {one.moves}",
+            }
+            for one in story
+            if 0 <= one.at - came[AGENT] + lead <= end
+        ],
+    }
     picture = charts.embedded(moments, "moments") + charts.chart(
-        "Before and after the new columns", *(
-            Panel(name=title, axis=axis, series=[Series(name=name, points=points)
-                                                 for name, points in drawn[field].items()])
-            for field, title, axis in (("rows_per_s", "rows a second", charts.ROWS),
-                                       ("stall", "time that the trainer waits for input", charts.SHARE))),
-        end=end, kind="hero", note=f"of all {tuned.ranks} ranks; the columns came after {seconds(lead)}")
+        "Before and after the new columns",
+        *(
+            Panel(
+                name=title,
+                axis=axis,
+                series=[Series(name=name, points=points) for name, points in drawn[field].items()],
+            )
+            for field, title, axis in (
+                ("rows_per_s", "rows a second", charts.ROWS),
+                ("stall", "time that the trainer waits for input", charts.SHARE),
+            )
+        ),
+        end=end,
+        kind="hero",
+        note=f"of all {tuned.ranks} ranks; the columns came after {seconds(lead)}",
+    )
     headline = _headline(incidents)
-    rows = [[escape(name), tables.verdict(one.result or "too short to say"), escape(one.sentence)]
-            for name, one in incidents.items()]
-    what = tables.table(("run", "result", "what came of it"), rows, kind="story", row="occasion",
-                        classes=("m", "v"))
-    page = filled(title="New columns while it trains", name="demo-schema", headline=headline, rest=(
-        "Two trainings of the same table. A job adds columns whose operators are left to the loader, and a lookup that "
-        "waits. Both trainings take the new version up at an epoch's end. One agent goes on, the other run keeps the "
-        "knobs of that moment."), charts=picture, occasions=f"<section><h2>What happened</h2>{what}</section>",
-        decisions=tables.decisions(story), footer=f"{len(tuned.metrics) + len(frozen.metrics)} measurements.")
-    figures = {name: {"rows_per_s": one.after, "waiting": one.waited and one.waited[-1], "settled_s": one.recovered_s}
-               for name, one in incidents.items()}
-    return page, {"headline": headline, "agent": incidents[AGENT].sentence, "frozen": incidents[FROZEN].sentence,
-                  "with_agent": figures[AGENT], "without": figures[FROZEN]}
+    rows = [
+        [escape(name), tables.verdict(one.result or "too short to say"), escape(one.sentence)]
+        for name, one in incidents.items()
+    ]
+    what = tables.table(
+        ("run", "result", "what came of it"), rows, kind="story", row="occasion", classes=("m", "v")
+    )
+    page = filled(
+        title="New columns while it trains",
+        name="demo-schema",
+        headline=headline,
+        rest=(
+            "Two trainings of the same table. A job adds columns whose operators are left to the "
+            "loader, and a lookup that "
+            "waits. Both trainings take the new version up at an epoch's end. One agent goes on, the "
+            "other run keeps the "
+            "knobs of that moment."
+        ),
+        charts=picture,
+        occasions=f"<section><h2>What happened</h2>{what}</section>",
+        decisions=tables.decisions(story),
+        footer=f"{len(tuned.metrics) + len(frozen.metrics)} measurements.",
+    )
+    figures = {
+        name: {
+            "rows_per_s": one.after,
+            "waiting": one.waited and one.waited[-1],
+            "settled_s": one.recovered_s,
+        }
+        for name, one in incidents.items()
+    }
+    return page, {
+        "headline": headline,
+        "agent": incidents[AGENT].sentence,
+        "frozen": incidents[FROZEN].sentence,
+        "with_agent": figures[AGENT],
+        "without": figures[FROZEN],
+    }
 
 
 def _headline(incidents: Mapping[str, Incident]) -> str:
     agent, frozen = incidents[AGENT], incidents[FROZEN]
     if not (agent.after and frozen.after and agent.waited and frozen.waited):
         return "Too little was measured after the new columns came; let both runs go on for longer (--seconds)."
-    return (f"{agent.after / frozen.after:.2g} times the rows with the agent after new columns came "
-            f"({count(frozen.after)} → {count(agent.after)} rows/s), waiting for input "
-            f"{percent(frozen.waited[-1])} → {percent(agent.waited[-1])}.")
+    return (
+        f"{agent.after / frozen.after:.2g} times the rows with the agent after new columns came "
+        f"({count(frozen.after)} → {count(agent.after)} rows/s), waiting for input "
+        f"{percent(frozen.waited[-1])} → {percent(agent.waited[-1])}."
+    )
 
 
 def _at_change(tuned: Run) -> Mapping[str, Any]:

@@ -27,7 +27,11 @@ _ENDS = (signal.SIGINT, signal.SIGTERM)
 _LEAVE_S = 60.0
 # As `. .venv/bin/activate` does: spark-submit looks for its python3 on the path.
 # One thread a rank: torchrun would set the same, with a banner about it.
-ACTIVATED = {"OMP_NUM_THREADS": "1", **os.environ, "PATH": f"{BIN}{os.pathsep}{os.environ.get('PATH', '')}"}
+ACTIVATED = {
+    "OMP_NUM_THREADS": "1",
+    **os.environ,
+    "PATH": f"{BIN}{os.pathsep}{os.environ.get('PATH', '')}",
+}
 
 
 class StepFailed(RuntimeError):
@@ -38,13 +42,17 @@ def begin(out: Path) -> None:
     """Empties the folder of an earlier demo, or makes it. From now on what the demo starts ends with it."""
     signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGINT))
     if out.exists() and any(out.iterdir()) and not (out / MARK).exists():
-        raise UsageError(f"{out} is not empty and was not made by the demo; name another folder with --out")
+        raise UsageError(
+            f"{out} is not empty and was not made by the demo; name another folder with --out"
+        )
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
     (out / MARK).touch()
 
 
-def step(title: str, *command: str | os.PathLike[str], hosts: int = 1) -> tuple[dict[str, Any], float]:
+def step(
+    title: str, *command: str | os.PathLike[str], hosts: int = 1
+) -> tuple[dict[str, Any], float]:
     """Runs a command as a user would, its progress passed through; returns its JSON line and its seconds. It is started
     as often as there are `hosts`, one of which says that line."""
     words = _announced(title, command, hosts)
@@ -59,7 +67,9 @@ def step(title: str, *command: str | os.PathLike[str], hosts: int = 1) -> tuple[
         with open(read) as lines:
             for line in lines:
                 if last:
-                    say(last)  # only the last line is the result; what comes before it is for people
+                    say(
+                        last
+                    )  # only the last line is the result; what comes before it is for people
                 last = line.rstrip()
         codes = [process.wait() for process in running]
     except BaseException:
@@ -78,7 +88,9 @@ def under_way(title: str, *command: str | os.PathLike[str]) -> Iterator[subproce
         with _uninterrupted():
             running.append(_start(words, subprocess.DEVNULL))
         yield running[0]
-        for child in psutil.Process(running[0].pid).children():  # torchrun itself would answer with a traceback
+        for child in psutil.Process(
+            running[0].pid
+        ).children():  # torchrun itself would answer with a traceback
             with suppress(psutil.NoSuchProcess):
                 child.terminate()
         with suppress(subprocess.TimeoutExpired):
@@ -95,20 +107,31 @@ def torchrun(hosts: int, ranks: int) -> list[str]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         meet = f"127.0.0.1:{probe.getsockname()[1]}"
-    return ["torchrun", f"--nnodes={hosts}", f"--nproc-per-node={ranks // hosts}", "--rdzv-backend=c10d",
-            "--rdzv-id=demo", f"--rdzv-endpoint={meet}", "--local-addr=127.0.0.1"]
+    return [
+        "torchrun",
+        f"--nnodes={hosts}",
+        f"--nproc-per-node={ranks // hosts}",
+        "--rdzv-backend=c10d",
+        "--rdzv-id=demo",
+        f"--rdzv-endpoint={meet}",
+        "--local-addr=127.0.0.1",
+    ]
 
 
 def _announced(title: str, command: Sequence[str | os.PathLike[str]], hosts: int = 1) -> list[str]:
     words = [os.fspath(w) for w in command]
-    say(f"\n── {title}\n$ {' '.join(_short(w) for w in words)}{'' if hosts == 1 else f'  # {hosts} times'}")
+    say(
+        f"\n── {title}\n$ {' '.join(_short(w) for w in words)}{'' if hosts == 1 else f'  # {hosts} times'}"
+    )
     return words
 
 
 def _start(words: Sequence[str], output: int) -> subprocess.Popen[str]:
     """Starts a command in a session of its own: an interrupt goes to all of its processes, and none outlives the
     demo."""
-    return subprocess.Popen(words, stdout=output, text=True, cwd=ROOT, env=ACTIVATED, start_new_session=True)
+    return subprocess.Popen(
+        words, stdout=output, text=True, cwd=ROOT, env=ACTIVATED, start_new_session=True
+    )
 
 
 def _short(word: str) -> str:

@@ -9,7 +9,10 @@ from dataclasses import dataclass
 
 NEAR = 0.01  # an AUC this close to 0.5 is of no use to anyone, however many rows show that it is not chance
 FALLS = 0.002  # of AUC, at least; less is noise, however many rows there are
-CALIBRATED = (0.5, 2.0)  # predicted over observed positives; beyond it, bids and thresholds are far off
+CALIBRATED = (
+    0.5,
+    2.0,
+)  # predicted over observed positives; beyond it, bids and thresholds are far off
 TELLING = 0.98  # the AUC of one column alone, above which it most likely was written with the label
 TOO_GOOD = 0.999  # the AUC of a model, from which on its features most likely hold the label
 FEW_STEPS = 200  # a model of fewer steps has hardly left its beginning
@@ -58,20 +61,26 @@ def stuck(evidence: Evidence, *, after: int) -> str | None:
     if evidence.step < after:
         return None
     if evidence.auc is None:
-        return (f"step {evidence.step}: all {evidence.rows} rows evaluated have label {int(evidence.positives > 0)}, "
-                "so nothing can be ranked; look at the label's column and at how the split was made")
+        return (
+            f"step {evidence.step}: all {evidence.rows} rows evaluated have label {int(evidence.positives > 0)}, "
+            "so nothing can be ranked; look at the label's column and at how the split was made"
+        )
     margin = max(NEAR, chance(evidence.rows, evidence.positives))
     if evidence.auc > 0.5 + margin:
         return None
     if evidence.auc < 0.5 - margin:
-        return (f"step {evidence.step}: AUC {evidence.auc:.4f} on {evidence.rows} rows is below chance: labels turned "
-                "round, or a split whose labels mean something else")
+        return (
+            f"step {evidence.step}: AUC {evidence.auc:.4f} on {evidence.rows} rows is below chance: labels turned "
+            "round, or a split whose labels mean something else"
+        )
     causes = _causes(evidence) or [
         "a learning rate that is too small or too large: try a tenth and ten times of it",
         "labels that do not belong to their rows: look at a few rows with `sluice show`",
     ]
-    return (f"step {evidence.step}: AUC {evidence.auc:.4f} on {evidence.rows} rows is no better than chance. "
-            f"Likely: {'; '.join(causes)}")
+    return (
+        f"step {evidence.step}: AUC {evidence.auc:.4f} on {evidence.rows} rows is no better than chance. "
+        f"Likely: {'; '.join(causes)}"
+    )
 
 
 def falling(aucs: Mapping[int, float], steps_per_epoch: int, noise: float) -> str | None:
@@ -82,12 +91,16 @@ def falling(aucs: Mapping[int, float], steps_per_epoch: int, noise: float) -> st
     epochs = (step - best) / steps_per_epoch
     if epochs < 1 / 3 or aucs[step] >= aucs[best] - max(FALLS, noise):
         return None
-    causes = ("the same rows once more are learned by heart: take fewer --epochs, a --stop-auc, or more data"
-              if step > steps_per_epoch else
-              "a learning rate that is too large, or a validation split unlike the rows that came last: try a third of "
-              "--lr and --dense-lr")
-    return (f"step {step}: validation AUC has been falling for {epochs:.2g} epochs, from {aucs[best]:.5f} at step "
-            f"{best} to {aucs[step]:.5f}. Likely: {causes} (`sluice evaluate --best` takes the best checkpoint)")
+    causes = (
+        "the same rows once more are learned by heart: take fewer --epochs, a --stop-auc, or more data"
+        if step > steps_per_epoch
+        else "a learning rate that is too large, or a validation split unlike the rows that came last: try a third of "
+        "--lr and --dense-lr"
+    )
+    return (
+        f"step {step}: validation AUC has been falling for {epochs:.2g} epochs, from {aucs[best]:.5f} at step "
+        f"{best} to {aucs[step]:.5f}. Likely: {causes} (`sluice evaluate --best` takes the best checkpoint)"
+    )
 
 
 def bad_predictions(evidence: Evidence) -> list[str]:
@@ -98,15 +111,26 @@ def bad_predictions(evidence: Evidence) -> list[str]:
     if evidence.step < FEW_STEPS:
         few = f"{evidence.step} steps are too few: take a smaller --batch-size, or more --epochs"
     if evidence.ne is not None and not evidence.ne <= 1:
-        by_heart = ("training rows are learned by heart, or other than these: take fewer --epochs, a lower --lr and "
-                    "--dense-lr, or the best checkpoint (`sluice evaluate --best`)")
-        warnings.append(f"NE {evidence.ne:.3f} on validation is above 1: always predicting the mean rate would be "
-                        f"better. Likely: {few or '; '.join(_causes(evidence)) or by_heart}")
-    if evidence.calibration is not None and not CALIBRATED[0] <= evidence.calibration <= CALIBRATED[1]:
-        other_rate = ("positives are rarer or more frequent there than in training, as where negatives are sampled in "
-                      "training alone, or days differ; else a learning rate that is too large")
-        warnings.append(f"{evidence.calibration:.2f} times as many positives are predicted on validation as there are. "
-                        f"Likely: {few or other_rate}")
+        by_heart = (
+            "training rows are learned by heart, or other than these: take fewer --epochs, a lower --lr and "
+            "--dense-lr, or the best checkpoint (`sluice evaluate --best`)"
+        )
+        warnings.append(
+            f"NE {evidence.ne:.3f} on validation is above 1: always predicting the mean rate would be "
+            f"better. Likely: {few or '; '.join(_causes(evidence)) or by_heart}"
+        )
+    if (
+        evidence.calibration is not None
+        and not CALIBRATED[0] <= evidence.calibration <= CALIBRATED[1]
+    ):
+        other_rate = (
+            "positives are rarer or more frequent there than in training, as where negatives are sampled in "
+            "training alone, or days differ; else a learning rate that is too large"
+        )
+        warnings.append(
+            f"{evidence.calibration:.2f} times as many positives are predicted on validation as there are. "
+            f"Likely: {few or other_rate}"
+        )
     return warnings
 
 
@@ -114,39 +138,60 @@ def telling_columns(singles: Mapping[str, float], split: str) -> Iterator[str]:
     """Yields the texts of warnings of columns that predict the label by themselves."""
     for name, area in singles.items():
         if area > TELLING:
-            yield (f"column {name!r} alone predicts the label (AUC {area:.4f} on {split}). Most likely it is written "
-                   "when the label is known. If rows to be scored lack it, leave it out of the feature spec")
+            yield (
+                f"column {name!r} alone predicts the label (AUC {area:.4f} on {split}). Most likely it is written "
+                "when the label is known. If rows to be scored lack it, leave it out of the feature spec"
+            )
 
 
 def too_good(auc: float | None, singles: Mapping[str, float]) -> str | None:
     """The text of a warning if a model's AUC is too good to be true, else None. `singles` has the best column first."""
     if auc is None or auc < TOO_GOOD:
         return None
-    best = next((f": the column {name!r} alone has an AUC of {area:.4f}" for name, area in singles.items()), "")
-    return (f"AUC {auc:.5f} on test is nearly perfect. Most likely a feature holds the label{best}. Check that rows to "
-            "be scored have the same features")
+    best = next(
+        (f": the column {name!r} alone has an AUC of {area:.4f}" for name, area in singles.items()),
+        "",
+    )
+    return (
+        f"AUC {auc:.5f} on test is nearly perfect. Most likely a feature holds the label{best}. Check that rows to "
+        "be scored have the same features"
+    )
 
 
 def _causes(evidence: Evidence) -> list[str]:
     """The causes that the evidence points at, the surest first."""
     causes = []
-    if not all(math.isfinite(x) for x in (evidence.ne, evidence.train_ne, evidence.spread) if x is not None):
-        causes.append("predictions are no longer numbers: lower the learning rate, and fill missing dense features")
+    if not all(
+        math.isfinite(x) for x in (evidence.ne, evidence.train_ne, evidence.spread) if x is not None
+    ):
+        causes.append(
+            "predictions are no longer numbers: lower the learning rate, and fill missing dense features"
+        )
     if evidence.columns and len(evidence.constant) * 2 >= evidence.columns:
-        causes.append(f"{len(evidence.constant)} of {evidence.columns} sparse columns have one id in all rows "
-                      f"({', '.join(evidence.constant[:3])}{' …' if len(evidence.constant) > 3 else ''}): the "
-                      "vocabulary does not fit the data")
+        causes.append(
+            f"{len(evidence.constant)} of {evidence.columns} sparse columns have one id in all rows "
+            f"({', '.join(evidence.constant[:3])}{' …' if len(evidence.constant) > 3 else ''}): the "
+            "vocabulary does not fit the data"
+        )
     if evidence.largest_dense is not None and evidence.largest_dense[1] > 1000:
-        causes.append(f"dense column {evidence.largest_dense[0]!r} reaches {evidence.largest_dense[1]:g}: "
-                      "scale it in the feature spec (op \"log\")")
+        causes.append(
+            f"dense column {evidence.largest_dense[0]!r} reaches {evidence.largest_dense[1]:g}: "
+            'scale it in the feature spec (op "log")'
+        )
     if evidence.spread is not None and evidence.spread < 1e-3:
-        causes.append(f"all predictions are the same (logits differ by {evidence.spread:.1g}): the last layers' ReLUs "
-                      f"are dead, or the learning rate{'' if evidence.lr is None else f' of {evidence.lr:g}'} is "
-                      "too small")
+        causes.append(
+            f"all predictions are the same (logits differ by {evidence.spread:.1g}): the last layers' ReLUs "
+            f"are dead, or the learning rate{'' if evidence.lr is None else f' of {evidence.lr:g}'} is "
+            "too small"
+        )
     if evidence.ne is not None and evidence.ne > 1.5:
-        causes.append(f"the model is certain and wrong (NE {evidence.ne:.2f}): the learning rate"
-                      f"{'' if evidence.lr is None else f' of {evidence.lr:g}'} is too large")
+        causes.append(
+            f"the model is certain and wrong (NE {evidence.ne:.2f}): the learning rate"
+            f"{'' if evidence.lr is None else f' of {evidence.lr:g}'} is too large"
+        )
     if evidence.train_ne is not None and evidence.train_ne < 0.95:
-        causes.append(f"training rows are learned (NE {evidence.train_ne:.2f}) but these are not: their ids or labels "
-                      "were made in another way, or belong to another version")
+        causes.append(
+            f"training rows are learned (NE {evidence.train_ne:.2f}) but these are not: their ids or labels "
+            "were made in another way, or belong to another version"
+        )
     return causes

@@ -36,8 +36,11 @@ class Quality:
         return asdict(self)
 
     def __str__(self) -> str:
-        return ", ".join(f"{name} {value:,}" if isinstance(value, int) else f"{name} {value:.5f}"
-                         for name, value in self.to_dict().items() if value is not None)
+        return ", ".join(
+            f"{name} {value:,}" if isinstance(value, int) else f"{name} {value:.5f}"
+            for name, value in self.to_dict().items()
+            if value is not None
+        )
 
 
 def auc(logits: Array, labels: Array, weights: Array) -> float | None:
@@ -45,7 +48,11 @@ def auc(logits: Array, labels: Array, weights: Array) -> float | None:
     order = np.argsort(-logits, kind="stable")
     logits, positive = logits[order], (weights * labels)[order]
     negative = weights[order] - positive
-    last = np.flatnonzero(np.append(logits[1:] != logits[:-1], True)) if len(logits) else np.zeros(0, np.int64)
+    last = (
+        np.flatnonzero(np.append(logits[1:] != logits[:-1], True))
+        if len(logits)
+        else np.zeros(0, np.int64)
+    )
     tp, fp = np.cumsum(positive)[last], np.cumsum(negative)[last]
     if not len(last) or tp[-1] <= 0 or fp[-1] <= 0:
         return None
@@ -71,7 +78,9 @@ class Binned:
         self._total: Array = np.zeros(5)
 
     def add(self, logits: npt.ArrayLike, labels: npt.ArrayLike, weights: npt.ArrayLike) -> None:
-        logits, labels, weights = (np.asarray(a, dtype=np.float64) for a in (logits, labels, weights))
+        logits, labels, weights = (
+            np.asarray(a, dtype=np.float64) for a in (logits, labels, weights)
+        )
         within = np.nan_to_num(np.clip(logits, -_EDGE, _EDGE))
         place = np.minimum((within + _EDGE) * (_BINS / (2 * _EDGE)), _BINS - 1).astype(np.int64)
         self._counts[1] += np.bincount(place, weights * labels, _BINS)
@@ -91,7 +100,7 @@ class Binned:
     def from_array(cls, array: Array) -> Binned:
         """Restores what `to_array` gave."""
         binned = cls()
-        binned._counts, binned._total = array[:2 * _BINS].reshape(2, _BINS), array[2 * _BINS:]
+        binned._counts, binned._total = array[: 2 * _BINS].reshape(2, _BINS), array[2 * _BINS :]
         return binned
 
     @property
@@ -104,7 +113,9 @@ class Binned:
 def _sums(logits: Array, labels: Array, weights: Array) -> Array:
     """The sums of loss, expected positives, positives, weights, and rows."""
     # −log p(label), stable for large logits: log(1 + e^z) − y·z.
-    with np.errstate(invalid="ignore"):  # a logit that is no number makes the sums NaN, which is what they should be
+    with np.errstate(
+        invalid="ignore"
+    ):  # a logit that is no number makes the sums NaN, which is what they should be
         loss = (weights * (np.logaddexp(0, logits) - labels * logits)).sum()
         expected = (weights * np.exp(-np.logaddexp(0, -logits))).sum()
     return np.array([loss, expected, (weights * labels).sum(), weights.sum(), (weights > 0).sum()])
@@ -118,5 +129,10 @@ def _quality(area: float | None, sums: Array) -> Quality:
     if not math.isfinite(logloss):
         return Quality(auc=None, ne=None, logloss=None, calibration=None, rows=int(rows))
     entropy = -(rate * math.log(rate) + (1 - rate) * math.log1p(-rate)) if 0 < rate < 1 else 0.0
-    return Quality(auc=area, ne=logloss / entropy if entropy else None, logloss=logloss,
-                   calibration=expected / positives if positives else None, rows=int(rows))
+    return Quality(
+        auc=area,
+        ne=logloss / entropy if entropy else None,
+        logloss=logloss,
+        calibration=expected / positives if positives else None,
+        rows=int(rows),
+    )

@@ -22,15 +22,24 @@ class EvaluationRequest:
     """Which checkpoint is judged, and on which rows."""
 
     title = "what"
-    run: Path = setting(help="run folder of dlrm.train", flags=("--run-dir", "--run"), metavar="DIR")
+    run: Path = setting(
+        help="run folder of dlrm.train", flags=("--run-dir", "--run"), metavar="DIR"
+    )
     best: bool = setting(False, "the checkpoint that did best on validation, not the last")
     data: str = setting("", "feature table (default: the run's)", metavar="TABLE")
-    version: int | None = setting(None, "version of it (default: the newest; without --data, the run's)")
+    version: int | None = setting(
+        None, "version of it (default: the newest; without --data, the run's)"
+    )
     split: str = setting("test", "which part of the table", metavar="NAME")
     batch_size: int = setting(16384, "rows of a global batch", least=1)
-    slices: tuple[str, ...] = setting((), "figures also for the most frequent ids of these columns", metavar="COLUMN,…")
-    split_moved: str = setting("refuse", "what to do where the split holds rows that were trained on",
-                               choices=("refuse", "accept"))
+    slices: tuple[str, ...] = setting(
+        (), "figures also for the most frequent ids of these columns", metavar="COLUMN,…"
+    )
+    split_moved: str = setting(
+        "refuse",
+        "what to do where the split holds rows that were trained on",
+        choices=("refuse", "accept"),
+    )
     code: CodeOptions = field(default_factory=CodeOptions)
 
     def answer(self, say: Callable[[str], None]) -> dict[str, Any] | None:
@@ -39,14 +48,29 @@ class EvaluationRequest:
         ranks = int(os.environ.get("WORLD_SIZE", "1"))
         trained = Config.from_dict(meta.config)
         version = self.version if self.data or self.version is not None else trained.version
-        table = trained.changed_table(FeatureTable.open(
-            self.data or trained.data, version, allow_code=self.code.permission, transforms=trained.transforms))
+        table = trained.changed_table(
+            FeatureTable.open(
+                self.data or trained.data,
+                version,
+                allow_code=self.code.permission,
+                transforms=trained.transforms,
+            )
+        )
         meta.check(table, same_version=False)
         table.files_of(self.split)  # an unknown split is an error that names those there are
-        if self.split != TRAIN and (seen := seen_in(table, meta, self.split_moved, split=self.split)):
+        if self.split != TRAIN and (
+            seen := seen_in(table, meta, self.split_moved, split=self.split)
+        ):
             say(f"warning: {seen}")
-        config = replace(trained, data=table.uri, version=table.version, ranks=ranks, batch_size=self.batch_size,
-                         sharding="auto", slices=self.slices)
+        config = replace(
+            trained,
+            data=table.uri,
+            version=table.version,
+            ranks=ranks,
+            batch_size=self.batch_size,
+            sharding="auto",
+            slices=self.slices,
+        )
 
         from sluice.dlrm.telemetry.silence_warnings import quiet
 
@@ -58,20 +82,38 @@ class EvaluationRequest:
         from sluice.dlrm.training import assemble, loaders
         from sluice.dlrm.training.input_checks import BatchChecker
 
-        with (world() as members,
-              loaders.evaluation(config, table, self.split, rank=members.rank, local_ranks=members.local_ranks
-                                 ) as batches):
+        with (
+            world() as members,
+            loaders.evaluation(
+                config, table, self.split, rank=members.rank, local_ranks=members.local_ranks
+            ) as batches,
+        ):
             planned = run_plan.plan_run(config, table, machine(members.ranks, members.local_ranks))
-            parts = assemble.parts_of(config, planned.layout, len(batches.dense_names), planned.placement, members)
+            parts = assemble.parts_of(
+                config, planned.layout, len(batches.dense_names), planned.placement, members
+            )
             save_load.load(path, parts, members, optimisers=False)
-            checker = BatchChecker({t.name: t.rows for t in planned.layout.columns}, batches.dense_names,
-                                   f"split {self.split!r}", missing=config.missing, place_of=batches.place_of)
+            checker = BatchChecker(
+                {t.name: t.rows for t in planned.layout.columns},
+                batches.dense_names,
+                f"split {self.split!r}",
+                missing=config.missing,
+                place_of=batches.place_of,
+            )
             findings = evaluate(parts, batches, checker, members, slices=config.slices)
             if not members.first:
                 return None
         if findings.undefined is not None:
             say(f"warning: {findings.undefined}")
         say(f"{self.split}: {findings.quality}")
-        return {**findings.quality.to_dict(), "split": self.split, "step": meta.step, "version": table.version,
-                "checkpoint": str(path),
-                "slices": {name: {i: q.to_dict() for i, q in ids.items()} for name, ids in findings.slices.items()}}
+        return {
+            **findings.quality.to_dict(),
+            "split": self.split,
+            "step": meta.step,
+            "version": table.version,
+            "checkpoint": str(path),
+            "slices": {
+                name: {i: q.to_dict() for i, q in ids.items()}
+                for name, ids in findings.slices.items()
+            },
+        }

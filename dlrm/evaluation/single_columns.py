@@ -28,7 +28,7 @@ class SingleColumns:
 
     def add(self, batch: Batch) -> None:
         """Keeps the rows of a batch that are real, as long as there is room."""
-        real = (batch.weight > 0).nonzero().flatten()[:self._room]
+        real = (batch.weight > 0).nonzero().flatten()[: self._room]
         self._room -= len(real)
         if not len(real):
             return
@@ -47,14 +47,20 @@ class SingleColumns:
         A number is a score itself, in either direction. What ids say is learned on every other row and judged on the
         rest."""
         own = np.concatenate(self._parts, axis=1) if self._parts else None
-        table = np.concatenate([part for part in self._world.gather_objects(own) if part is not None], axis=1)
+        table = np.concatenate(
+            [part for part in self._world.gather_objects(own) if part is not None], axis=1
+        )
         label, values = table[0], table[1:]
         judged = label[1::2]
         if min(judged.sum(), len(judged) - judged.sum()) < _LEAST:
             return {}
         found = {}
         for number, name in enumerate((*self._dense, *self._sparse)):
-            scores = np.nan_to_num(values[number]) if number < len(self._dense) else _rates(values[number], label)
+            scores = (
+                np.nan_to_num(values[number])
+                if number < len(self._dense)
+                else _rates(values[number], label)
+            )
             area = auc(scores[1::2], judged, np.ones(len(judged)))
             assert area is not None  # both labels are there
             found[name] = max(area, 1 - area) if number < len(self._dense) else area

@@ -65,16 +65,33 @@ class Findings:
         return f"{found}; the largest input is {value:g} in {column!r}"
 
     def evidence(self, step: int, columns: int, lr: float) -> Evidence:
-        return Evidence(step=step, rows=self.quality.rows, positives=self.positives, auc=self.quality.auc,
-                        ne=self.quality.ne, calibration=self.quality.calibration, spread=self.spread,
-                        largest_dense=self.largest_dense,
-                        constant=self.constant, columns=columns, lr=lr)
+        return Evidence(
+            step=step,
+            rows=self.quality.rows,
+            positives=self.positives,
+            auc=self.quality.auc,
+            ne=self.quality.ne,
+            calibration=self.quality.calibration,
+            spread=self.spread,
+            largest_dense=self.largest_dense,
+            constant=self.constant,
+            columns=columns,
+            lr=lr,
+        )
 
 
 @torch.no_grad()
-def evaluate(parts: TrainingParts, feed: EvaluationBatches, checker: BatchChecker, world: Ranks, *,
-             slices: Sequence[str] = (), exact_rows: int = EXACT_ROWS, singles: SingleColumns | None = None,
-             through: Callable[[Any], Iterable[Batch]] = iter) -> Findings:
+def evaluate(
+    parts: TrainingParts,
+    feed: EvaluationBatches,
+    checker: BatchChecker,
+    world: Ranks,
+    *,
+    slices: Sequence[str] = (),
+    exact_rows: int = EXACT_ROWS,
+    singles: SingleColumns | None = None,
+    through: Callable[[Any], Iterable[Batch]] = iter,
+) -> Findings:
     """Evaluates on everything the feed brings, on all ranks; rows of weight 0 count nowhere. The batches come
     by `through(feed)`, which may end the evaluation. `singles` is given each of them."""
     names = list(feed.sparse_names)
@@ -90,38 +107,68 @@ def evaluate(parts: TrainingParts, feed: EvaluationBatches, checker: BatchChecke
         logits = parts.model(*parts.layout.features(batch, world.device)).cpu()
         real = batch.weight > 0
         counts = batch.lengths.view(len(names), -1).sum(1, dtype=torch.int64).tolist()
-        ids = [column_ids[real] if len(column_ids) == len(real) else column_ids
-               for column_ids in torch.split(batch.values, counts)]
+        ids = [
+            column_ids[real] if len(column_ids) == len(real) else column_ids
+            for column_ids in torch.split(batch.values, counts)
+        ]
         # Copies: the loader may use a batch's memory again. float64 holds any id.
-        rows = torch.stack([t.double() for t in (logits[real], batch.label[real], batch.weight[real],
-                                                 *(ids[i] for i in sliced))])
+        rows = torch.stack(
+            [
+                t.double()
+                for t in (
+                    logits[real],
+                    batch.label[real],
+                    batch.weight[real],
+                    *(ids[i] for i in sliced),
+                )
+            ]
+        )
         if counter is None:  # on all ranks at once: they meet to choose what to count
             few = len(feed) * len(batch.label) * world.ranks <= exact_rows
             counter = _Exact() if few else _Rough(rows.numpy(), world)
         if not bool(real.any()):
             continue
         counter.add(rows.numpy())
-        spread += torch.stack([torch.tensor(float(rows.shape[1]), dtype=torch.float64), rows[0].sum(),
-                               (rows[0] ** 2).sum()])
+        spread += torch.stack(
+            [
+                torch.tensor(float(rows.shape[1]), dtype=torch.float64),
+                rows[0].sum(),
+                (rows[0] ** 2).sum(),
+            ]
+        )
         largest = torch.maximum(largest, batch.dense[real].nan_to_num(0, 0, 0).abs().amax(0))
         for i, column_ids in enumerate(ids):
             if len(column_ids):
-                low[i], high[i] = torch.minimum(low[i], column_ids.min()), torch.maximum(high[i], column_ids.max())
+                low[i], high[i] = (
+                    torch.minimum(low[i], column_ids.min()),
+                    torch.maximum(high[i], column_ids.max()),
+                )
     if counter is None:
         raise ValueError("an evaluation over no rows")
     quality_of_all, slice_parts, positives = counter.result(world)
-    largests, lows, highs, spreads = zip(*world.gather_objects((largest, low, high, spread)), strict=True)
-    largest, low, high = torch.stack(largests).amax(0), torch.stack(lows).amin(0), torch.stack(highs).amax(0)
+    largests, lows, highs, spreads = zip(
+        *world.gather_objects((largest, low, high, spread)), strict=True
+    )
+    largest, low, high = (
+        torch.stack(largests).amax(0),
+        torch.stack(lows).amin(0),
+        torch.stack(highs).amax(0),
+    )
     count, total, squares = torch.stack(spreads).sum(0).tolist()
     largest_dense = None
     if len(largest):
         top = int(largest.argmax())
         largest_dense = feed.dense_names[top], float(largest[top])
     return Findings(
-        quality=quality_of_all, slices=dict(zip(slices, slice_parts, strict=True)), positives=positives,
+        quality=quality_of_all,
+        slices=dict(zip(slices, slice_parts, strict=True)),
+        positives=positives,
         spread=max(0.0, squares / count - (total / count) ** 2) ** 0.5,
         largest_dense=largest_dense,
-        constant=tuple(n for n, a, b in zip(names, low.tolist(), high.tolist(), strict=True) if a == b))
+        constant=tuple(
+            n for n, a, b in zip(names, low.tolist(), high.tolist(), strict=True) if a == b
+        ),
+    )
 
 
 class _Exact:
@@ -157,13 +204,21 @@ class _Rough:
 
     def result(self, world: Ranks) -> tuple[Quality, list[dict[int, Quality]], int]:
         # All ranks slice by the same ids in the same order.
-        own_counts = [self._whole.to_array(), *(part.to_array() for parts in self._parts for part in parts.values())]
+        own_counts = [
+            self._whole.to_array(),
+            *(part.to_array() for parts in self._parts for part in parts.values()),
+        ]
         ranks = world.gather_objects((own_counts, self._positives))
-        qualities = [sum(map(Binned.from_array, arrays), Binned()).quality
-                     for arrays in zip(*(arrays for arrays, _ in ranks), strict=True)]
+        qualities = [
+            sum(map(Binned.from_array, arrays), Binned()).quality
+            for arrays in zip(*(arrays for arrays, _ in ranks), strict=True)
+        ]
         slice_qualities = iter(qualities[1:])
-        return (qualities[0], [{i: next(slice_qualities) for i in parts} for parts in self._parts],
-                sum(positives for _, positives in ranks))
+        return (
+            qualities[0],
+            [{i: next(slice_qualities) for i in parts} for parts in self._parts],
+            sum(positives for _, positives in ranks),
+        )
 
 
 def _frequent(ids: Any) -> list[int]:

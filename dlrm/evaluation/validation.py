@@ -33,10 +33,19 @@ if TYPE_CHECKING:
 class Validator:
     """Evaluates splits of a table; called by all ranks together."""
 
-    def __init__(self, *, config: Config, table: FeatureTable, parts: TrainingParts, world: Ranks,
-                 journal: Journal | Silence,
-                 checkpoints: Checkpoints, steps_per_epoch: int, synced_batches: SyncedBatches,
-                 on_evaluation: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        *,
+        config: Config,
+        table: FeatureTable,
+        parts: TrainingParts,
+        world: Ranks,
+        journal: Journal | Silence,
+        checkpoints: Checkpoints,
+        steps_per_epoch: int,
+        synced_batches: SyncedBatches,
+        on_evaluation: Callable[[], None] = lambda: None,
+    ) -> None:
         """`on_evaluation()` is called after each evaluation of the validation split."""
         self._config, self._table, self._parts, self._world = config, table, parts, world
         self._journal, self._checkpoints = journal, checkpoints
@@ -55,26 +64,59 @@ class Validator:
         """Evaluates a whole split; raises `Stopped` if the ranks are asked to stop meanwhile."""
         config, world = self._config, self._world
         sizes = {t.name: t.rows for t in self._parts.layout.columns}
-        epochs = round(meta.epoch + (meta.step - meta.since) % self._steps_per_epoch / self._steps_per_epoch, 2)
-        with loaders.evaluation(config, self._table, split, rank=world.rank, local_ranks=world.local_ranks) as batches:
-            checker = BatchChecker(sizes, batches.dense_names, f"split {split!r}", missing=config.missing,
-                                   place_of=batches.place_of)
+        epochs = round(
+            meta.epoch + (meta.step - meta.since) % self._steps_per_epoch / self._steps_per_epoch, 2
+        )
+        with loaders.evaluation(
+            config, self._table, split, rank=world.rank, local_ranks=world.local_ranks
+        ) as batches:
+            checker = BatchChecker(
+                sizes,
+                batches.dense_names,
+                f"split {split!r}",
+                missing=config.missing,
+                place_of=batches.place_of,
+            )
             self._journal.milestone("eval_start", epochs)
             singles = SingleColumns(batches.dense_names, batches.sparse_names, world)
             is_first = self._singles is None and split != "train"
-            findings = evaluate(self._parts, batches, checker, world, slices=config.slices,
-                                singles=singles if is_first else None, through=self._synced_batches.all_of)
+            findings = evaluate(
+                self._parts,
+                batches,
+                checker,
+                world,
+                slices=config.slices,
+                singles=singles if is_first else None,
+                through=self._synced_batches.all_of,
+            )
         if findings.undefined is not None:
             self._warn(meta, f"step {meta.step}, split {split!r}: {findings.undefined}")
-        self._journal.metric({"kind": "eval", "epoch": meta.epoch, "step": meta.step, "split": split,
-                              **findings.quality.to_dict()})
+        self._journal.metric(
+            {
+                "kind": "eval",
+                "epoch": meta.epoch,
+                "step": meta.step,
+                "split": split,
+                **findings.quality.to_dict(),
+            }
+        )
         for column, ids in findings.slices.items():
             for number, part in ids.items():
-                self._journal.metric({"kind": "slice", "step": meta.step, "split": split, "column": column,
-                                      "id": number, **part.to_dict()})
+                self._journal.metric(
+                    {
+                        "kind": "slice",
+                        "step": meta.step,
+                        "split": split,
+                        "column": column,
+                        "id": number,
+                        **part.to_dict(),
+                    }
+                )
         self._journal.milestone("eval_accuracy", epochs, findings.quality.auc)
         self._journal.milestone("eval_stop", epochs)
-        self._journal.say(f"{split} after {epochs:g} epoch{'s' * (epochs != 1)}: {findings.quality}")
+        self._journal.say(
+            f"{split} after {epochs:g} epoch{'s' * (epochs != 1)}: {findings.quality}"
+        )
         if is_first:
             self._singles = singles.result()
             for text in telling_columns(self._singles, split):
@@ -103,8 +145,13 @@ class Validator:
         if auc is None:
             return False
         self._aucs[meta.step] = auc
-        highest, noise = max(self._aucs.values()), chance(evidence.rows, evidence.positives) / 4  # a standard error
-        if highest != self._fallen_from and (warning := falling(self._aucs, self._steps_per_epoch, noise)):
+        highest, noise = (
+            max(self._aucs.values()),
+            chance(evidence.rows, evidence.positives) / 4,
+        )  # a standard error
+        if highest != self._fallen_from and (
+            warning := falling(self._aucs, self._steps_per_epoch, noise)
+        ):
             self._fallen_from = highest
             self._warn(meta, warning)
         self._checkpoints.wait()
@@ -115,7 +162,9 @@ class Validator:
         good_enough = self._config.stop_auc is not None and auc >= self._config.stop_auc
         if good_enough:
             self._journal.event({"kind": "reached", "step": meta.step, "auc": auc})
-            self._journal.say(f"AUC {auc:.5f} is the {self._config.stop_auc} that was asked for: done")
+            self._journal.say(
+                f"AUC {auc:.5f} is the {self._config.stop_auc} that was asked for: done"
+            )
         return good_enough
 
     def conclude(self, meta: CheckpointMeta) -> None:

@@ -46,13 +46,18 @@ class TableDiff:
         """The differences as a person reads them."""
         lines = [f"new column {name!r}: a new table" for name in self.added]
         lines += [f"column {name!r} is gone, and its table with it" for name in self.dropped]
-        lines += [f"column {name!r}: {old:,} rows become {new:,}" for name, (old, new) in self.grown.items()]
+        lines += [
+            f"column {name!r}: {old:,} rows become {new:,}"
+            for name, (old, new) in self.grown.items()
+        ]
         lines += [f"column {name!r} begins anew: {why}" for name, why in self.anew.items()]
         lines += [f"new dense column {name!r}" for name in self.dense_added]
         lines += [f"dense column {name!r} is gone" for name in self.dense_dropped]
         lines += [f"dense column {name!r}: {why}" for name, why in self.dense_changed.items()]
-        lines += [f"column {name!r}: {new:.1%} of its values are missing or cannot be read, {old:.1%} before"
-                  for name, (old, new) in self.lost.items()]
+        lines += [
+            f"column {name!r}: {new:.1%} of its values are missing or cannot be read, {old:.1%} before"
+            for name, (old, new) in self.lost.items()
+        ]
         head = f"version {self.before} of the table becomes {self.after}"
         return f"{head}: the same columns" if not lines else "\n  ".join([f"{head}:", *lines])
 
@@ -71,41 +76,70 @@ def between(before: FeatureTable, after: FeatureTable) -> TableDiff:
     anew: dict[str, str] = {}
     dense_changed: dict[str, str] = {}
     in_both = [*(n for n in new if n in old), *(n for n in dense[1] if n in dense[0])]
-    last_transform = {output.name: number for number, transform in enumerate(after.transforms)
-                      for output in transform.outputs}
+    last_transform = {
+        output.name: number
+        for number, transform in enumerate(after.transforms)
+        for output in transform.outputs
+    }
     # What a transform takes comes before what it gives.
     for name in sorted(in_both, key=lambda name: last_transform.get(name, -1)):
         old_column, new_column = specs[0].get(name), specs[1].get(name)
         reason = _transformed_otherwise(name, before, after, {*anew, *dense_changed})
         if not reason and old_column is not None and new_column is not None:
-            if (old_column.role, old_column.sources, old_column.ops) != (new_column.role, new_column.sources,
-                                                                         new_column.ops):
+            if (old_column.role, old_column.sources, old_column.ops) != (
+                new_column.role,
+                new_column.sources,
+                new_column.ops,
+            ):
                 reason = _MADE_OTHERWISE
             elif not _ids_stay(new_column, *states):
-                reason = _LEARNED_ANEW if name in new else "its numbers are scaled by what was learned anew"
+                reason = (
+                    _LEARNED_ANEW
+                    if name in new
+                    else "its numbers are scaled by what was learned anew"
+                )
         if name not in new:
             dense_changed |= {name: reason} if reason else {}
         elif reason:
             anew[name] = reason
         elif new[name] < old[name]:
             anew[name] = f"{old[name]:,} rows became {new[name]:,}, so its ids cannot be the same"
-    grown = {n: (old[n], rows) for n, rows in new.items() if n in old and n not in anew and rows > old[n]}
-    return TableDiff(before=before.version, after=after.version, added=tuple(n for n in new if n not in old),
-                     dropped=tuple(n for n in old if n not in new), grown=grown, anew=anew,
-                     dense_added=tuple(n for n in dense[1] if n not in dense[0]),
-                     dense_dropped=tuple(n for n in dense[0] if n not in dense[1]), dense_changed=dense_changed,
-                     lost=_lost(before.record, after.record))
+    grown = {
+        n: (old[n], rows) for n, rows in new.items() if n in old and n not in anew and rows > old[n]
+    }
+    return TableDiff(
+        before=before.version,
+        after=after.version,
+        added=tuple(n for n in new if n not in old),
+        dropped=tuple(n for n in old if n not in new),
+        grown=grown,
+        anew=anew,
+        dense_added=tuple(n for n in dense[1] if n not in dense[0]),
+        dense_dropped=tuple(n for n in dense[0] if n not in dense[1]),
+        dense_changed=dense_changed,
+        lost=_lost(before.record, after.record),
+    )
 
 
-def _transformed_otherwise(name: str, before: FeatureTable, after: FeatureTable, changed: Container[str]) -> str:
+def _transformed_otherwise(
+    name: str, before: FeatureTable, after: FeatureTable, changed: Container[str]
+) -> str:
     """Why the transforms that make or change a column give it another meaning; empty if they do not. `changed` are
     columns whose values have another meaning."""
     old, new = (_transforms(table, name) for table in (before, after))
     if [transform.described for transform in old] != [transform.described for transform in new]:
         return "its transforms make it in another way"
-    changed_inputs = sorted(column for transform in new for column in transform.inputs
-                            if column != name and column in changed)
-    return f"a transform makes it of {changed_inputs[0]!r}, which has changed" if changed_inputs else ""
+    changed_inputs = sorted(
+        column
+        for transform in new
+        for column in transform.inputs
+        if column != name and column in changed
+    )
+    return (
+        f"a transform makes it of {changed_inputs[0]!r}, which has changed"
+        if changed_inputs
+        else ""
+    )
 
 
 def _transforms(table: FeatureTable, column: str) -> list[TableTransform]:
@@ -117,7 +151,11 @@ def _transforms(table: FeatureTable, column: str) -> list[TableTransform]:
 def _lost(before: JobRecord, after: JobRecord) -> dict[str, tuple[float, float]]:
     """Compares the newest jobs of both versions."""
     old, new = (shares(record.raw_nulls, record.unread) for record in (before, after))
-    return {name: (old[name], new[name]) for name in sorted(new) if name in old and abs(new[name] - old[name]) >= MORE}
+    return {
+        name: (old[name], new[name])
+        for name in sorted(new)
+        if name in old and abs(new[name] - old[name]) >= MORE
+    }
 
 
 def _columns(table: FeatureTable) -> dict[str, ColumnSpec]:

@@ -24,19 +24,32 @@ if TYPE_CHECKING:
 _TABLES, _TOWER = "embedding_bags.", "tower."
 
 
-def transplant(path: Path, parts: TrainingParts, *, before: CheckpointMeta, after: CheckpointMeta, changes: TableDiff
-               ) -> None:
+def transplant(
+    path: Path,
+    parts: TrainingParts,
+    *,
+    before: CheckpointMeta,
+    after: CheckpointMeta,
+    changes: TableDiff,
+) -> None:
     """Fills fresh `parts`, which `after` describes, from the checkpoint in `path`, which `before` describes. Each rank
     reads what it holds. New columns keep their first values, and the dense layers ignore them until they have learned.
     """
     stored = CheckpointReader(path)
     parts.dense.init_state()  # Adam makes its state at the first step only
     parts.dense.zero_grad()
-    model, tables, other = parts.model.state_dict(), parts.table_states.state_dict(), parts.dense.state_dict()
+    model, tables, other = (
+        parts.model.state_dict(),
+        parts.table_states.state_dict(),
+        parts.dense.state_dict(),
+    )
     owners, sizes = owners_of(parts.layout), {t.name: t.rows for t in parts.layout.tables}
     compress = Config.from_dict(after.config).model.compress
     boxes: list[TensorBox] = []
-    for key, value in (*_tensors_by_key("model", model), *_tensors_by_key("tables.state", tables["state"])):
+    for key, value in (
+        *_tensors_by_key("model", model),
+        *_tensors_by_key("tables.state", tables["state"]),
+    ):
         _, in_table, rest = key.partition(_TABLES)
         name = rest.partition(".weight")[0]
         if not in_table or key not in stored.sizes or not changes.keeps(owners[name]):
@@ -47,7 +60,10 @@ def transplant(path: Path, parts: TrainingParts, *, before: CheckpointMeta, afte
             boxes += _rows(stored, key, value, stored.rows(name), sizes[name])
     stored.read(boxes)
     labels = _labels(before, after, parts.layout, changes)
-    for key, value in (*_tensors_by_key("model", model), *_tensors_by_key("dense.state", other["state"])):
+    for key, value in (
+        *_tensors_by_key("model", model),
+        *_tensors_by_key("dense.state", other["state"]),
+    ):
         if _TABLES not in key and key in stored.sizes:
             _fill_dense(stored, key, value, labels)
     parts.model.load_state_dict(model)
@@ -57,13 +73,20 @@ def transplant(path: Path, parts: TrainingParts, *, before: CheckpointMeta, afte
 
 def owners_of(layout: TableLayout) -> dict[str, str]:
     """Ordinary table → the column that it serves."""
-    owners = {part.name: column.name for column, parts in zip(layout.compressor.columns, layout.compressor.parts,
-                                                              strict=True) for part in parts}
+    owners = {
+        part.name: column.name
+        for column, parts in zip(layout.compressor.columns, layout.compressor.parts, strict=True)
+        for part in parts
+    }
     owners |= {table.name: table.name.removesuffix("@wide") for table in layout.wide}
-    return owners | ({table_name(layout.history.name): layout.history.name} if layout.history else {})
+    return owners | (
+        {table_name(layout.history.name): layout.history.name} if layout.history else {}
+    )
 
 
-def _rows(stored: CheckpointReader, key: str, value: Any, rows: int, new_rows: int) -> Iterator[TensorBox]:
+def _rows(
+    stored: CheckpointReader, key: str, value: Any, rows: int, new_rows: int
+) -> Iterator[TensorBox]:
     """The first `rows` rows of a table of `new_rows`, or of its optimiser's state, as far as they lie on this rank."""
     if not value.dim():  # a count of steps
         yield TensorBox(key, value)
@@ -72,8 +95,8 @@ def _rows(stored: CheckpointReader, key: str, value: Any, rows: int, new_rows: i
         whole = whole_rows(stored.whole([key])[key], rows)  # the table is, or was, cut by columns
         for begin, part in local_parts(value):
             top = begin[0] % new_rows
-            values = whole[top:top + len(part)]
-            part[:len(values)] = values
+            values = whole[top : top + len(part)]
+            part[: len(values)] = values
         return
     for first, part in local_parts(value):
         height = min(len(part), rows - first[0])
@@ -84,8 +107,10 @@ def _rows(stored: CheckpointReader, key: str, value: Any, rows: int, new_rows: i
 def _spread(old: Tensor, value: Any, rows: int, new_rows: int) -> None:
     """Fills a table whose ids are spread by the number of its rows: each row goes to where its id is now."""
     ids, compression = torch.arange(rows), Compression(kind="spread")
-    old_places, new_places = (codes(ids, Table(name="", rows=count, width=4), compression)[0]
-                              for count in (rows, new_rows))
+    old_places, new_places = (
+        codes(ids, Table(name="", rows=count, width=4), compression)[0]
+        for count in (rows, new_rows)
+    )
     if old.dim() == 1:
         old = whole_rows(old, rows)
     for first, part in local_parts(value):
@@ -93,27 +118,40 @@ def _spread(old: Tensor, value: Any, rows: int, new_rows: int) -> None:
         on_this_rank = (new_places >= top) & (new_places < top + len(part))
         values = old[old_places[on_this_rank]]
         if old.dim() == 2:
-            values = values[:, first[1]:first[1] + part.shape[1]]
+            values = values[:, first[1] : first[1] + part.shape[1]]
         part[new_places[on_this_rank] - top] = values
 
 
-def _fill_dense(stored: CheckpointReader, key: str, value: Tensor, labels: dict[str, tuple[Labels, Labels]]) -> None:
+def _fill_dense(
+    stored: CheckpointReader, key: str, value: Tensor, labels: dict[str, tuple[Labels, Labels]]
+) -> None:
     """Fills a dense layer's weight, or the optimiser's state of it."""
-    name = key.rpartition(_TOWER)[2] if key.startswith("model.") else key.rpartition(_TOWER)[2].rpartition(".")[0]
+    name = (
+        key.rpartition(_TOWER)[2]
+        if key.startswith("model.")
+        else key.rpartition(_TOWER)[2].rpartition(".")[0]
+    )
     old = stored.whole([key])[key]
     if name in labels and old.dim():
         old = moved_weights(old, *labels[name])
     if old.shape != value.shape:
-        raise CheckpointError(f"{key} is {tuple(old.shape)} in the checkpoint, and {tuple(value.shape)} is needed")
+        raise CheckpointError(
+            f"{key} is {tuple(old.shape)} in the checkpoint, and {tuple(value.shape)} is needed"
+        )
     value.copy_(old)
 
 
-def _labels(before: CheckpointMeta, after: CheckpointMeta, layout: TableLayout,
-            changes: TableDiff) -> dict[str, tuple[Labels, Labels]]:
+def _labels(
+    before: CheckpointMeta, after: CheckpointMeta, layout: TableLayout, changes: TableDiff
+) -> dict[str, tuple[Labels, Labels]]:
     """Weight → the features that its places were for, and are for now. A column that begins anew counts as a new
     one."""
     history = layout.history.name if layout.history is not None else None
-    old_columns = [name if changes.keeps(name) else f"{name}, before" for name in before.columns if name != history]
+    old_columns = [
+        name if changes.keeps(name) else f"{name}, before"
+        for name in before.columns
+        if name != history
+    ]
     model = Config.from_dict(after.config).model
     old = labels_of(model, before.dense, old_columns)
     new = labels_of(model, after.dense, [column.name for column in layout.compressor.columns])
@@ -129,7 +167,9 @@ def _tensors_by_key(prefix: str, values: Any) -> Iterator[tuple[str, Any]]:
             yield f"{prefix}.{key}", value
 
 
-def labels_of(config: ModelConfig, dense: Sequence[str], columns: Sequence[str]) -> Mapping[str, Labels]:
+def labels_of(
+    config: ModelConfig, dense: Sequence[str], columns: Sequence[str]
+) -> Mapping[str, Labels]:
     """The labels for the tower of these features, as its class gives them. Parameters that it does not name do not
     depend on the features at all."""
     return tower_of(config.kind).labels(config, dense, columns)
@@ -142,8 +182,14 @@ def moved_weights(old: Tensor, before: Labels, after: Labels) -> Tensor:
         if old_labels is None or labels is None or list(old_labels) == list(labels):
             continue
         old_place_of = {label: place for place, label in enumerate(old_labels)}
-        pairs = [(place, old_place_of[label]) for place, label in enumerate(labels) if label in old_place_of]
-        targets, sources = (torch.tensor([pair[i] for pair in pairs], dtype=torch.int64) for i in (0, 1))
-        new = old.new_zeros([*old.shape[:dimension], len(labels), *old.shape[dimension + 1:]])
+        pairs = [
+            (place, old_place_of[label])
+            for place, label in enumerate(labels)
+            if label in old_place_of
+        ]
+        targets, sources = (
+            torch.tensor([pair[i] for pair in pairs], dtype=torch.int64) for i in (0, 1)
+        )
+        new = old.new_zeros([*old.shape[:dimension], len(labels), *old.shape[dimension + 1 :]])
         old = new.index_copy_(dimension, targets, old.index_select(dimension, sources))
     return old

@@ -25,7 +25,12 @@ def view(table: FeatureTable, follow: str) -> FeatureTable:
     if follow != "parts":
         return table
     new_jobs = {job for job, record in table.records.items() if record.version == table.version}
-    return replace(table, files=tuple(f for f in table.files if job_of(os.path.relpath(f.path, table.uri)) in new_jobs))
+    return replace(
+        table,
+        files=tuple(
+            f for f in table.files if job_of(os.path.relpath(f.path, table.uri)) in new_jobs
+        ),
+    )
 
 
 def epochs_of(config: Config, meta: CheckpointMeta) -> int:
@@ -48,46 +53,85 @@ def next_version(config: Config, meta: CheckpointMeta) -> int | None:
     return newest if config.follow == "epochs" else meta.version + 1
 
 
-def seen_in(table: FeatureTable, meta: CheckpointMeta, split_moved: str, *, split: str | None = None) -> str:
+def seen_in(
+    table: FeatureTable, meta: CheckpointMeta, split_moved: str, *, split: str | None = None
+) -> str:
     """Says which rows of a table's tests, or of one split, a run has trained on; raises `SplitMoved` unless that is to
     be accepted."""
     where = f"version {table.version} of {table.uri}"
     try:
         seen = trained_on(meta.seen(), SplitRows.of(table.records.values()))
         rows = (seen.of(split) if split else seen).text
-        warning = f"{where}: {rows} were trained on, so that what is measured there means nothing" if rows else ""
+        warning = (
+            f"{where}: {rows} were trained on, so that what is measured there means nothing"
+            if rows
+            else ""
+        )
     except SplitMoved as unknown:
         warning = f"{where}: {unknown}"
     if warning and split_moved != "accept":
-        raise SplitMoved(f"{warning}; begin another run on it, go on with a version before, or accept it with {ACCEPT}")
+        raise SplitMoved(
+            f"{warning}; begin another run on it, go on with a version before, or accept it with {ACCEPT}"
+        )
     return warning
 
 
-def start_on(run: Path, checkpoint: Path, meta: CheckpointMeta, version: int, *, split_moved: str = "refuse",
-             allow_code: Permission = NOTHING) -> StartPoint:
+def start_on(
+    run: Path,
+    checkpoint: Path,
+    meta: CheckpointMeta,
+    version: int,
+    *,
+    split_moved: str = "refuse",
+    allow_code: Permission = NOTHING,
+) -> StartPoint:
     """The plan for going on from a checkpoint with another version of its table."""
     config = Config.from_dict(meta.config)
-    before, after = (config.changed_table(FeatureTable.open(config.data, number, allow_code=allow_code,
-                                                            transforms=config.transforms))
-                     for number in (meta.version, version))
+    before, after = (
+        config.changed_table(
+            FeatureTable.open(
+                config.data, number, allow_code=allow_code, transforms=config.transforms
+            )
+        )
+        for number in (meta.version, version)
+    )
     seen = seen_in(after, meta, split_moved)
     changes = between(before, after)
-    new_config = replace(config, version=version, model=_model(config.model, changes),
-                         slices=tuple(name for name in config.slices if name not in changes.dropped))
-    return StartPoint(run=run, config=new_config, table=view(after, new_config.follow),
-                      meta=meta.following(after, new_config.to_dict()),
-                      resume=checkpoint, go_on=True, before=meta, changes=changes, split_moved=split_moved, seen=seen)
+    new_config = replace(
+        config,
+        version=version,
+        model=_model(config.model, changes),
+        slices=tuple(name for name in config.slices if name not in changes.dropped),
+    )
+    return StartPoint(
+        run=run,
+        config=new_config,
+        table=view(after, new_config.follow),
+        meta=meta.following(after, new_config.to_dict()),
+        resume=checkpoint,
+        go_on=True,
+        before=meta,
+        changes=changes,
+        split_moved=split_moved,
+        seen=seen,
+    )
 
 
 def _model(model: ModelConfig, changes: TableDiff) -> ModelConfig:
     """The model's settings without those for columns that are gone."""
     for name in (model.history, model.target):
         if name and name in changes.dropped:
-            raise ConfigError(f"version {changes.after} of the table has no column {name!r}, which {model.kind} reads; "
-                              "train another model on it, or go on without --follow")
-    return replace(model, compress={column: kind for column, kind in model.compress.items()
-                                    if column not in changes.dropped},
-                   bags={column: kind for column, kind in model.bags.items() if column not in changes.dropped})
+            raise ConfigError(
+                f"version {changes.after} of the table has no column {name!r}, which {model.kind} reads; "
+                "train another model on it, or go on without --follow"
+            )
+    return replace(
+        model,
+        compress={
+            column: kind for column, kind in model.compress.items() if column not in changes.dropped
+        },
+        bags={column: kind for column, kind in model.bags.items() if column not in changes.dropped},
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -51,32 +51,55 @@ def verdict(beats: Mapping[int, tuple[Beat, float]]) -> Verdict | None:
 
     No rank stands still as long as another makes progress: they meet before every batch."""
     unfinished = {rank: (beat, silent) for rank, (beat, silent) in beats.items() if not beat.over}
-    silent = {rank: beat for rank, (beat, seconds) in unfinished.items() if seconds > beat.silence_s}
+    silent = {
+        rank: beat for rank, (beat, seconds) in unfinished.items() if seconds > beat.silence_s
+    }
     if silent:
-        others = [(beat, seconds) for rank, (beat, seconds) in unfinished.items() if rank not in silent]
-        if any(beat.limit_s is not None and beat.age_s + seconds <= beat.silence_s for beat, seconds in others):
+        others = [
+            (beat, seconds) for rank, (beat, seconds) in unfinished.items() if rank not in silent
+        ]
+        if any(
+            beat.limit_s is not None and beat.age_s + seconds <= beat.silence_s
+            for beat, seconds in others
+        ):
             return None
-        return Verdict(tuple(silent), True, "; ".join(
-            f"rank {rank} stands still: nothing was heard of it for {unfinished[rank][1]:.0f} s; the last was: it "
-            f"{beat.phase} (at most {beat.silence_s:.0f} s)" for rank, beat in silent.items()))
-    slow = {rank: beat for rank, (beat, _) in unfinished.items()
-            if beat.limit_s is not None and beat.age_s > beat.limit_s}
+        return Verdict(
+            tuple(silent),
+            True,
+            "; ".join(
+                f"rank {rank} stands still: nothing was heard of it for {unfinished[rank][1]:.0f} s; the last was: it "
+                f"{beat.phase} (at most {beat.silence_s:.0f} s)"
+                for rank, beat in silent.items()
+            ),
+        )
+    slow = {
+        rank: beat
+        for rank, (beat, _) in unfinished.items()
+        if beat.limit_s is not None and beat.age_s > beat.limit_s
+    }
     if not unfinished or len(slow) < len(unfinished):
         return None
     # Those that have come least far; who only waits for the others is not to blame, unless all do.
     fewest = min(beat.count for beat in slow.values())
     behind = {rank: beat for rank, beat in slow.items() if beat.count == fewest}
     blamed = {rank: beat for rank, beat in behind.items() if not beat.waits} or behind
-    return Verdict(tuple(blamed), False, "; ".join(
-        f"rank {rank} stands still: for {beat.age_s:.0f} s it {beat.phase} (at most {beat.limit_s:.0f} s)"
-        for rank, beat in blamed.items()))
+    return Verdict(
+        tuple(blamed),
+        False,
+        "; ".join(
+            f"rank {rank} stands still: for {beat.age_s:.0f} s it {beat.phase} (at most {beat.limit_s:.0f} s)"
+            for rank, beat in blamed.items()
+        ),
+    )
 
 
 class Activity:
     """What this rank is doing. The main thread says what it begins; another thread may ask for the `Beat` at any
     time."""
 
-    def __init__(self, *, most_s: float = MOST_S, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, *, most_s: float = MOST_S, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._most_s, self._clock = most_s, clock
         self._lock = threading.Lock()
         self._count, self._phase, self._waits = 0, "began", False
@@ -113,12 +136,19 @@ class Activity:
             if self._fetch_began is not None:
                 self._steps.append(max(0.0, now - self._fetch_began - self._apart_s))
             self._fetch_began, self._apart_s = now, 0.0
-        self._begin(f"waited for batch {number}", work=work,
-                    limit=lambda: self._most_s if self._measured else self._unmeasured_s)
+        self._begin(
+            f"waited for batch {number}",
+            work=work,
+            limit=lambda: self._most_s if self._measured else self._unmeasured_s,
+        )
 
     def meets(self, number: int) -> None:
         """The rank has its batch, or none, and waits until all ranks have."""
-        self._begin(f"waited for the other ranks before batch {number}", limit=lambda: self.step_limit_s, waits=True)
+        self._begin(
+            f"waited for the other ranks before batch {number}",
+            limit=lambda: self.step_limit_s,
+            waits=True,
+        )
 
     def steps(self, number: int) -> None:
         """The rank makes a training step."""
@@ -148,18 +178,33 @@ class Activity:
         """What this rank is doing at this moment, as a report."""
         with self._lock:
             count, work = self._count, self._work
-        work_done = work() if work is not None else None  # not under the lock, which the main thread takes
+        work_done = (
+            work() if work is not None else None
+        )  # not under the lock, which the main thread takes
         with self._lock:
             now = self._clock()
             if work is not None and count == self._count and work_done != self._last_work:
                 self._last_work, self._progressed_at = work_done, now
             limit = None if self._limit is None else self._limit()
-            return Beat(count=self._count, phase=self._phase, waits=self._waits, age_s=now - self._progressed_at,
-                        limit_s=limit, silence_s=self._unmeasured_s if limit is None else self.step_limit_s,
-                        process=process, parent=parent)
+            return Beat(
+                count=self._count,
+                phase=self._phase,
+                waits=self._waits,
+                age_s=now - self._progressed_at,
+                limit_s=limit,
+                silence_s=self._unmeasured_s if limit is None else self.step_limit_s,
+                process=process,
+                parent=parent,
+            )
 
-    def _begin(self, phase: str, *, limit: Callable[[], float] | None, waits: bool = False,
-               work: Callable[[], Any] | None = None) -> None:
+    def _begin(
+        self,
+        phase: str,
+        *,
+        limit: Callable[[], float] | None,
+        waits: bool = False,
+        work: Callable[[], Any] | None = None,
+    ) -> None:
         with self._lock:
             self._count += 1
             self._phase, self._waits, self._limit, self._work = phase, waits, limit, work

@@ -33,10 +33,19 @@ class Heartbeat:
     """A context around training, with a thread that reports through a clone of the process group's store: `check` comes
     before `get`, and nothing ever waits."""
 
-    def __init__(self, store: Any, rank: int, ranks: int, activity: Activity, ending: RankExit, *,
-                 workers: Callable[[], str] = str, every_s: float = 1.0,
-                 clock: Callable[[], float] = time.monotonic,
-                 kill: Callable[[list[Beat]], None] | None = None) -> None:
+    def __init__(
+        self,
+        store: Any,
+        rank: int,
+        ranks: int,
+        activity: Activity,
+        ending: RankExit,
+        *,
+        workers: Callable[[], str] = str,
+        every_s: float = 1.0,
+        clock: Callable[[], float] = time.monotonic,
+        kill: Callable[[list[Beat]], None] | None = None,
+    ) -> None:
         """`workers()` gives the stacks of worker processes. `kill` ends other ranks on this machine that report
         nothing."""
         self._store, self._rank, self._ranks = store.clone(), rank, ranks
@@ -60,7 +69,9 @@ class Heartbeat:
         faulthandler.unregister(signal.SIGUSR2)
 
     def _run(self) -> None:
-        with suppress(Exception):  # the store is gone: whoever had it ended, and the ranks hear of it otherwise
+        with suppress(
+            Exception
+        ):  # the store is gone: whoever had it ended, and the ranks hear of it otherwise
             while not self._ended.wait(self._every_s):
                 self.step()
             self._report(over=True)
@@ -77,33 +88,50 @@ class Heartbeat:
     def _report(self, *, over: bool = False) -> None:
         self._number += 1
         beat = asdict(self._activity.beat(os.getpid(), os.getppid()))
-        self._store.set(_beat_key(self._rank), json.dumps({**beat, "over": over, "number": self._number}))
+        self._store.set(
+            _beat_key(self._rank), json.dumps({**beat, "over": over, "number": self._number})
+        )
 
     def _judge(self) -> Verdict | None:
-        return verdict({rank: (_beat(text), silent) for rank, (text, silent) in self._listen().items()})
+        return verdict(
+            {rank: (_beat(text), silent) for rank, (text, silent) in self._listen().items()}
+        )
 
     def _listen(self) -> Mapping[int, tuple[bytes, float]]:
         """Rank → its last report, and for how long it has sent no other. Time in which this rank itself did not listen
         does not count: it may have stood still with all others."""
         now = self._clock()
-        elapsed_s = 0.0 if self._listened_at is None else min(now - self._listened_at, 2 * self._every_s)
+        elapsed_s = (
+            0.0 if self._listened_at is None else min(now - self._listened_at, 2 * self._every_s)
+        )
         self._listened_at = now
         for rank in range(self._ranks):
             if not self._store.check([_beat_key(rank)]):
                 continue
             text = self._store.get(_beat_key(rank))
             before = self._reports.get(rank)
-            self._reports[rank] = (text, before[1] + elapsed_s if before is not None and before[0] == text else 0.0)
+            self._reports[rank] = (
+                text,
+                before[1] + elapsed_s if before is not None and before[0] == text else 0.0,
+            )
         return self._reports
 
     def _end(self, judgement: Mapping[str, Any]) -> None:
         if self._rank in judgement["ranks"]:
-            print(f"what rank {self._rank} does now:", own_stacks(), self._workers(), sep="\n", file=sys.__stderr__,
-                  flush=True)
+            print(
+                f"what rank {self._rank} does now:",
+                own_stacks(),
+                self._workers(),
+                sep="\n",
+                file=sys.__stderr__,
+                flush=True,
+            )
         elif judgement["silent"]:
             beats = [_beat(self._store.get(_beat_key(rank))) for rank in judgement["ranks"]]
             self._kill([beat for beat in beats if beat.parent == os.getppid()])
-        speaks = self._rank == min(set(range(self._ranks)) - set(judgement["ranks"] if judgement["silent"] else ()))
+        speaks = self._rank == min(
+            set(range(self._ranks)) - set(judgement["ranks"] if judgement["silent"] else ())
+        )
         self._ending.leave(judgement["text"], speak=speaks)
 
 

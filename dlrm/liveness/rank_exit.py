@@ -63,7 +63,10 @@ def tell_torchrun(text: str) -> None:
     that reason, too."""
     if path := os.environ.get("TORCHELASTIC_ERROR_FILE"):
         text = f"error: {text}"
-        about = {"message": text, "extraInfo": {"py_callstack": text, "timestamp": str(int(time.time()))}}
+        about = {
+            "message": text,
+            "extraInfo": {"py_callstack": text, "timestamp": str(int(time.time()))},
+        }
         with suppress(OSError):
             Path(path).write_text(json.dumps({"message": about}))
 
@@ -87,7 +90,9 @@ def end_with_launcher(ending: RankExit) -> None:
     def wait() -> None:
         if descriptor >= 0 and os.getppid() == launcher:
             select.select([descriptor], [], [])
-        ending.leave(f"process {launcher}, which started this one, is gone, so this one ends, too; a checkpoint that "
-                     "was complete stays, and --resume goes on from there")
+        ending.leave(
+            f"process {launcher}, which started this one, is gone, so this one ends, too; a checkpoint that "
+            "was complete stays, and --resume goes on from there"
+        )
 
     threading.Thread(target=wait, name="sluice-launcher", daemon=True).start()

@@ -1,5 +1,4 @@
-"""AutoInt+: every feature looks at all others by attention of several heads, layer after layer, beside a deep network.
-"""
+"""AutoInt+: every feature attends to all others with several heads, layer after layer, beside a deep network."""
 
 from __future__ import annotations
 
@@ -22,11 +21,15 @@ class FieldAttention(nn.Module):
     def __init__(self, before: int, width: int, heads: int) -> None:
         super().__init__()
         self.heads = heads
-        self.query, self.key, self.value, self.rest = (nn.Linear(before, heads * width, bias=False) for _ in range(4))
+        self.query, self.key, self.value, self.rest = (
+            nn.Linear(before, heads * width, bias=False) for _ in range(4)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
-        query, key, value = (layer(x).unflatten(2, (self.heads, -1)).transpose(1, 2)
-                             for layer in (self.query, self.key, self.value))
+        query, key, value = (
+            layer(x).unflatten(2, (self.heads, -1)).transpose(1, 2)
+            for layer in (self.query, self.key, self.value)
+        )
         found = torch.matmul(torch.matmul(query, key.transpose(2, 3)).softmax(3), value)
         both: Tensor = found.transpose(1, 2).flatten(2) + self.rest(x)
         return both.relu()
@@ -41,8 +44,12 @@ class AutoInt(Dnn):
         width, heads = config.width, config.attention_heads
         self.vectors = nn.Parameter(torch.empty(dense, width))
         nn.init.normal_(self.vectors, std=width**-0.5)
-        self.attention = nn.Sequential(*(FieldAttention(heads * width if n else width, width, heads)
-                                         for n in range(config.attention_layers)))
+        self.attention = nn.Sequential(
+            *(
+                FieldAttention(heads * width if n else width, width, heads)
+                for n in range(config.attention_layers)
+            )
+        )
         self.found = nn.Linear((dense + columns) * heads * width, 1, bias=False)
 
     def forward(self, dense: Tensor, pooled: Tensor) -> Tensor:
@@ -52,17 +59,29 @@ class AutoInt(Dnn):
         return logits + interactions.squeeze(1)
 
     @staticmethod
-    def cost(config: ModelConfig, *, dense: int, columns: int, history: int) -> dict[str, LayerCost]:
+    def cost(
+        config: ModelConfig, *, dense: int, columns: int, history: int
+    ) -> dict[str, LayerCost]:
         fields, after = dense + columns, config.attention_heads * config.width
         layers = LayerCost()
         for n in range(config.attention_layers):
             weights = 4 * (after if n else config.width) * after
             layers += LayerCost(weights, 2 * weights * fields + 4 * fields * fields * after)
-        return {**Dnn.cost(config, dense=dense, columns=columns, history=history),
-                "interaction": LayerCost(dense * config.width) + layers + flops.linear(fields * after, 1, bias=False)}
+        return {
+            **Dnn.cost(config, dense=dense, columns=columns, history=history),
+            "interaction": LayerCost(dense * config.width)
+            + layers
+            + flops.linear(fields * after, 1, bias=False),
+        }
 
     @staticmethod
-    def labels(config: ModelConfig, dense: Sequence[str], columns: Sequence[str]) -> dict[str, Labels]:
+    def labels(
+        config: ModelConfig, dense: Sequence[str], columns: Sequence[str]
+    ) -> dict[str, Labels]:
         after = config.attention_heads * config.width
         places: list[Hashable] = [(name, i) for name in (*dense, *columns) for i in range(after)]
-        return {**Dnn.labels(config, dense, columns), "vectors": (dense, None), "found.weight": (None, places)}
+        return {
+            **Dnn.labels(config, dense, columns),
+            "vectors": (dense, None),
+            "found.weight": (None, places),
+        }

@@ -37,8 +37,11 @@ class Weighing:
         try:
             return cls(kind=kind, rate=float(rate or 1))
         except ValueError as error:
-            raise error if isinstance(error, ConfigError) else ConfigError(
-                f"bags: {text!r}: {rate!r} is no number") from None
+            raise (
+                error
+                if isinstance(error, ConfigError)
+                else ConfigError(f"bags: {text!r}: {rate!r} is no number")
+            ) from None
 
     def weights(self, lengths: Tensor) -> Tensor:
         """The weight of each id, for bags of these lengths, one after the other."""
@@ -47,7 +50,11 @@ class Weighing:
             return torch.ones(count)
         if self.kind == "decay":
             ends = lengths.cumsum(0)
-            age = torch.repeat_interleave(ends - 1, lengths, output_size=count) - torch.arange(count)
+            age = torch.repeat_interleave(ends - 1, lengths, output_size=count) - torch.arange(
+                count
+            )
             return torch.pow(torch.tensor(self.rate), age)
         each = 1 / lengths.clamp(min=1).float()
-        return torch.repeat_interleave(each if self.kind == "mean" else each.sqrt(), lengths, output_size=count)
+        return torch.repeat_interleave(
+            each if self.kind == "mean" else each.sqrt(), lengths, output_size=count
+        )

@@ -25,9 +25,13 @@ class Dnn(Tower):
         return logits.squeeze(1)
 
     @staticmethod
-    def cost(config: ModelConfig, *, dense: int, columns: int, history: int) -> dict[str, LayerCost]:
+    def cost(
+        config: ModelConfig, *, dense: int, columns: int, history: int
+    ) -> dict[str, LayerCost]:
         return {"over": over_cost(config, dense + columns * config.width)}
 
     @staticmethod
-    def labels(config: ModelConfig, dense: Sequence[str], columns: Sequence[str]) -> dict[str, Labels]:
+    def labels(
+        config: ModelConfig, dense: Sequence[str], columns: Sequence[str]
+    ) -> dict[str, Labels]:
         return {"over.0.weight": (None, [*dense, *vector_labels(config, *columns)])}

@@ -46,7 +46,9 @@ def cross(width: int, layers: int, rank: int = 0, experts: int = 1) -> LayerCost
     else:
         each = 2 * width * rank + rank * rank
         gates = width * experts
-        return LayerCost(layers * (experts * each + width) + gates, 2 * layers * (experts * each + gates))
+        return LayerCost(
+            layers * (experts * each + width) + gates, 2 * layers * (experts * each + gates)
+        )
     return LayerCost(layers * one.parameters, layers * one.flops)
 
 

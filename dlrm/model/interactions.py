@@ -54,7 +54,9 @@ class CrossLayers(nn.Module):
         return x
 
     @staticmethod
-    def labels(wide: Sequence[Hashable], layers: int) -> dict[str, tuple[Sequence[Hashable] | None, ...]]:
+    def labels(
+        wide: Sequence[Hashable], layers: int
+    ) -> dict[str, tuple[Sequence[Hashable] | None, ...]]:
         """Parameter → which feature each place belongs to, for vectors that `wide` names place by place."""
         found: dict[str, tuple[Sequence[Hashable] | None, ...]] = {}
         for n in range(layers):
@@ -79,11 +81,17 @@ class LowRankCross(nn.Module):
         return x
 
     @staticmethod
-    def labels(wide: Sequence[Hashable], layers: int) -> dict[str, tuple[Sequence[Hashable] | None, ...]]:
+    def labels(
+        wide: Sequence[Hashable], layers: int
+    ) -> dict[str, tuple[Sequence[Hashable] | None, ...]]:
         """Parameter → which feature each place belongs to, for vectors that `wide` names place by place."""
         found: dict[str, tuple[Sequence[Hashable] | None, ...]] = {}
         for n in range(layers):
-            found |= {f"down.{n}.weight": (None, wide), f"up.{n}.weight": (wide, None), f"up.{n}.bias": (wide,)}
+            found |= {
+                f"down.{n}.weight": (None, wide),
+                f"up.{n}.weight": (wide, None),
+                f"up.{n}.bias": (wide,),
+            }
         return found
 
 
@@ -96,13 +104,19 @@ class MixtureCross(nn.Module):
         super().__init__()
 
         def kernels(*shape: int) -> nn.ParameterList:
-            made = nn.ParameterList(nn.Parameter(torch.empty(experts, *shape)) for _ in range(layers))
+            made = nn.ParameterList(
+                nn.Parameter(torch.empty(experts, *shape)) for _ in range(layers)
+            )
             for kernel in made:
                 for expert in kernel:
                     nn.init.xavier_normal_(expert)
             return made
 
-        self.down, self.core, self.up = kernels(rank, width), kernels(rank, rank), kernels(width, rank)
+        self.down, self.core, self.up = (
+            kernels(rank, width),
+            kernels(rank, rank),
+            kernels(width, rank),
+        )
         self.bias = nn.ParameterList(nn.Parameter(torch.zeros(width)) for _ in range(layers))
         self.gate = nn.Linear(width, experts, bias=False)
 
@@ -117,11 +131,17 @@ class MixtureCross(nn.Module):
         return x
 
     @staticmethod
-    def labels(wide: Sequence[Hashable], layers: int) -> dict[str, tuple[Sequence[Hashable] | None, ...]]:
+    def labels(
+        wide: Sequence[Hashable], layers: int
+    ) -> dict[str, tuple[Sequence[Hashable] | None, ...]]:
         """Parameter → which feature each place belongs to, for vectors that `wide` names place by place."""
         found: dict[str, tuple[Sequence[Hashable] | None, ...]] = {"gate.weight": (None, wide)}
         for n in range(layers):
-            found |= {f"down.{n}": (None, None, wide), f"up.{n}": (None, wide, None), f"bias.{n}": (wide,)}
+            found |= {
+                f"down.{n}": (None, None, wide),
+                f"up.{n}": (None, wide, None),
+                f"bias.{n}": (wide,),
+            }
         return found
 
 

@@ -15,7 +15,11 @@ if TYPE_CHECKING:
     from sluice.etl.spec.columns import ColumnSpec
     from sluice.etl.table.table import FeatureTable
 
-_FACTORS = 0x1E3779B97F4A7C15, 0x3F58476D1CE4E5B9, 0x14D049BB133111EB  # large odd numbers, below 2⁶³
+_FACTORS = (
+    0x1E3779B97F4A7C15,
+    0x3F58476D1CE4E5B9,
+    0x14D049BB133111EB,
+)  # large odd numbers, below 2⁶³
 
 
 def same_ids(table: FeatureTable, one: str, other: str) -> bool | None:
@@ -25,7 +29,9 @@ def same_ids(table: FeatureTable, one: str, other: str) -> bool | None:
     if any(f.transforms for f in table.fields if f.name in (one, other)):
         return False
     columns = {column.name: column for column in table.spec().columns}
-    return one in columns and other in columns and _meaning(columns[one]) == _meaning(columns[other])
+    return (
+        one in columns and other in columns and _meaning(columns[one]) == _meaning(columns[other])
+    )
 
 
 def _meaning(column: ColumnSpec) -> object:
@@ -45,9 +51,11 @@ def with_item_table(model: ModelConfig, table: FeatureTable) -> ModelConfig:
     if model.history_table == "auto":
         return replace(model, history_table="target" if same else "own")
     if same is False:
-        raise ConfigError(f"history table: the ids of {model.history!r} do not mean what those of {model.target!r} "
-                          "mean; give both a categorify with the same joint = \"…\" in the spec, or write "
-                          "--history-table own")
+        raise ConfigError(
+            f"history table: the ids of {model.history!r} do not mean what those of {model.target!r} "
+            'mean; give both a categorify with the same joint = "…" in the spec, or write '
+            "--history-table own"
+        )
     return model
 
 
@@ -65,7 +73,9 @@ def others(places: Tensor, rows: int) -> Tensor:
 
     They are a function of the row's whole history, so that they depend neither on the number of ranks nor on what else
     is in a batch."""
-    factors = torch.full((len(places), 1), _FACTORS[0]).cumprod(0)  # its powers, as far as 64 bits hold them
+    factors = torch.full((len(places), 1), _FACTORS[0]).cumprod(
+        0
+    )  # its powers, as far as 64 bits hold them
     mixed = ((places.long() + 1) * factors).sum(0) + factors[1:]
     for factor in _FACTORS[1:]:
         mixed = (mixed ^ (mixed >> 29 & 0x7FFFFFFFF)) * factor

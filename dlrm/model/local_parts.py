@@ -11,8 +11,13 @@ def local_parts(value: Any) -> list[tuple[tuple[int, ...], Tensor]]:
     """Where each part begins in the whole tensor, and the part itself. A tensor that is not sharded is one part."""
     if not is_sharded(value):
         return [((0,) * value.dim(), value.detach())]
-    return [(tuple(part.metadata.shard_offsets), part.tensor.detach().view(tuple(part.metadata.shard_sizes)))
-            for part in value.local_shards()]
+    return [
+        (
+            tuple(part.metadata.shard_offsets),
+            part.tensor.detach().view(tuple(part.metadata.shard_sizes)),
+        )
+        for part in value.local_shards()
+    ]
 
 
 def is_sharded(value: Any) -> bool:

@@ -17,7 +17,9 @@ class MissingNumbers:
 
     def mask(self, dense: Tensor) -> Tensor:
         """The batch [B, D] with those values masked; the batch itself if it has none."""
-        if bool(torch.isfinite(dense.sum())):  # one fast pass; a sum of finite numbers may overflow, so look then
+        if bool(
+            torch.isfinite(dense.sum())
+        ):  # one fast pass; a sum of finite numbers may overflow, so look then
             return dense
         wrong = ~torch.isfinite(dense)
         self._counts += wrong.sum(0).cpu()

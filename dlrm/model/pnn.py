@@ -22,18 +22,27 @@ class Pnn(Tower):
     def __init__(self, config: ModelConfig, dense: int, columns: int) -> None:
         super().__init__(config, dense, columns)
         self.dots = Dots(columns)
-        self.over = mlp([dense + columns * config.width + comb(columns, 2), *config.over_layers, 1], last_linear=True)
+        self.over = mlp(
+            [dense + columns * config.width + comb(columns, 2), *config.over_layers, 1],
+            last_linear=True,
+        )
 
     def forward(self, dense: Tensor, pooled: Tensor) -> Tensor:
         logits: Tensor = self.over(torch.cat([dense, pooled.flatten(1), self.dots(pooled)], 1))
         return logits.squeeze(1)
 
     @staticmethod
-    def cost(config: ModelConfig, *, dense: int, columns: int, history: int) -> dict[str, LayerCost]:
-        return {"interaction": flops.dots(columns, config.width),
-                "over": over_cost(config, dense + columns * config.width + comb(columns, 2))}
+    def cost(
+        config: ModelConfig, *, dense: int, columns: int, history: int
+    ) -> dict[str, LayerCost]:
+        return {
+            "interaction": flops.dots(columns, config.width),
+            "over": over_cost(config, dense + columns * config.width + comb(columns, 2)),
+        }
 
     @staticmethod
-    def labels(config: ModelConfig, dense: Sequence[str], columns: Sequence[str]) -> dict[str, Labels]:
+    def labels(
+        config: ModelConfig, dense: Sequence[str], columns: Sequence[str]
+    ) -> dict[str, Labels]:
         pairs: list[Hashable] = [frozenset(pair) for pair in combinations(columns, 2)]
         return {"over.0.weight": (None, [*dense, *vector_labels(config, *columns), *pairs])}

@@ -17,7 +17,13 @@ from sluice.dlrm.model.bag_weights import Weighing
 from sluice.dlrm.model.item_history import others, places_of
 from sluice.dlrm.model.local_parts import local_parts
 from sluice.dlrm.model.missing import MissingNumbers
-from sluice.dlrm.model.table_compression import CombineCodes, Compression, Compressor, codes, table_name
+from sluice.dlrm.model.table_compression import (
+    CombineCodes,
+    Compression,
+    Compressor,
+    codes,
+    table_name,
+)
 from sluice.dlrm.model.towers import WIDE, build, tower_of
 from sluice.dlrm.options import MODELS, ConfigError, ModelConfig, Table
 from sluice.ingest.knobs import nearest
@@ -31,25 +37,37 @@ _BLOCK = 65_536  # rows of a table that get their first weights from one generat
 class TableLayout:
     """Decides which ordinary tables a model has for its columns, and turns a batch's ids into their rows."""
 
-    def __init__(self, config: ModelConfig, columns: Sequence[Table], missing: MissingNumbers | None = None) -> None:
+    def __init__(
+        self, config: ModelConfig, columns: Sequence[Table], missing: MissingNumbers | None = None
+    ) -> None:
         """`missing` masks dense features that are not finite numbers."""
         self.columns, self.missing = tuple(columns), missing
         if dotted := next((t.name for t in columns if "." in t.name), None):
-            raise ConfigError(f"column {dotted!r}: a model's table has no dot in its name; in the spec write name = "
-                              f"{dotted.replace('.', '_')!r} and from = {dotted!r}, and make the feature table anew")
+            raise ConfigError(
+                f"column {dotted!r}: a model's table has no dot in its name; in the spec write name = "
+                f"{dotted.replace('.', '_')!r} and from = {dotted!r}, and make the feature table anew"
+            )
         inputs = tower_of(config.kind).inputs
         reads = "history" in inputs
         if (bool(config.history), bool(config.target)) != (reads, reads):
-            raise ConfigError(f"--model {config.kind} needs --history COLUMN, a column of bags, and --target COLUMN, "
-                              "the item in question" if reads else
-                              f"--history and --target are of --model {' and '.join(_reading())} alone, not of "
-                              f"{config.kind}")
+            raise ConfigError(
+                f"--model {config.kind} needs --history COLUMN, a column of bags, and --target COLUMN, "
+                "the item in question"
+                if reads
+                else f"--history and --target are of --model {' and '.join(_reading())} alone, not of "
+                f"{config.kind}"
+            )
         self.history = _named(config.history, "history", columns) if config.history else None
         kept = [t for t in columns if t is not self.history]
         self.target = kept.index(_named(config.target, "target", kept)) if config.target else None
-        self.compressor = Compressor(kept, {name: Compression.read(text) for name, text in config.compress.items()})
-        self.wide = tuple(replace(t, name=f"{t.name}@wide", width=WIDE) for t in columns
-                          ) if "wide" in inputs else ()
+        self.compressor = Compressor(
+            kept, {name: Compression.read(text) for name, text in config.compress.items()}
+        )
+        self.wide = (
+            tuple(replace(t, name=f"{t.name}@wide", width=WIDE) for t in columns)
+            if "wide" in inputs
+            else ()
+        )
         past = (replace(self.history, name=table_name(self.history.name)),) if self.history else ()
         tables = [*self.compressor.tables, *self.wide, *past]
         self.keys = {t.name: [t.name] for t in tables}
@@ -66,10 +84,16 @@ class TableLayout:
         self._plain = all(how.kind == "full" for how in self.compressor.choices)
         for name in config.bags:
             _named(name, "bags", kept)
-        self.weighed = tuple(Weighing.read(config.bags.get(t.name, "sum")) for t in kept) if config.bags else ()
+        self.weighed = (
+            tuple(Weighing.read(config.bags.get(t.name, "sum")) for t in kept)
+            if config.bags
+            else ()
+        )
         """How the ids of each column but the history are weighted; empty: they are summed up, without weights."""
 
-    def features(self, batch: Batch, device: torch.device) -> tuple[torch.Tensor, KeyedJaggedTensor]:
+    def features(
+        self, batch: Batch, device: torch.device
+    ) -> tuple[torch.Tensor, KeyedJaggedTensor]:
         """The model's inputs, made from a batch; nothing is copied where nothing is compressed or wide."""
         values, lengths, dense = batch.values, batch.lengths, batch.dense
         if self.missing is not None:
@@ -107,7 +131,10 @@ class TableLayout:
         self.names[-1:] = [*self.past, *self.others]
         lookups = history.lookups * (2 if self.others else 1)
         if config.history_table != "target":
-            self.keys[history.name], self._items = [*self.past, *self.others], (history, Compression())
+            self.keys[history.name], self._items = (
+                [*self.past, *self.others],
+                (history, Compression()),
+            )
             return [*tables[:-1], replace(history, lookups=lookups)]
         how = self.compressor.choices[self.target or 0]
         self._items = target, how
@@ -115,14 +142,21 @@ class TableLayout:
             raise ConfigError(
                 f"history table: {history.name!r} ({history.rows} ids) cannot be looked up in the table of "
                 f"{target.name!r} ({target.rows} ids, {how.kind}): it needs one table with as many ids; write "
-                "--history-table own, or compress that table in another way")
+                "--history-table own, or compress that table in another way"
+            )
         del self.keys[history.name]
         shared = self.compressor.parts[self.target or 0][0].name
         self.keys[shared] += [*self.past, *self.others]
-        return [replace(t, lookups=t.lookups + lookups, longest=t.longest + 2 * history.longest)
-                if t.name == shared else t for t in tables[:-1]]
+        return [
+            replace(t, lookups=t.lookups + lookups, longest=t.longest + 2 * history.longest)
+            if t.name == shared
+            else t
+            for t in tables[:-1]
+        ]
 
-    def _without_history(self, values: torch.Tensor, lengths: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def _without_history(
+        self, values: torch.Tensor, lengths: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
         """The other columns' ids and lengths, and the history's place by place: all first items, then all second ones,
         then, where a gradient is wanted, those that did not come."""
         assert self.history is not None
@@ -133,8 +167,12 @@ class TableLayout:
         if self.others:
             places = torch.cat([places, others(places, self.history.rows)])
             there = torch.cat([there, there[1:] & torch.is_grad_enabled()])
-        return (torch.cat(bags), torch.cat([rows[:number], rows[number + 1:]]).flatten(),
-                codes(places[there], *self._items)[0], there.flatten().to(lengths.dtype))
+        return (
+            torch.cat(bags),
+            torch.cat([rows[:number], rows[number + 1 :]]).flatten(),
+            codes(places[there], *self._items)[0],
+            there.flatten().to(lengths.dtype),
+        )
 
 
 def _reading() -> list[str]:
@@ -145,21 +183,36 @@ def _reading() -> list[str]:
 def _named(name: str, what: str, columns: Sequence[Table]) -> Table:
     found = next((t for t in columns if t.name == name), None)
     if found is None:
-        raise ConfigError(f"{what}: no sparse column {name!r}{nearest(name, [t.name for t in columns])}")
+        raise ConfigError(
+            f"{what}: no sparse column {name!r}{nearest(name, [t.name for t in columns])}"
+        )
     return found
 
 
 class Ranker(nn.Module):
     """The whole model: takes a batch and gives one logit a row."""
 
-    def __init__(self, config: ModelConfig, layout: TableLayout, dense: int, *, decay: float = 0.0) -> None:
+    def __init__(
+        self, config: ModelConfig, layout: TableLayout, dense: int, *, decay: float = 0.0
+    ) -> None:
         """`decay` pulls the vectors that a batch looks up towards 0, see OptimConfig.table_decay."""
         super().__init__()
         # Tables start without memory: each rank makes only its part, when they are sharded.
         kind = DataType[config.table_dtype.upper()]
-        self.tables = EmbeddingBagCollection(device=torch.device("meta"), is_weighted=bool(layout.weighed), tables=[
-            EmbeddingBagConfig(name=t.name, feature_names=layout.keys[t.name], num_embeddings=t.rows,
-                               embedding_dim=t.width, data_type=kind) for t in layout.tables])
+        self.tables = EmbeddingBagCollection(
+            device=torch.device("meta"),
+            is_weighted=bool(layout.weighed),
+            tables=[
+                EmbeddingBagConfig(
+                    name=t.name,
+                    feature_names=layout.keys[t.name],
+                    num_embeddings=t.rows,
+                    embedding_dim=t.width,
+                    data_type=kind,
+                )
+                for t in layout.tables
+            ],
+        )
         self.combine = CombineCodes(layout.compressor)
         self.tower = build(config, dense=dense, columns=len(layout.compressor.columns))
         self._wide = [t.name for t in layout.wide]
@@ -168,7 +221,9 @@ class Ranker(nn.Module):
         self._half, self._decay = config.precision == "bf16", decay
         self._times = config.width // (config.table_width or config.width)
 
-    def forward(self, dense: torch.Tensor, sparse: KeyedJaggedTensor, rows: float | None = None) -> torch.Tensor:
+    def forward(
+        self, dense: torch.Tensor, sparse: KeyedJaggedTensor, rows: float | None = None
+    ) -> torch.Tensor:
         """`rows`: how many of the batch's rows are real, if the others only fill it."""
         pooled = self.tables(sparse)
         vectors = self.combine(pooled)
@@ -180,14 +235,19 @@ class Ranker(nn.Module):
         with torch.autocast(dense.device.type, torch.bfloat16, enabled=self._half):
             if self._past:
                 last = len(self._past) + len(self._others)
-                lengths = sparse.lengths().view(-1, len(dense))[-last:][:len(self._past)].sum(0)
+                lengths = sparse.lengths().view(-1, len(dense))[-last:][: len(self._past)].sum(0)
                 history = torch.stack([pooled[name] for name in self._past], 1)
                 learns = self._others and torch.is_grad_enabled()
-                negatives = torch.stack([pooled[name] for name in self._others], 1) if learns else None
-                logits, loss = self.tower(*inputs, history, lengths, inputs[1][:, self._target], negatives=negatives)
+                negatives = (
+                    torch.stack([pooled[name] for name in self._others], 1) if learns else None
+                )
+                logits, loss = self.tower(
+                    *inputs, history, lengths, inputs[1][:, self._target], negatives=negatives
+                )
                 if learns:
                     logits = _Beside.apply(  # type: ignore[no-untyped-call]
-                        logits, loss * (self._auxiliary / (rows or len(dense))))
+                        logits, loss * (self._auxiliary / (rows or len(dense)))
+                    )
             else:
                 logits = self.tower(*inputs)
         found: torch.Tensor = logits.float()  # bfloat16 until here
@@ -230,13 +290,15 @@ def decayed(x: torch.Tensor, rate: float) -> torch.Tensor:
     return found
 
 
-def loss_of(logits: torch.Tensor, label: torch.Tensor, weight: torch.Tensor, rows: float | None = None
-            ) -> torch.Tensor:
+def loss_of(
+    logits: torch.Tensor, label: torch.Tensor, weight: torch.Tensor, rows: float | None = None
+) -> torch.Tensor:
     """Weighted cross-entropy over the rows of this rank. It is divided by the number of rows, not by the sum of
     weights, so that the mean over ranks is the mean over the global batch. `rows` is the mean number of rows of a rank,
     where others only fill the batch."""
-    return nn.functional.binary_cross_entropy_with_logits(logits, label, weight, reduction="sum") / (
-        rows or len(label))
+    return nn.functional.binary_cross_entropy_with_logits(
+        logits, label, weight, reduction="sum"
+    ) / (rows or len(label))
 
 
 @torch.no_grad()
@@ -257,14 +319,20 @@ def first_weights(model: nn.Module, seed: int, starts: Mapping[str, tuple[float,
                 values = torch.empty(min(_BLOCK, rows - start), width)
                 values.uniform_(least, most, generator=_generator(seed, name, block))
                 low, high = max(start, top), min(start + len(values), top + height)
-                part[low - top:high - top] = values[low - start:high - start, left:left + breadth]
+                part[low - top : high - top] = values[
+                    low - start : high - start, left : left + breadth
+                ]
 
 
 @torch.no_grad()
 def first_bias(model: Any, rate: float) -> None:
     """Lets the last layer begin at the labels' rate, so that the first steps need not learn it."""
     rate = min(max(rate, 1e-4), 1 - 1e-4)
-    last = [p for name, p in model.named_parameters() if ".tower.over." in f".{name}" and name.endswith("bias")][-1]
+    last = [
+        p
+        for name, p in model.named_parameters()
+        if ".tower.over." in f".{name}" and name.endswith("bias")
+    ][-1]
     last.fill_(math.log(rate / (1 - rate)))
 
 

@@ -53,13 +53,17 @@ class Compression:
         if self.kind not in KINDS:
             raise ConfigError(f"compression {self.kind!r}{nearest(self.kind, KINDS)}")
         if self.combine not in COMBINES:
-            raise ConfigError(f"compression: combine {self.combine!r}{nearest(self.combine, COMBINES)}")
+            raise ConfigError(
+                f"compression: combine {self.combine!r}{nearest(self.combine, COMBINES)}"
+            )
         if self.kind in _SIZELESS:
             return
         for name, least in (("rows", 2), ("parts", 2)):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise ConfigError(f"compression {self.kind}: {name} is {value!r}, not a whole number from {least} on")
+                raise ConfigError(
+                    f"compression {self.kind}: {name} is {value!r}, not a whole number from {least} on"
+                )
         if self.kind == "product":
             object.__setattr__(self, "rows", _prime_up_to(self.rows))
 
@@ -74,28 +78,40 @@ class Compression:
                 values["rows"] = int(rest[0])
             if len(rest) == 2:
                 values |= {"parts": int(rest[1])} if kind == "product" else {"combine": rest[1]}
-            if len(rest) > 2 or (len(rest) == 2 and kind not in ("quotient", "product")) or bool(rest) == (
-                    kind in _SIZELESS):
+            if (
+                len(rest) > 2
+                or (len(rest) == 2 and kind not in ("quotient", "product"))
+                or bool(rest) == (kind in _SIZELESS)
+            ):
                 raise ValueError(kind)
         except ValueError:
-            raise ConfigError(f"compression {text!r}: write full, spread, modulo:ROWS, hash:ROWS, "
-                              "quotient:ROWS[:add|concat] or product:ROWS[:PARTS]") from None
+            raise ConfigError(
+                f"compression {text!r}: write full, spread, modulo:ROWS, hash:ROWS, "
+                "quotient:ROWS[:add|concat] or product:ROWS[:PARTS]"
+            ) from None
         return cls(**values)
 
 
 _INSTANCE = frozenset(vars(nn.ModuleDict()))
 
 
-def within(kind: str, table: Table, budget: int, *, combine: str = "multiply", parts: int = 4) -> Compression:
+def within(
+    kind: str, table: Table, budget: int, *, combine: str = "multiply", parts: int = 4
+) -> Compression:
     """The largest compression of a kind whose float32 weights take no more than `budget` bytes."""
     rows = budget // (4 * table.width)
     if kind == "quotient":
         # Remainders r and quotients ⌈n / r⌉ share the rows; side by side each is half as wide.
         room = rows * 2 if combine == "concat" else rows
-        rows = max((r for r in range(2, min(room, table.rows) + 1) if r + -(-table.rows // r) <= room), default=0)
+        rows = max(
+            (r for r in range(2, min(room, table.rows) + 1) if r + -(-table.rows // r) <= room),
+            default=0,
+        )
     if rows < 2:
-        raise ConfigError(f"table {table.name!r}: no {kind} compression of {table.rows} rows × {table.width} takes "
-                          f"{budget} bytes or less")
+        raise ConfigError(
+            f"table {table.name!r}: no {kind} compression of {table.rows} rows × {table.width} takes "
+            f"{budget} bytes or less"
+        )
     return Compression(kind=kind, rows=min(rows, table.rows), combine=combine, parts=parts)
 
 
@@ -118,28 +134,38 @@ def part_tables(table: Table, compression: Compression) -> tuple[Table, ...]:
         return (replace(table, use=spread_runs(table.top, table.rows, _stride(table.rows))),)
     table = replace(table, use=(), top=())  # codes are used evenly
     if compression.rows > table.rows:
-        raise ConfigError(f"table {table.name!r}: {compression.rows} rows to stand for {table.rows} are no compression")
+        raise ConfigError(
+            f"table {table.name!r}: {compression.rows} rows to stand for {table.rows} are no compression"
+        )
     if compression.kind in ("modulo", "hash"):
         return (replace(table, rows=compression.rows),)
     sizes: tuple[int, ...]
     if compression.kind == "quotient":
         if compression.combine == "multiply" and table.lookups > 1:
-            raise ConfigError(f"table {table.name!r}: a product is of one id, and a row has {table.lookups:g} on "
-                              "average; write quotient:ROWS:add or quotient:ROWS:concat")
+            raise ConfigError(
+                f"table {table.name!r}: a product is of one id, and a row has {table.lookups:g} on "
+                "average; write quotient:ROWS:add or quotient:ROWS:concat"
+            )
         pieces = 2 if compression.combine == "concat" else 1
         sizes = -(-table.rows // compression.rows), compression.rows
     else:
         pieces, sizes = compression.parts, (compression.rows,) * compression.parts
         digits = _digits(table.rows, compression.rows)
         if compression.parts < digits or compression.parts > compression.rows:
-            raise ConfigError(f"table {table.name!r}: {table.rows} ids need {digits} parts of {compression.rows} rows "
-                              f"or more to differ (and at most {compression.rows} parts), not {compression.parts}")
+            raise ConfigError(
+                f"table {table.name!r}: {table.rows} ids need {digits} parts of {compression.rows} rows "
+                f"or more to differ (and at most {compression.rows} parts), not {compression.parts}"
+            )
     if table.width % pieces or (table.width // pieces) % 4:
-        raise ConfigError(f"table {table.name!r}: width {table.width} cannot be cut into {pieces} parts whose widths "
-                          "are multiples of 4, which the fused kernels need")
+        raise ConfigError(
+            f"table {table.name!r}: width {table.width} cannot be cut into {pieces} parts whose widths "
+            "are multiples of 4, which the fused kernels need"
+        )
     names = ("q", "r") if compression.kind == "quotient" else range(compression.parts)
-    return tuple(replace(table, name=f"{column.name}@{n}", rows=rows, width=table.width // pieces)
-                 for n, rows in zip(names, sizes, strict=True))
+    return tuple(
+        replace(table, name=f"{column.name}@{n}", rows=rows, width=table.width // pieces)
+        for n, rows in zip(names, sizes, strict=True)
+    )
 
 
 def _digits(count: int, base: int) -> int:
@@ -157,7 +183,11 @@ def codes(ids: Tensor, table: Table, compression: Compression) -> tuple[Tensor, 
     if compression.kind == "spread":
         # In two steps: an id of 32 bits times a stride of as many is more than int64 holds.
         high, stride = (ids >> 16).long(), _stride(table.rows)
-        return ((((high * stride % table.rows << 16) + (ids & 0xFFFF).long() * stride) % table.rows).to(ids.dtype),)
+        return (
+            (((high * stride % table.rows << 16) + (ids & 0xFFFF).long() * stride) % table.rows).to(
+                ids.dtype
+            ),
+        )
     if compression.kind == "modulo":
         return (ids % compression.rows,)
     if compression.kind == "hash":
@@ -187,8 +217,10 @@ def _stride(rows: int) -> int:
 def _mix(name: str) -> tuple[int, int]:
     """Two numbers of a column's own. They are the same in each run, and two columns do not have the same collisions."""
     digest = hashlib.sha256(name.encode()).digest()
-    return (1 + int.from_bytes(digest[:8], "little") % (_PRIME - 1),
-            int.from_bytes(digest[8:16], "little") % _PRIME)
+    return (
+        1 + int.from_bytes(digest[:8], "little") % (_PRIME - 1),
+        int.from_bytes(digest[8:16], "little") % _PRIME,
+    )
 
 
 class Compressor:
@@ -201,11 +233,15 @@ class Compressor:
                 raise ConfigError(f"compression: no column {name!r}{nearest(name, names)}")
         self.columns = tuple(tables)
         self.choices = tuple(choices.get(t.name, Compression()) for t in tables)
-        self.parts = tuple(part_tables(t, how) for t, how in zip(self.columns, self.choices, strict=True))
+        self.parts = tuple(
+            part_tables(t, how) for t, how in zip(self.columns, self.choices, strict=True)
+        )
         self.tables = tuple(part for parts in self.parts for part in parts)
         """The tables of the model's EmbeddingBagCollection, in the order of `expand`'s keys."""
         if len({t.name for t in self.tables}) < len(self.tables):
-            raise ConfigError("compression: two tables have one name; rename the columns that have an @ in theirs")
+            raise ConfigError(
+                "compression: two tables have one name; rename the columns that have an @ in theirs"
+            )
 
     @property
     def starts(self) -> dict[str, tuple[float, float]]:
@@ -215,11 +251,18 @@ class Compressor:
             bound = 1 / math.sqrt(column.rows)
             found |= dict.fromkeys((p.name for p in parts), (-bound, bound))
             if how.kind == "quotient" and how.combine == "multiply":
-                found[parts[1].name] = (0.5, 1.5)  # a factor: two small ones would make a product of nothing
+                found[parts[1].name] = (
+                    0.5,
+                    1.5,
+                )  # a factor: two small ones would make a product of nothing
         return found
 
-    def expand(self, values: Tensor, lengths: Tensor, weights: Tensor | None = None,
-               ) -> tuple[Tensor, Tensor, Tensor | None]:
+    def expand(
+        self,
+        values: Tensor,
+        lengths: Tensor,
+        weights: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
         """Turns a batch's bags, key-major, from one key a column into one key a table. Ids must be within their
         columns' rows."""
         per_column = lengths.view(len(self.columns), -1)
@@ -229,17 +272,25 @@ class Compressor:
         new_values: list[Tensor] = []
         new_lengths: list[Tensor] = []
         new_weights: list[Tensor] = []
-        for column, how, ids, counts, weight in zip(self.columns, self.choices, bags, per_column, weighed, strict=True):
+        for column, how, ids, counts, weight in zip(
+            self.columns, self.choices, bags, per_column, weighed, strict=True
+        ):
             product = how.kind == "quotient" and how.combine == "multiply"
             if product and len(counts) and int(counts.max()) > 1:
-                raise ConfigError(f"column {column.name!r}: a row has {int(counts.max())} ids, and a product is of "
-                                  "one; write quotient:ROWS:add or quotient:ROWS:concat")
+                raise ConfigError(
+                    f"column {column.name!r}: a row has {int(counts.max())} ids, and a product is of "
+                    "one; write quotient:ROWS:add or quotient:ROWS:concat"
+                )
             for i, rows in enumerate(codes(ids, column, how)):
                 new_values.append(rows)
                 new_lengths.append(counts)
                 if weight is not None:  # a product takes a weight once
                     new_weights.append(torch.ones_like(weight) if product and i else weight)
-        return torch.cat(new_values), torch.cat(new_lengths), torch.cat(new_weights) if weights is not None else None
+        return (
+            torch.cat(new_values),
+            torch.cat(new_lengths),
+            torch.cat(new_weights) if weights is not None else None,
+        )
 
 
 class CombineCodes(nn.Module):
@@ -249,9 +300,13 @@ class CombineCodes(nn.Module):
         super().__init__()
         widths = {t.width for t in compressor.columns}
         if len(widths) != 1:
-            raise ConfigError(f"columns of widths {sorted(widths)} cannot be stacked; one width for all is needed")
-        self._columns = [([p.name for p in parts], how.combine if how.kind == "quotient" else "concat")
-                         for parts, how in zip(compressor.parts, compressor.choices, strict=True)]
+            raise ConfigError(
+                f"columns of widths {sorted(widths)} cannot be stacked; one width for all is needed"
+            )
+        self._columns = [
+            ([p.name for p in parts], how.combine if how.kind == "quotient" else "concat")
+            for parts, how in zip(compressor.parts, compressor.choices, strict=True)
+        ]
 
     def forward(self, pooled: Any) -> Tensor:
         """`pooled` has a tensor [B, width] for each table: a KeyedTensor, or a dict."""

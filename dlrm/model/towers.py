@@ -57,12 +57,16 @@ class Tower(nn.Module):
         super().__init__()
 
     @staticmethod
-    def cost(config: ModelConfig, *, dense: int, columns: int, history: int) -> dict[str, LayerCost]:
+    def cost(
+        config: ModelConfig, *, dense: int, columns: int, history: int
+    ) -> dict[str, LayerCost]:
         """Part → its parameters, and its operations for one sample."""
         raise NotImplementedError
 
     @staticmethod
-    def labels(config: ModelConfig, dense: Sequence[str], columns: Sequence[str]) -> Mapping[str, Labels]:
+    def labels(
+        config: ModelConfig, dense: Sequence[str], columns: Sequence[str]
+    ) -> Mapping[str, Labels]:
         """Parameter → its labels, for those that depend on the features."""
         raise NotImplementedError
 
@@ -81,7 +85,9 @@ def build(config: ModelConfig, *, dense: int, columns: int) -> Tower:
     return tower_of(config.kind)(config, dense, columns)
 
 
-def cost_of(config: ModelConfig, *, dense: int, columns: int, history: int = 0) -> dict[str, LayerCost]:
+def cost_of(
+    config: ModelConfig, *, dense: int, columns: int, history: int = 0
+) -> dict[str, LayerCost]:
     """Part → its count, for a tower as `build` makes it; `total` is last. Embedding tables are not in it."""
     parts = tower_of(config.kind).cost(config, dense=dense, columns=columns, history=history)
     return {**parts, "total": sum(parts.values(), LayerCost())}
@@ -110,7 +116,9 @@ class Dlrm(Tower):
         super().__init__(config, dense, columns)
         self.dense = mlp([dense, *config.dense_layers, config.width])
         self.dots = Dots(columns + 1)
-        self.over = mlp([config.width + comb(columns + 1, 2), *config.over_layers, 1], last_linear=True)
+        self.over = mlp(
+            [config.width + comb(columns + 1, 2), *config.over_layers, 1], last_linear=True
+        )
 
     def forward(self, dense: Tensor, pooled: Tensor) -> Tensor:
         dense = self.dense(dense)
@@ -119,14 +127,24 @@ class Dlrm(Tower):
         return logits.squeeze(1)
 
     @staticmethod
-    def cost(config: ModelConfig, *, dense: int, columns: int, history: int) -> dict[str, LayerCost]:
-        return {"dense": _bottom(config, dense), "interaction": flops.dots(columns + 1, config.width),
-                "over": over_cost(config, config.width + comb(columns + 1, 2))}
+    def cost(
+        config: ModelConfig, *, dense: int, columns: int, history: int
+    ) -> dict[str, LayerCost]:
+        return {
+            "dense": _bottom(config, dense),
+            "interaction": flops.dots(columns + 1, config.width),
+            "over": over_cost(config, config.width + comb(columns + 1, 2)),
+        }
 
     @staticmethod
-    def labels(config: ModelConfig, dense: Sequence[str], columns: Sequence[str]) -> Mapping[str, Labels]:
+    def labels(
+        config: ModelConfig, dense: Sequence[str], columns: Sequence[str]
+    ) -> Mapping[str, Labels]:
         pairs: list[Hashable] = [frozenset(pair) for pair in combinations([_TOWER, *columns], 2)]
-        return {"dense.0.weight": (None, dense), "over.0.weight": (None, [*vector_labels(config, _TOWER), *pairs])}
+        return {
+            "dense.0.weight": (None, dense),
+            "over.0.weight": (None, [*vector_labels(config, _TOWER), *pairs]),
+        }
 
 
 class Dcn(Tower):
@@ -142,7 +160,9 @@ class Dcn(Tower):
         elif config.cross_experts == 1:
             self.cross = LowRankCross(width, config.cross_layers, config.cross_rank)
         else:
-            self.cross = MixtureCross(width, config.cross_layers, config.cross_rank, config.cross_experts)
+            self.cross = MixtureCross(
+                width, config.cross_layers, config.cross_rank, config.cross_experts
+            )
         self.over = mlp([width, *config.over_layers, 1], last_linear=True)
 
     def forward(self, dense: Tensor, pooled: Tensor) -> Tensor:
@@ -150,18 +170,38 @@ class Dcn(Tower):
         return logits.squeeze(1)
 
     @staticmethod
-    def cost(config: ModelConfig, *, dense: int, columns: int, history: int) -> dict[str, LayerCost]:
+    def cost(
+        config: ModelConfig, *, dense: int, columns: int, history: int
+    ) -> dict[str, LayerCost]:
         width = config.width * (columns + 1)
-        return {"dense": _bottom(config, dense),
-                "interaction": flops.cross(width, config.cross_layers, config.cross_rank, config.cross_experts),
-                "over": over_cost(config, width)}
+        return {
+            "dense": _bottom(config, dense),
+            "interaction": flops.cross(
+                width, config.cross_layers, config.cross_rank, config.cross_experts
+            ),
+            "over": over_cost(config, width),
+        }
 
     @staticmethod
-    def labels(config: ModelConfig, dense: Sequence[str], columns: Sequence[str]) -> Mapping[str, Labels]:
+    def labels(
+        config: ModelConfig, dense: Sequence[str], columns: Sequence[str]
+    ) -> Mapping[str, Labels]:
         wide = vector_labels(config, _TOWER, *columns)
-        cross = (CrossLayers if not config.cross_rank else LowRankCross if config.cross_experts == 1 else MixtureCross)
-        return {"dense.0.weight": (None, dense), "over.0.weight": (None, wide),
-                **{f"cross.{name}": labels for name, labels in cross.labels(wide, config.cross_layers).items()}}
+        cross = (
+            CrossLayers
+            if not config.cross_rank
+            else LowRankCross
+            if config.cross_experts == 1
+            else MixtureCross
+        )
+        return {
+            "dense.0.weight": (None, dense),
+            "over.0.weight": (None, wide),
+            **{
+                f"cross.{name}": labels
+                for name, labels in cross.labels(wide, config.cross_layers).items()
+            },
+        }
 
 
 class WideDeep(Tower):
@@ -180,12 +220,22 @@ class WideDeep(Tower):
         return (deep + linear).squeeze(1) + wide.mean(2).sum(1)
 
     @staticmethod
-    def cost(config: ModelConfig, *, dense: int, columns: int, history: int) -> dict[str, LayerCost]:
-        return {"wide": flops.linear(dense, 1, bias=False), "over": over_cost(config, dense + columns * config.width)}
+    def cost(
+        config: ModelConfig, *, dense: int, columns: int, history: int
+    ) -> dict[str, LayerCost]:
+        return {
+            "wide": flops.linear(dense, 1, bias=False),
+            "over": over_cost(config, dense + columns * config.width),
+        }
 
     @staticmethod
-    def labels(config: ModelConfig, dense: Sequence[str], columns: Sequence[str]) -> Mapping[str, Labels]:
-        return {"linear.weight": (None, dense), "over.0.weight": (None, [*dense, *vector_labels(config, *columns)])}
+    def labels(
+        config: ModelConfig, dense: Sequence[str], columns: Sequence[str]
+    ) -> Mapping[str, Labels]:
+        return {
+            "linear.weight": (None, dense),
+            "over.0.weight": (None, [*dense, *vector_labels(config, *columns)]),
+        }
 
 
 class DeepFm(WideDeep):
@@ -196,9 +246,13 @@ class DeepFm(WideDeep):
         return logits + second_order(pooled)
 
     @staticmethod
-    def cost(config: ModelConfig, *, dense: int, columns: int, history: int) -> dict[str, LayerCost]:
-        return {**WideDeep.cost(config, dense=dense, columns=columns, history=history),
-                "interaction": flops.second_order(columns, config.width)}
+    def cost(
+        config: ModelConfig, *, dense: int, columns: int, history: int
+    ) -> dict[str, LayerCost]:
+        return {
+            **WideDeep.cost(config, dense=dense, columns=columns, history=history),
+            "interaction": flops.second_order(columns, config.width),
+        }
 
 
 class Dien(Tower):
@@ -210,10 +264,20 @@ class Dien(Tower):
     def __init__(self, config: ModelConfig, dense: int, columns: int) -> None:
         super().__init__(config, dense, columns)
         self.interests = InterestEvolution(config.width)
-        self.over = mlp([dense + (columns + 2) * config.width, *config.over_layers, 1], last_linear=True)
+        self.over = mlp(
+            [dense + (columns + 2) * config.width, *config.over_layers, 1], last_linear=True
+        )
 
-    def forward(self, dense: Tensor, pooled: Tensor, history: Tensor, lengths: Tensor, target: Tensor,
-                *, negatives: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def forward(
+        self,
+        dense: Tensor,
+        pooled: Tensor,
+        history: Tensor,
+        lengths: Tensor,
+        target: Tensor,
+        *,
+        negatives: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
         interest, states = self.interests(history, lengths, target)
         logits = self.over(torch.cat([dense, pooled.flatten(1), target, interest], 1)).squeeze(1)
         if negatives is None:
@@ -221,11 +285,17 @@ class Dien(Tower):
         return logits, self.interests.auxiliary(states, history, negatives, lengths)
 
     @staticmethod
-    def cost(config: ModelConfig, *, dense: int, columns: int, history: int) -> dict[str, LayerCost]:
-        return {"interaction": flops.interests(config.width, history),
-                "over": over_cost(config, dense + (columns + 2) * config.width)}
+    def cost(
+        config: ModelConfig, *, dense: int, columns: int, history: int
+    ) -> dict[str, LayerCost]:
+        return {
+            "interaction": flops.interests(config.width, history),
+            "over": over_cost(config, dense + (columns + 2) * config.width),
+        }
 
     @staticmethod
-    def labels(config: ModelConfig, dense: Sequence[str], columns: Sequence[str]) -> Mapping[str, Labels]:
+    def labels(
+        config: ModelConfig, dense: Sequence[str], columns: Sequence[str]
+    ) -> Mapping[str, Labels]:
         vectors = vector_labels(config, *columns, "the target", "the interest")
         return {"over.0.weight": (None, [*dense, *vectors])}

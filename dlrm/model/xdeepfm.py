@@ -21,10 +21,14 @@ class Cin(nn.Module):
 
     def __init__(self, columns: int, maps: Sequence[int]) -> None:
         super().__init__()
-        self.layers = nn.ParameterList(nn.Parameter(torch.empty(after, before, columns))
-                                       for before, after in pairwise([columns, *maps]))
+        self.layers = nn.ParameterList(
+            nn.Parameter(torch.empty(after, before, columns))
+            for before, after in pairwise([columns, *maps])
+        )
         for kernel in self.layers:
-            bound = (6 / (kernel[0].numel() + len(kernel))) ** 0.5  # Xavier's, a map's inputs being all its pairs
+            bound = (
+                6 / (kernel[0].numel() + len(kernel))
+            ) ** 0.5  # Xavier's, a map's inputs being all its pairs
             nn.init.uniform_(kernel, -bound, bound)
 
     def forward(self, vectors: Tensor) -> Tensor:
@@ -42,7 +46,9 @@ class XDeepFm(WideDeep):
     def __init__(self, config: ModelConfig, dense: int, columns: int) -> None:
         super().__init__(config, dense, columns)
         self.cin = Cin(columns, config.cin_layers)
-        self.found = nn.Linear(sum(config.cin_layers), 1, bias=False)  # the deep part's bias is the model's
+        self.found = nn.Linear(
+            sum(config.cin_layers), 1, bias=False
+        )  # the deep part's bias is the model's
 
     def forward(self, dense: Tensor, pooled: Tensor, wide: Tensor) -> Tensor:
         logits: Tensor = super().forward(dense, pooled, wide)
@@ -50,13 +56,24 @@ class XDeepFm(WideDeep):
         return logits + interactions.squeeze(1)
 
     @staticmethod
-    def cost(config: ModelConfig, *, dense: int, columns: int, history: int) -> dict[str, LayerCost]:
-        kernels = sum(before * columns * after for before, after in pairwise([columns, *config.cin_layers]))
-        return {**WideDeep.cost(config, dense=dense, columns=columns, history=history),
-                "interaction": LayerCost(kernels, 2 * kernels * config.width) + flops.linear(
-                    sum(config.cin_layers), 1, bias=False)}
+    def cost(
+        config: ModelConfig, *, dense: int, columns: int, history: int
+    ) -> dict[str, LayerCost]:
+        kernels = sum(
+            before * columns * after for before, after in pairwise([columns, *config.cin_layers])
+        )
+        return {
+            **WideDeep.cost(config, dense=dense, columns=columns, history=history),
+            "interaction": LayerCost(kernels, 2 * kernels * config.width)
+            + flops.linear(sum(config.cin_layers), 1, bias=False),
+        }
 
     @staticmethod
-    def labels(config: ModelConfig, dense: Sequence[str], columns: Sequence[str]) -> dict[str, Labels]:
-        return {**WideDeep.labels(config, dense, columns), "cin.layers.0": (None, columns, columns),
-                **{f"cin.layers.{n}": (None, None, columns) for n in range(1, len(config.cin_layers))}}
+    def labels(
+        config: ModelConfig, dense: Sequence[str], columns: Sequence[str]
+    ) -> dict[str, Labels]:
+        return {
+            **WideDeep.labels(config, dense, columns),
+            "cin.layers.0": (None, columns, columns),
+            **{f"cin.layers.{n}": (None, None, columns) for n in range(1, len(config.cin_layers))},
+        }

@@ -17,9 +17,18 @@ from sluice.dlrm.optim.schedule import RateSchedule, Scheduled
 from sluice.dlrm.optim.torch_tables import TorchTables
 from sluice.dlrm.options import OptimConfig
 
-_TABLES = {"rowwise_adagrad": (optim.RowWiseAdagrad, {"eps": EPS}), "adagrad": (optim.Adagrad, {"eps": EPS}),
-           "adam": (optim.Adam, {"eps": EPS}), "sgd": (optim.SGD, {})}
-_DENSE = {"adam": torch.optim.Adam, "adagrad": torch.optim.Adagrad, "sgd": torch.optim.SGD, "lamb": Lamb}
+_TABLES = {
+    "rowwise_adagrad": (optim.RowWiseAdagrad, {"eps": EPS}),
+    "adagrad": (optim.Adagrad, {"eps": EPS}),
+    "adam": (optim.Adam, {"eps": EPS}),
+    "sgd": (optim.SGD, {}),
+}
+_DENSE = {
+    "adam": torch.optim.Adam,
+    "adagrad": torch.optim.Adagrad,
+    "sgd": torch.optim.SGD,
+    "lamb": Lamb,
+}
 
 
 def fuse_tables(tables: nn.Module, config: OptimConfig) -> None:
@@ -40,33 +49,52 @@ def dense_parameters(model: Any) -> dict[str, nn.Parameter]:
 def copied_tables(model: Any, config: OptimConfig) -> CopiedTables:
     """The optimiser of the tables of which each rank has a copy, to be made after sharding."""
     kinds = _kinds(model)
-    return CopiedTables({name: p for name, p in model.named_parameters() if kinds.get(name) == "data_parallel"}, config)
+    return CopiedTables(
+        {name: p for name, p in model.named_parameters() if kinds.get(name) == "data_parallel"},
+        config,
+    )
 
 
 def _kinds(model: Any) -> dict[str, str]:
     """The name of each table's weight in a sharded model → TorchRec's name for the table's sharding."""
-    return {f"{path}.embedding_bags.{name}.weight": table.sharding_type
-            for path, tables in model.plan.plan.items() for name, table in tables.items()}
+    return {
+        f"{path}.embedding_bags.{name}.weight": table.sharding_type
+        for path, tables in model.plan.plan.items()
+        for name, table in tables.items()
+    }
 
 
 def dense_optimiser(model: Any, config: OptimConfig) -> KeyedOptimizerWrapper:
     """The dense layers' optimiser, to be made after sharding. Its state is keyed by the parameters' names."""
     kind: Any = _DENSE[config.dense_optimiser]
-    return KeyedOptimizerWrapper(dense_parameters(model), lambda params: kind(
-        params, lr=config.dense_lr, weight_decay=config.dense_decay))
+    return KeyedOptimizerWrapper(
+        dense_parameters(model),
+        lambda params: kind(params, lr=config.dense_lr, weight_decay=config.dense_decay),
+    )
 
 
 class LearningRates:
     """Sets all optimisers' learning rates by their schedules."""
 
-    def __init__(self, model: Any, copied: CopiedTables, dense: KeyedOptimizerWrapper, config: OptimConfig,
-                 *, steps_per_epoch: int, in_torch: Sequence[TorchTables]) -> None:
+    def __init__(
+        self,
+        model: Any,
+        copied: CopiedTables,
+        dense: KeyedOptimizerWrapper,
+        config: OptimConfig,
+        *,
+        steps_per_epoch: int,
+        in_torch: Sequence[TorchTables],
+    ) -> None:
         self._in_torch = in_torch
         schedule = RateSchedule.read(config.schedule)
         self._all = (
             Scheduled(model.fused_optimizer, schedule, steps_per_epoch=steps_per_epoch, fused=True),
             Scheduled(copied, schedule, steps_per_epoch=steps_per_epoch),
-            Scheduled(dense, RateSchedule.read(config.dense_schedule), steps_per_epoch=steps_per_epoch))
+            Scheduled(
+                dense, RateSchedule.read(config.dense_schedule), steps_per_epoch=steps_per_epoch
+            ),
+        )
 
     def begin(self, step: int) -> None:
         """Call it before the forward pass of step number `step`, the run's first being 0."""

@@ -23,9 +23,19 @@ def clip(parameters: Iterable[tuple[str, nn.Parameter]], limit: float) -> float:
     gradients = [p.grad for _, p in named if p.grad is not None]
     length = float(nn.utils.get_total_norm(gradients))
     if not math.isfinite(length):
-        bad = next((name for name, p in named if p.grad is not None and not bool(torch.isfinite(p.grad).all())), None)
-        raise GradientError(f"the gradient of {bad!r} is not finite" if bad else
-                            f"the gradients' length is {length}, though each element is finite")
+        bad = next(
+            (
+                name
+                for name, p in named
+                if p.grad is not None and not bool(torch.isfinite(p.grad).all())
+            ),
+            None,
+        )
+        raise GradientError(
+            f"the gradient of {bad!r} is not finite"
+            if bad
+            else f"the gradients' length is {length}, though each element is finite"
+        )
     if length > limit:
         for g in gradients:
             g.mul_(limit / length)

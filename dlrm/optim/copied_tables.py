@@ -27,8 +27,11 @@ class CopiedTables(KeyedOptimizer):  # type: ignore[misc]
         for path, weight in tables.items():
             shape = weight.shape[:1] if self._by_row else weight.shape
             name = path.split(".")[-2]
-            state[weight] = {} if config.table_optimiser == "sgd" else {
-                f"{name}.momentum1": torch.zeros(shape, device=weight.device)}
+            state[weight] = (
+                {}
+                if config.table_optimiser == "sgd"
+                else {f"{name}.momentum1": torch.zeros(shape, device=weight.device)}
+            )
         super().__init__(tables, state, [{"params": list(tables.values()), "lr": config.lr}])
 
     @torch.no_grad()

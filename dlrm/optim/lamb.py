@@ -15,13 +15,25 @@ from sluice.dlrm.options import ConfigError
 class Lamb(Optimizer):
     """r = m̂ / (√v̂ + eps) + decay · w;  w ← w − lr · ‖w‖ / ‖r‖ · r. Where either length is 0, the ratio is 1."""
 
-    def __init__(self, params: Iterable[Any], lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999),
-                 eps: float = 1e-6, weight_decay: float = 0.0) -> None:
-        for name, value, right in (("lr", lr, lr > 0), ("eps", eps, eps > 0), ("weight_decay", weight_decay,
-                                   weight_decay >= 0), ("betas", betas, all(0 <= b < 1 for b in betas))):
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-6,
+        weight_decay: float = 0.0,
+    ) -> None:
+        for name, value, right in (
+            ("lr", lr, lr > 0),
+            ("eps", eps, eps > 0),
+            ("weight_decay", weight_decay, weight_decay >= 0),
+            ("betas", betas, all(0 <= b < 1 for b in betas)),
+        ):
             if not right:
                 raise ConfigError(f"LAMB: {name} of {value!r} is out of range")
-        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+        super().__init__(
+            params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
+        )
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
@@ -39,7 +51,11 @@ class Lamb(Optimizer):
         state = self.state[p]
         if not state:
             # All of these are tensors, so that a checkpoint loads them in place.
-            state |= {"step": torch.zeros(()), "exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
+            state |= {
+                "step": torch.zeros(()),
+                "exp_avg": torch.zeros_like(p),
+                "exp_avg_sq": torch.zeros_like(p),
+            }
         state["step"] += 1
         first, second = group["betas"]
         count = float(state["step"])

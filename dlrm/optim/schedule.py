@@ -36,17 +36,25 @@ class RateSchedule:
             raise ConfigError(f"schedule: by {self.by!r} is none of {', '.join(UNITS)}")
         for name in ("warmup", "decay_start", "decay", "power", "floor"):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < float("inf"):
+            if (
+                isinstance(value, bool)
+                or not isinstance(value, (int, float))
+                or not 0 <= value < float("inf")
+            ):
                 raise ConfigError(f"schedule: {name} is {value!r}, not a number of 0 or more")
         if self.floor > 1:
             raise ConfigError(f"schedule: floor is {self.floor:g}, above the base rate's 1")
         if not self.power:
             raise ConfigError("schedule: power is 0; leave out the decay for a constant rate")
         if self.decay and self.decay_start < self.warmup:
-            raise ConfigError(f"schedule: the decay begins at {self.decay_start:g}, within the warm-up of "
-                              f"{self.warmup:g}")
+            raise ConfigError(
+                f"schedule: the decay begins at {self.decay_start:g}, within the warm-up of "
+                f"{self.warmup:g}"
+            )
         if self.decay_start and not self.decay:
-            raise ConfigError(f"schedule: decay_start is {self.decay_start:g} but decay, its length, is 0")
+            raise ConfigError(
+                f"schedule: decay_start is {self.decay_start:g} but decay, its length, is 0"
+            )
 
     @classmethod
     def read(cls, text: str) -> RateSchedule:
@@ -57,8 +65,10 @@ class RateSchedule:
         for part in [] if text == "constant" else text.split(","):
             name, equals, value = part.strip().partition("=")
             if name not in known or not equals:
-                raise ConfigError(f"schedule {text!r}: {part.strip()!r}: write NAME=NUMBER, or constant"
-                                  f"{nearest(name, known)}")
+                raise ConfigError(
+                    f"schedule {text!r}: {part.strip()!r}: write NAME=NUMBER, or constant"
+                    f"{nearest(name, known)}"
+                )
             try:
                 values[name] = value if name == "by" else float(value)
             except ValueError:
@@ -69,8 +79,13 @@ class RateSchedule:
         """The same schedule with its lengths in steps."""
         if self.by == "step":
             return self
-        return replace(self, by="step", warmup=self.warmup * steps_per_epoch, decay=self.decay * steps_per_epoch,
-                       decay_start=self.decay_start * steps_per_epoch)
+        return replace(
+            self,
+            by="step",
+            warmup=self.warmup * steps_per_epoch,
+            decay=self.decay * steps_per_epoch,
+            decay_start=self.decay_start * steps_per_epoch,
+        )
 
     def factor(self, step: int) -> float:
         """The factor of the base rate at step number `step`, the run's first being 0."""
@@ -98,8 +113,14 @@ class Scheduled:
     `fused` marks an optimiser that updates tables within the backward pass (`model.fused_optimizer`): its kernel takes
     the new rate when its `step` is called, and `step` does nothing else."""
 
-    def __init__(self, optimiser: HasGroups, schedule: RateSchedule, *, steps_per_epoch: int,
-                 fused: bool = False) -> None:
+    def __init__(
+        self,
+        optimiser: HasGroups,
+        schedule: RateSchedule,
+        *,
+        steps_per_epoch: int,
+        fused: bool = False,
+    ) -> None:
         self._optimiser = optimiser
         self._schedule = schedule.in_steps(steps_per_epoch)
         self._fused = fused

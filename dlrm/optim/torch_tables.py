@@ -19,10 +19,16 @@ from typing import Any
 
 import torch
 from fbgemm_gpu.split_embedding_configs import EmbOptimType, SparseType
-from fbgemm_gpu.split_table_batched_embeddings_ops_training import SplitTableBatchedEmbeddingBagsCodegen
+from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
+    SplitTableBatchedEmbeddingBagsCodegen,
+)
 from torch import Tensor
 
-_FACTORS = 0x1E3779B97F4A7C15, 0x3F58476D1CE4E5B9, 0x14D049BB133111EB  # large odd numbers, below 2⁶³
+_FACTORS = (
+    0x1E3779B97F4A7C15,
+    0x3F58476D1CE4E5B9,
+    0x14D049BB133111EB,
+)  # large odd numbers, below 2⁶³
 _MOST = 2**63 - 1
 _BITS = {torch.float16: 13, torch.bfloat16: 16}
 """How many bits of a float32's fraction the type has no place for."""
@@ -39,7 +45,9 @@ def rounded(values: Tensor, dtype: torch.dtype, chance: Tensor) -> Tensor:
     if dtype == torch.float16:
         small = values.abs() < _SMALL
         if bool(small.any()):
-            found = torch.where(small, ((values / _UNIT) + chance / (1 << bits)).floor() * _UNIT, found)
+            found = torch.where(
+                small, ((values / _UNIT) + chance / (1 << bits)).floor() * _UNIT, found
+            )
     return found.to(dtype)
 
 
@@ -56,25 +64,44 @@ class TorchTables(SplitTableBatchedEmbeddingBagsCodegen):  # type: ignore[misc]
 
     def begin(self, seed: int, first_rows: Sequence[int], first_columns: Sequence[int]) -> None:
         """Call it once, after the object has become one of these, with where each table's part begins in it."""
-        states = [found[0] for found in self.split_optimizer_states()] or [None] * len(self.embedding_specs)
+        states = [found[0] for found in self.split_optimizer_states()] or [None] * len(
+            self.embedding_specs
+        )
         self._parts = []
         for number, weights in enumerate(self.split_embedding_weights()):
             name = self.table_names[number]
             key = int.from_bytes(hashlib.sha256(f"{seed}\0{name}".encode()).digest()[:7], "little")
             columns = (torch.arange(weights.shape[1]) + first_columns[number]) * 2 + 1
             features = [f for f, table in enumerate(self.feature_table_map) if table == number]
-            self._parts.append((weights, states[number], features, torch.cat(
-                [torch.tensor([key + first_rows[number]]), columns * _FACTORS[0]])))
+            self._parts.append(
+                (
+                    weights,
+                    states[number],
+                    features,
+                    torch.cat([torch.tensor([key + first_rows[number]]), columns * _FACTORS[0]]),
+                )
+            )
         self.step = 0
 
-    def forward(self, indices: Tensor, offsets: Tensor, per_sample_weights: Tensor | None = None, *_: Any,
-                **__: Any) -> Tensor:
+    def forward(
+        self,
+        indices: Tensor,
+        offsets: Tensor,
+        per_sample_weights: Tensor | None = None,
+        *_: Any,
+        **__: Any,
+    ) -> Tensor:
         found: Tensor = _Lookup.apply(  # type: ignore[no-untyped-call]
-            self.placeholder_autograd_tensor, self, indices.long(), offsets, per_sample_weights)
+            self.placeholder_autograd_tensor, self, indices.long(), offsets, per_sample_weights
+        )
         return found
 
-    def lookups(self, indices: Tensor, offsets: Tensor, weights: Tensor | None,
-                ) -> Iterator[tuple[int, Tensor, Tensor | None, Tensor | None]]:
+    def lookups(
+        self,
+        indices: Tensor,
+        offsets: Tensor,
+        weights: Tensor | None,
+    ) -> Iterator[tuple[int, Tensor, Tensor | None, Tensor | None]]:
         """For each table its number, the ids of all its features' bags, the bag of each id (None if each bag has one),
         and its weight."""
         batch = (len(offsets) - 1) // len(self.feature_table_map)
@@ -82,9 +109,17 @@ class TorchTables(SplitTableBatchedEmbeddingBagsCodegen):  # type: ignore[misc]
         for number, (_, _, features, _) in enumerate(self._parts):
             at = [slice(ends[f], ends[f + 1]) for f in features]
             own = lengths[features].flatten()
-            bags = None if bool((own == 1).all()) else torch.repeat_interleave(torch.arange(len(own)), own)
-            yield (number, torch.cat([indices[one] for one in at]), bags,
-                   None if weights is None else torch.cat([weights[one] for one in at]))
+            bags = (
+                None
+                if bool((own == 1).all())
+                else torch.repeat_interleave(torch.arange(len(own)), own)
+            )
+            yield (
+                number,
+                torch.cat([indices[one] for one in at]),
+                bags,
+                None if weights is None else torch.cat([weights[one] for one in at]),
+            )
 
     @torch.no_grad()
     def update(self, number: int, ids: Tensor, gradients: Tensor) -> None:
@@ -96,8 +131,11 @@ class TorchTables(SplitTableBatchedEmbeddingBagsCodegen):  # type: ignore[misc]
         if state is not None:
             state = state.view(len(weights), -1)  # one number a row, or one a weight
             squares = total.square()
-            seen = state[rows] + (squares if self.optimizer == EmbOptimType.EXACT_ADAGRAD
-                                  else squares.mean(1, keepdim=True))
+            seen = state[rows] + (
+                squares
+                if self.optimizer == EmbOptimType.EXACT_ADAGRAD
+                else squares.mean(1, keepdim=True)
+            )
             state[rows] = seen
             step /= seen.sqrt() + self.optimizer_args.eps
         moved = weights[rows].float() - step
@@ -113,8 +151,14 @@ class _Lookup(torch.autograd.Function):
     """The sums of the bags' rows, in float32; backwards, the tables are updated."""
 
     @staticmethod
-    def forward(ctx: Any, _: Tensor, tables: TorchTables, indices: Tensor, offsets: Tensor, weights: Tensor | None,
-                ) -> Tensor:
+    def forward(
+        ctx: Any,
+        _: Tensor,
+        tables: TorchTables,
+        indices: Tensor,
+        offsets: Tensor,
+        weights: Tensor | None,
+    ) -> Tensor:
         ctx.tables = tables
         ctx.save_for_backward(indices, offsets, weights)
         batch = (len(offsets) - 1) // len(tables.feature_table_map)
@@ -124,8 +168,13 @@ class _Lookup(torch.autograd.Function):
             vectors = rows[ids].float()
             if per_id is not None:
                 vectors *= per_id.unsqueeze(1)
-            sums = vectors if bags is None else vectors.new_zeros(
-                len(features) * batch, rows.shape[1]).index_add_(0, bags, vectors)
+            sums = (
+                vectors
+                if bags is None
+                else vectors.new_zeros(len(features) * batch, rows.shape[1]).index_add_(
+                    0, bags, vectors
+                )
+            )
             found |= dict(zip(features, sums.view(len(features), batch, -1), strict=True))
         return torch.cat([found[feature] for feature in sorted(found)], 1)
 
@@ -145,17 +194,21 @@ class _Lookup(torch.autograd.Function):
 def needs_ours(tables: SplitTableBatchedEmbeddingBagsCodegen) -> bool:
     """Whether FBGEMM cannot train these tables on a CPU: they are of 16 bits, or one of them is too large."""
     return tables.weights_precision in (SparseType.FP16, SparseType.BF16) or any(
-        rows * width > _MOST_WEIGHTS for rows, width, *_ in tables.embedding_specs)
+        rows * width > _MOST_WEIGHTS for rows, width, *_ in tables.embedding_specs
+    )
 
 
 def take_over(model: torch.nn.Module, seed: int) -> list[TorchTables]:
     """Has the tables of a sharded model on a CPU that need it be looked up and updated here."""
     found = []
-    lookups = [one for module in model.modules() for one in getattr(module, "_lookups", ())]  # TorchRec hides them
+    lookups = [
+        one for module in model.modules() for one in getattr(module, "_lookups", ())
+    ]  # TorchRec hides them
     for owner in (module for lookup in lookups for module in lookup.modules()):
         tables: Any = getattr(owner, "_emb_module", None)
         if isinstance(tables, SplitTableBatchedEmbeddingBagsCodegen) and (
-                tables.current_device.type == "cpu" and needs_ours(tables)):
+            tables.current_device.type == "cpu" and needs_ours(tables)
+        ):
             tables.__class__ = TorchTables
             tables.begin(seed, owner._row_offset, owner._col_offset)
             found.append(tables)

@@ -38,15 +38,28 @@ class Full(Exception):
 class Batcher(Generic[Q, A]):
     """Collects requests into batches on one event loop; `work` answers each request of a list."""
 
-    def __init__(self, work: Callable[[Sequence[Q]], Sequence[A]], *, size: Callable[[Q], int], size_limit: int,
-                 request_limit: int, waiting_limit: int, units: Callable[[Q], int] = lambda _: 1,
-                 answer_s: float = float("inf"), pace: Pace | None = None,
-                 clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        work: Callable[[Sequence[Q]], Sequence[A]],
+        *,
+        size: Callable[[Q], int],
+        size_limit: int,
+        request_limit: int,
+        waiting_limit: int,
+        units: Callable[[Q], int] = lambda _: 1,
+        answer_s: float = float("inf"),
+        pace: Pace | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         """A batch has at most `request_limit` requests. If it has several, their `size` is at most `size_limit` in all,
         and they have at most as many `units` of work as take BATCH_S at the `pace` of earlier batches. At most
         `waiting_limit` requests wait, and none that would not be answered within `answer_s` seconds."""
         self._work, self._size, self._units, self._clock = work, size, units, clock
-        self._size_limit, self._request_limit, self._waiting_limit = size_limit, request_limit, waiting_limit
+        self._size_limit, self._request_limit, self._waiting_limit = (
+            size_limit,
+            request_limit,
+            waiting_limit,
+        )
         self._answer_s = answer_s
         self.pace = pace or Pace()
         self._queue: deque[tuple[Q, int, asyncio.Future[A]]] = deque()
@@ -67,7 +80,9 @@ class Batcher(Generic[Q, A]):
     def ahead_s(self) -> float:
         """The seconds until all work is done that waits or has begun."""
         begun_at, expected_s = self._running or (self._clock(), 0.0)
-        return self.pace.seconds(self._queued_units) + max(0.0, begun_at + expected_s - self._clock())
+        return self.pace.seconds(self._queued_units) + max(
+            0.0, begun_at + expected_s - self._clock()
+        )
 
     async def ask(self, request: Q) -> A:
         """The answer to a request; raises Full at once, or what `work` raised. A request whose caller stops waiting is
@@ -76,7 +91,10 @@ class Batcher(Generic[Q, A]):
             raise Full(f"{self._waiting_limit} requests wait already")
         units = max(1, self._units(request))
         if wait := self.pace.retry_after(self.ahead_s, units, self._answer_s):
-            raise Full(f"what waits already takes longer than {self._answer_s:g} s; try again in {wait} s", wait)
+            raise Full(
+                f"what waits already takes longer than {self._answer_s:g} s; try again in {wait} s",
+                wait,
+            )
         future: asyncio.Future[A] = asyncio.get_running_loop().create_future()
         self._queue.append((request, units, future))
         self._queued_units += units

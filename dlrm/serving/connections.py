@@ -90,9 +90,12 @@ def protocol(seconds: float, limit: int) -> type[HttpToolsProtocol]:
             super().connection_made(transport)
             to_close = open_connections.opened(self)
             if to_close is self:
-                self._answer_and_close(503, "Service Unavailable",
-                                       f"{limit} connections are open, and all have a request under way",
-                                       "retry-after: 1\r\n")
+                self._answer_and_close(
+                    503,
+                    "Service Unavailable",
+                    f"{limit} connections are open, and all have a request under way",
+                    "retry-after: 1\r\n",
+                )
                 return
             if to_close is not None:
                 to_close.transport.close()
@@ -110,8 +113,11 @@ def protocol(seconds: float, limit: int) -> type[HttpToolsProtocol]:
             except httptools.HttpParserUpgrade:
                 pass  # nothing is upgraded here: the request is answered, and the connection closed
             except (httptools.HttpParserError, Doubtful) as error:
-                self._answer_and_close(400, "Bad Request",
-                                       f"this is no proper HTTP request: {error.__context__ or error}"[:300])
+                self._answer_and_close(
+                    400,
+                    "Bad Request",
+                    f"this is no proper HTTP request: {error.__context__ or error}"[:300],
+                )
             if not self._is_idle():
                 self._stop_head_timer()
                 open_connections.begins(self)
@@ -125,7 +131,9 @@ def protocol(seconds: float, limit: int) -> type[HttpToolsProtocol]:
         def on_headers_complete(self) -> None:
             check_head(self.headers, self.parser.get_http_version())
             if len(self.pipeline) >= _PIPELINED:
-                raise Doubtful(f"more than {_PIPELINED} requests wait behind one on this connection")
+                raise Doubtful(
+                    f"more than {_PIPELINED} requests wait behind one on this connection"
+                )
             super().on_headers_complete()
             if self.parser.should_upgrade():
                 self.cycle.keep_alive = False
@@ -150,10 +158,14 @@ def protocol(seconds: float, limit: int) -> type[HttpToolsProtocol]:
 
         def _answer_and_close(self, status: int, phrase: str, text: str, headers: str = "") -> None:
             """Sends a last answer and closes the connection; sends nothing if an answer is half sent."""
-            if not self.transport.is_closing() and (self._is_idle() or not self.cycle.response_started):
+            if not self.transport.is_closing() and (
+                self._is_idle() or not self.cycle.response_started
+            ):
                 body = json.dumps({"error": text})
-                self.transport.write(f"HTTP/1.1 {status} {phrase}\r\ncontent-type: application/json\r\n{headers}"
-                                     f"content-length: {len(body)}\r\nconnection: close\r\n\r\n{body}".encode())
+                self.transport.write(
+                    f"HTTP/1.1 {status} {phrase}\r\ncontent-type: application/json\r\n{headers}"
+                    f"content-length: {len(body)}\r\nconnection: close\r\n\r\n{body}".encode()
+                )
             self.transport.close()
 
         def _is_idle(self) -> bool:
@@ -168,6 +180,8 @@ def protocol(seconds: float, limit: int) -> type[HttpToolsProtocol]:
         def _head_timed_out(self) -> None:
             self._head_timer = None
             if self._is_idle() and not self.transport.is_closing():
-                self._answer_and_close(408, "Request Timeout", f"the request's head did not come within {seconds:g} s")
+                self._answer_and_close(
+                    408, "Request Timeout", f"the request's head did not come within {seconds:g} s"
+                )
 
     return GuardedProtocol

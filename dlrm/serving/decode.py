@@ -23,8 +23,14 @@ from sluice.etl.spec.input_values import ARROW_TYPES, converted
 from sluice.etl.spec.spec import Spec
 
 JSON, ARROW = "application/json", "application/vnd.apache.arrow.stream"
-_PLAIN_TYPES = (pa.types.is_boolean, pa.types.is_integer, pa.types.is_floating, pa.types.is_string,
-                pa.types.is_large_string, pa.types.is_null)
+_PLAIN_TYPES = (
+    pa.types.is_boolean,
+    pa.types.is_integer,
+    pa.types.is_floating,
+    pa.types.is_string,
+    pa.types.is_large_string,
+    pa.types.is_null,
+)
 _CHARSETS = ("utf-8", "utf8", "us-ascii")
 _COMPRESSION, _HEADER, _RECORD_BATCH = 3, 2, 3  # fields of Arrow's messages, and a kind of them
 
@@ -68,8 +74,11 @@ class Decoder:
             return self._json(body)
         if kind == ARROW:
             return self._arrow(body)
-        raise Refusal(415, f"Content-Type {kind[:60]!r} is neither {JSON} nor {ARROW}; say which of them the "
-                           f"rows are, as curl does with -H 'content-type: {JSON}'")
+        raise Refusal(
+            415,
+            f"Content-Type {kind[:60]!r} is neither {JSON} nor {ARROW}; say which of them the "
+            f"rows are, as curl does with -H 'content-type: {JSON}'",
+        )
 
     def columns(self, requests: Sequence[RequestRows]) -> dict[str, pa.Array]:
         """The rows of several requests, one after the other. Raises Refusal if a value fits no column."""
@@ -97,7 +106,9 @@ class Decoder:
                 if name in self._times:
                     texts = [value or None if isinstance(value, str) else None for value in values]
                     values = [None if isinstance(value, str) else value for value in values]
-                    arrays[name] = pc.coalesce(_array(values, kind), self._seconds(name, pa.array(texts, pa.string())))
+                    arrays[name] = pc.coalesce(
+                        _array(values, kind), self._seconds(name, pa.array(texts, pa.string()))
+                    )
                 else:
                     arrays[name] = _array(values, kind)
             except (ValueError, OverflowError):  # a lone surrogate, a whole number beyond any float
@@ -119,7 +130,9 @@ class Decoder:
         if not isinstance(document, dict) or not isinstance(document.get("rows"), list):
             raise Refusal(400, 'the body is not {"rows": [{feature: value, …}, …]}')
         if unknown := document.keys() - {"rows", "fingerprint"}:
-            raise Refusal(400, f"the body has {min(unknown)[:60]!r} beside \"rows\" and \"fingerprint\"")
+            raise Refusal(
+                400, f'the body has {min(unknown)[:60]!r} beside "rows" and "fingerprint"'
+            )
         if "fingerprint" in document:
             self._check_fingerprint(document["fingerprint"])
         rows = document["rows"]
@@ -151,8 +164,17 @@ class Decoder:
         try:
             table = _table(body, self._check_row_count)
             names = table.schema.names  # which may be no text
-        except (pa.ArrowException, OSError, ValueError, IndexError, struct.error, MemoryError) as error:
-            raise Refusal(400, f"the body is not an Arrow IPC stream: {_first_line(error)}") from None
+        except (
+            pa.ArrowException,
+            OSError,
+            ValueError,
+            IndexError,
+            struct.error,
+            MemoryError,
+        ) as error:
+            raise Refusal(
+                400, f"the body is not an Arrow IPC stream: {_first_line(error)}"
+            ) from None
         if (fingerprint := (table.schema.metadata or {}).get(b"fingerprint")) is not None:
             self._check_fingerprint(fingerprint.decode(errors="replace"))
         for name in names:
@@ -170,11 +192,15 @@ class Decoder:
 
     def _cast(self, name: str, kind: str, values: pa.ChunkedArray) -> pa.Array:
         inner = values.type.value_type if pa.types.is_list(values.type) else values.type
-        if not any(is_kind(inner) for is_kind in _PLAIN_TYPES):  # times, decimals and others, as a job reads them
+        if not any(
+            is_kind(inner) for is_kind in _PLAIN_TYPES
+        ):  # times, decimals and others, as a job reads them
             try:
                 array, lost = converted(values.combine_chunks(), kind)
             except pa.ArrowException:
-                raise Refusal(422, f"feature {name!r} is {values.type}, where the spec has {kind}") from None
+                raise Refusal(
+                    422, f"feature {name!r} is {values.type}, where the spec has {kind}"
+                ) from None
             if lost is not None and lost.any():
                 raise Refusal(422, f"feature {name!r}: {WRONG[kind]}")
             return array
@@ -183,26 +209,38 @@ class Decoder:
         if pa.types.is_floating(inner) and kind == "int":
             raise Refusal(422, f"feature {name!r} is {values.type}, where the spec has int")
         try:
-            array = values.cast(ARROW_TYPES[kind], safe=not kind.startswith("float")).combine_chunks()
+            array = values.cast(
+                ARROW_TYPES[kind], safe=not kind.startswith("float")
+            ).combine_chunks()
         except pa.ArrowException:
-            raise Refusal(422, f"feature {name!r} is {values.type}, where the spec has {kind}") from None
+            raise Refusal(
+                422, f"feature {name!r} is {values.type}, where the spec has {kind}"
+            ) from None
         if kind == "text" and self._empty_is_none:
             array = pc.if_else(pc.equal(array, ""), pa.scalar(None, pa.string()), array)
         return array
 
     def _check_row_count(self, rows: int) -> None:
         if rows > self._row_limit:
-            raise Refusal(413, f"{rows} rows are more than the {self._row_limit} that one request may have")
+            raise Refusal(
+                413, f"{rows} rows are more than the {self._row_limit} that one request may have"
+            )
 
     def _check_fingerprint(self, fingerprint: object) -> None:
         if fingerprint != self._fingerprint:
-            raise Refusal(409, f"the request is for features {str(fingerprint)[:40]!r}, the model's are "
-                               f"{self._fingerprint!r}; /model says what it takes")
+            raise Refusal(
+                409,
+                f"the request is for features {str(fingerprint)[:40]!r}, the model's are "
+                f"{self._fingerprint!r}; /model says what it takes",
+            )
 
     def _check_known(self, name: str) -> None:
         if name not in self._known:
-            raise Refusal(422, f"feature {name[:60]!r} is none of the model's{nearest(name[:60], self._known)}; "
-                               "/model says what it takes")
+            raise Refusal(
+                422,
+                f"feature {name[:60]!r} is none of the model's{nearest(name[:60], self._known)}; "
+                "/model says what it takes",
+            )
 
 
 def rows_at_most(content_type: str, body: bytes) -> int:
@@ -211,15 +249,20 @@ def rows_at_most(content_type: str, body: bytes) -> int:
     if content_type.partition(";")[0].strip().lower() == JSON:
         return body.count(b"{")
     try:
-        return sum(_length(message.metadata.to_pybytes()) for message in
-                   pa.ipc.MessageReader.open_stream(pa.py_buffer(body)) if message.type == "record batch")
+        return sum(
+            _length(message.metadata.to_pybytes())
+            for message in pa.ipc.MessageReader.open_stream(pa.py_buffer(body))
+            if message.type == "record batch"
+        )
     except (pa.ArrowException, OSError, ValueError, IndexError, struct.error, MemoryError):
         return 0  # it is refused before any row is made
 
 
 def _needed_features(spec: Spec) -> set[str]:
     """The raw features that the model's columns are made from, and those by which joins and histories are looked up."""
-    names = {name for column in spec.columns if column.role in MODEL_ROLES for name in column.sources}
+    names = {
+        name for column in spec.columns if column.role in MODEL_ROLES for name in column.sources
+    }
     for history in spec.rows.histories:
         if history.name in names:
             names |= {history.by, history.of}
@@ -232,9 +275,15 @@ def _check_charset(content_type: str) -> None:
     """Refuses JSON that says it is not UTF-8: nothing else is JSON between two programs."""
     for parameter in content_type.split(";")[1:]:
         name, _, value = parameter.partition("=")
-        if name.strip().lower() == "charset" and (given := value.strip(' \t"').lower()) not in _CHARSETS:
-            raise Refusal(415, f"charset {given[:60]!r}: JSON is read as UTF-8 alone; encode the body so, and leave "
-                               "the charset out")
+        if (
+            name.strip().lower() == "charset"
+            and (given := value.strip(' \t"').lower()) not in _CHARSETS
+        ):
+            raise Refusal(
+                415,
+                f"charset {given[:60]!r}: JSON is read as UTF-8 alone; encode the body so, and leave "
+                "the charset out",
+            )
 
 
 def _document(body: bytes) -> Any:
@@ -253,7 +302,11 @@ def _keys_of(document: Any) -> int:
     if not isinstance(document, dict):
         return 0
     rows = document.get("rows")
-    return len(document) + sum(len(row) for row in rows if isinstance(row, dict)) if isinstance(rows, list) else 0
+    return (
+        len(document) + sum(len(row) for row in rows if isinstance(row, dict))
+        if isinstance(rows, list)
+        else 0
+    )
 
 
 def _object(members: Sequence[tuple[str, Any]]) -> dict[str, Any]:
@@ -311,7 +364,9 @@ def _length(message: bytes) -> int:
     """The number of rows that a record batch's flatbuffer gives."""
     root = struct.unpack_from("<I", message, 0)[0]
     header = _field(message, root, _HEADER)
-    position = _field(message, header + struct.unpack_from("<I", message, header)[0], 0) if header else 0
+    position = (
+        _field(message, header + struct.unpack_from("<I", message, header)[0], 0) if header else 0
+    )
     return max(0, struct.unpack_from("<q", message, position)[0]) if position else 0
 
 
@@ -327,5 +382,8 @@ def _field(message: bytes, table: int, number: int) -> int:
 def _array(values: Sequence[Any], kind: str) -> pa.Array:
     try:
         return pa.array(values, ARROW_TYPES[kind])
-    except (pa.ArrowTypeError, pa.ArrowInvalid):  # true and false among whole numbers, and these beyond 64 bits
+    except (
+        pa.ArrowTypeError,
+        pa.ArrowInvalid,
+    ):  # true and false among whole numbers, and these beyond 64 bits
         return pa.array([as_kind(value, kind) for value in values], ARROW_TYPES[kind])

@@ -35,17 +35,28 @@ class Head(nn.Module):
     def forward(self, *inputs: Tensor) -> Tensor:
         with torch.autocast("cpu", torch.bfloat16, enabled=self._bf16):
             output = self.tower(*inputs)
-        logits: Tensor = output[0] if isinstance(output, tuple) else output  # dien gives a loss besides
+        logits: Tensor = (
+            output[0] if isinstance(output, tuple) else output
+        )  # dien gives a loss besides
         return logits.float()
 
 
 def example(config: ModelConfig, *, dense: int, columns: int, longest: int, rows: int) -> Inputs:
     """Example inputs of the right shapes, always the same ones for the same arguments."""
     generator = torch.Generator().manual_seed(rows)
-    shapes = {"dense": (rows, dense), "pooled": (rows, columns, config.width), "wide": (rows, columns, WIDE),
-              "history": (rows, longest, config.width), "target": (rows, config.width)}
-    return tuple(torch.randint(0, longest + 1, (rows,), generator=generator) if name == "lengths"
-                 else torch.randn(shapes[name], generator=generator) for name in tower_of(config.kind).inputs)
+    shapes = {
+        "dense": (rows, dense),
+        "pooled": (rows, columns, config.width),
+        "wide": (rows, columns, WIDE),
+        "history": (rows, longest, config.width),
+        "target": (rows, config.width),
+    }
+    return tuple(
+        torch.randint(0, longest + 1, (rows,), generator=generator)
+        if name == "lengths"
+        else torch.randn(shapes[name], generator=generator)
+        for name in tower_of(config.kind).inputs
+    )
 
 
 def exported(head: Head, inputs: Inputs) -> torch.export.ExportedProgram:
@@ -76,8 +87,12 @@ def difference(head: Head, program: Callable[..., Tensor], batches: Sequence[Inp
     for inputs in batches:
         expected, answered = head(*inputs), program(*inputs)
         if answered.shape != expected.shape:
-            raise NotEqual(f"it gives logits of shape {tuple(answered.shape)}, the model of {tuple(expected.shape)}")
-        largest = max(largest, float(((answered - expected).abs() / expected.abs().clamp(min=1)).max()))
+            raise NotEqual(
+                f"it gives logits of shape {tuple(answered.shape)}, the model of {tuple(expected.shape)}"
+            )
+        largest = max(
+            largest, float(((answered - expected).abs() / expected.abs().clamp(min=1)).max())
+        )
     if not largest <= TOLERANCE:
         raise NotEqual(f"its logits differ by up to {largest:.3g}, more than {TOLERANCE:g}")
     return largest

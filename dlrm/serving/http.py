@@ -24,7 +24,12 @@ from sluice.dlrm.serving.scorer import Answer, PredictRequest, Scorer
 
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-METHODS = {"/predict": ("POST",), "/model": ("GET", "HEAD"), "/health": ("GET", "HEAD"), "/metrics": ("GET", "HEAD")}
+METHODS = {
+    "/predict": ("POST",),
+    "/model": ("GET", "HEAD"),
+    "/health": ("GET", "HEAD"),
+    "/metrics": ("GET", "HEAD"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +42,11 @@ class Reply:
     content_type: str = "application/json"
 
     async def send(self, send: Send) -> None:
-        headers = [(b"content-type", self.content_type.encode()), (b"content-length", str(len(self.body)).encode()),
-                   *((name.encode(), value.encode()) for name, value in self.headers.items())]
+        headers = [
+            (b"content-type", self.content_type.encode()),
+            (b"content-length", str(len(self.body)).encode()),
+            *((name.encode(), value.encode()) for name, value in self.headers.items()),
+        ]
         await send({"type": "http.response.start", "status": self.status, "headers": headers})
         await send({"type": "http.response.body", "body": self.body})
 
@@ -62,9 +70,16 @@ def iso_time(moment: float) -> str:
 class HttpApp:
     """Answers with one model, and after `take` with another; requests that came before are still answered."""
 
-    def __init__(self, scorer: Scorer, limits: ServerLimits, *, background: BackgroundTask | None = None,
-                 clock: Callable[[], float] = time.monotonic, wall_clock: Callable[[], float] = time.time,
-                 pace: Pace | None = None) -> None:
+    def __init__(
+        self,
+        scorer: Scorer,
+        limits: ServerLimits,
+        *,
+        background: BackgroundTask | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
+        pace: Pace | None = None,
+    ) -> None:
         """`background` runs as long as the server does; `pace` says how fast the model is, as far as that is known.
         `wall_clock` gives seconds since 1970."""
         self.served = ServerMetrics()
@@ -73,9 +88,16 @@ class HttpApp:
         self._serving_since = wall_clock()
         self._bucket = Bucket(limits.rate, clock)
         self.batcher: Batcher[PredictRequest, Answer | Refusal] = Batcher(
-            self._score, size=lambda request: len(request.body), size_limit=limits.body_bytes,
-            request_limit=limits.batch_requests, waiting_limit=limits.waiting, units=lambda request: request.units,
-            answer_s=limits.seconds, pace=pace, clock=clock)
+            self._score,
+            size=lambda request: len(request.body),
+            size_limit=limits.body_bytes,
+            request_limit=limits.batch_requests,
+            waiting_limit=limits.waiting,
+            units=lambda request: request.units,
+            answer_s=limits.seconds,
+            pace=pace,
+            clock=clock,
+        )
         self.batcher.on_batch = self.served.batch
         self.served.model(scorer.servable.about())
 
@@ -84,19 +106,29 @@ class HttpApp:
         path, method = scope["path"], scope["method"]
         try:
             if path not in METHODS:
-                reply = _error_reply(404, f"there is no {path[:60]!r} here{nearest(path[:60], METHODS)}")
+                reply = _error_reply(
+                    404, f"there is no {path[:60]!r} here{nearest(path[:60], METHODS)}"
+                )
             elif method not in METHODS[path]:
-                reply = _error_reply(405, f"{path} takes {METHODS[path][0]}", {"allow": ", ".join(METHODS[path])})
+                reply = _error_reply(
+                    405, f"{path} takes {METHODS[path][0]}", {"allow": ", ".join(METHODS[path])}
+                )
             elif path == "/predict":
                 reply = await self._predict(dict(scope["headers"]), receive)
             elif path == "/model":
-                reply = _json_reply({**self.scorer.servable.about(), "features": self.scorer.decoder.kinds})
+                reply = _json_reply(
+                    {**self.scorer.servable.about(), "features": self.scorer.decoder.kinds}
+                )
             elif path == "/health":
                 reply = self._health()
             else:
-                reply = Reply(200, self.served.text(self.batcher.waiting), content_type=CONTENT_TYPE_LATEST)
+                reply = Reply(
+                    200, self.served.text(self.batcher.waiting), content_type=CONTENT_TYPE_LATEST
+                )
         except Exception:
-            await _error_reply(500, "the server failed on this request; its log says why").send(send)
+            await _error_reply(500, "the server failed on this request; its log says why").send(
+                send
+            )
             raise
         await reply.send(send)
 
@@ -117,7 +149,9 @@ class HttpApp:
         begun_at = self._clock()
         try:
             if wait := self._bucket.take():
-                text = f"more than {self.limits.rate:g} requests a second; try again in {wait:.1f} s"
+                text = (
+                    f"more than {self.limits.rate:g} requests a second; try again in {wait:.1f} s"
+                )
                 reply = _error_reply(429, text, {"retry-after": str(math.ceil(wait))})
             else:
                 answer = await self._answer_to(headers, receive)
@@ -145,14 +179,19 @@ class HttpApp:
             raise Refusal(408, f"the body did not come within {self.limits.seconds:g} s") from None
         encoding = headers.get(b"content-encoding", b"identity").decode("latin-1").strip().lower()
         if encoding != "identity":
-            raise Refusal(415, f"Content-Encoding {encoding[:60]!r}: a body must come as it is, without compression")
+            raise Refusal(
+                415,
+                f"Content-Encoding {encoding[:60]!r}: a body must come as it is, without compression",
+            )
         try:
             async with asyncio.timeout(self.limits.seconds):
                 content_type = headers.get(b"content-type", b"").decode("latin-1")
                 answer = await self.batcher.ask(PredictRequest(content_type, body))
         except TimeoutError:
             wait = max(1, math.ceil(self.batcher.ahead_s))
-            raise Full(f"no answer within {self.limits.seconds:g} s: the server is busy", wait) from None
+            raise Full(
+                f"no answer within {self.limits.seconds:g} s: the server is busy", wait
+            ) from None
         if isinstance(answer, Refusal):
             raise answer
         return answer
@@ -177,12 +216,21 @@ class HttpApp:
 
     def _health(self) -> Reply:
         reload = {"reload": self._background.about()} if self._background else {}
-        return _json_reply({"ok": True, **self.scorer.servable.about(), "since": iso_time(self._serving_since),
-                            **reload})
+        return _json_reply(
+            {
+                "ok": True,
+                **self.scorer.servable.about(),
+                "since": iso_time(self._serving_since),
+                **reload,
+            }
+        )
 
 
 def _json_reply(content: Mapping[str, Any]) -> Reply:
-    return Reply(200, json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode())
+    return Reply(
+        200,
+        json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode(),
+    )
 
 
 def _error_reply(status: int, text: str, headers: Mapping[str, str] | None = None) -> Reply:

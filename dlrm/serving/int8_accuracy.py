@@ -20,14 +20,25 @@ def compared(servable: Servable, split: str, rows: int) -> tuple[Quality, Qualit
     """The quality with float32 tables, and with the servable's own, over the same rows of a split, at most `rows`."""
     trained = Config.from_dict(servable.meta.config)
     config = replace(trained, ranks=1, batch_size=_BATCH)
-    wide, _ = ranker(trained, servable.layout, len(servable.meta.dense), CheckpointReader(servable.path), "fp32")
+    wide, _ = ranker(
+        trained, servable.layout, len(servable.meta.dense), CheckpointReader(servable.path), "fp32"
+    )
     measured: list[list[np.ndarray]] = []
-    with loaders.evaluation(config, servable.table, split, rank=0, local_ranks=1) as batches, torch.inference_mode():
+    with (
+        loaders.evaluation(config, servable.table, split, rank=0, local_ranks=1) as batches,
+        torch.inference_mode(),
+    ):
         for batch in batches:
             inputs = servable.layout.features(batch, torch.device("cpu"))
-            measured.append([t.numpy().astype(np.float64) for t in (wide(*inputs), servable.model(*inputs), batch.label,
-                                                                    batch.weight)])
+            measured.append(
+                [
+                    t.numpy().astype(np.float64)
+                    for t in (wide(*inputs), servable.model(*inputs), batch.label, batch.weight)
+                ]
+            )
             if len(measured) * _BATCH >= rows:
                 break
-    wide_logits, logits, label, weight = (np.concatenate(column) for column in zip(*measured, strict=True))
+    wide_logits, logits, label, weight = (
+        np.concatenate(column) for column in zip(*measured, strict=True)
+    )
     return quality(wide_logits, label, weight), quality(logits, label, weight)

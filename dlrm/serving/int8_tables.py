@@ -23,8 +23,13 @@ _BLOCK_ROWS = 2**16
 class NarrowTables(nn.Module):
     """Takes the place of a Ranker's `tables`: takes ids and gives the sum of each bag's rows, by feature."""
 
-    def __init__(self, tables: Sequence[Table], keys: Mapping[str, Sequence[str]], kind: str,
-                 names: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        tables: Sequence[Table],
+        keys: Mapping[str, Sequence[str]],
+        kind: str,
+        names: Sequence[str] = (),
+    ) -> None:
         """`keys` are the features that are looked up in each table, `names` all of them in the order in which they
         come, if that is not the tables' order."""
         super().__init__()
@@ -35,9 +40,14 @@ class NarrowTables(nn.Module):
         self._features = list(names or [key for t in tables for key in keys[t.name]])
         tables_by_feature = {key: t for t in tables for key in keys[t.name]}
         owners = [(name, tables_by_feature[name]) for name in self._features]
-        self._groups = [_Group([t for t in tables if t.width == width],
-                               [(name, t.name) for name, t in owners if t.width == width], kind)
-                        for width in dict.fromkeys(t.width for t in tables)]
+        self._groups = [
+            _Group(
+                [t for t in tables if t.width == width],
+                [(name, t.name) for name, t in owners if t.width == width],
+                kind,
+            )
+            for width in dict.fromkeys(t.width for t in tables)
+        ]
 
     def fill(self, name: str, rows: Iterable[Tensor]) -> None:
         """Sets a table's weights from its rows, given in order, some at a time."""
@@ -48,13 +58,17 @@ class NarrowTables(nn.Module):
                 group.put(row, block.float())
                 row += len(block)
         if row != group.first[name] + self._tables[name].rows:
-            raise ValueError(f"table {name!r}: {row - group.first[name]} rows were given for its "
-                             f"{self._tables[name].rows}")
+            raise ValueError(
+                f"table {name!r}: {row - group.first[name]} rows were given for its "
+                f"{self._tables[name].rows}"
+            )
 
     @property
     def bytes(self) -> int:
         """The bytes that the tables take."""
-        return sum(g.weights.nbytes + (0 if g.scales is None else g.scales.nbytes) for g in self._groups)
+        return sum(
+            g.weights.nbytes + (0 if g.scales is None else g.scales.nbytes) for g in self._groups
+        )
 
     @property
     def wide_bytes(self) -> int:
@@ -69,21 +83,29 @@ class NarrowTables(nn.Module):
             return self._groups[0].pooled(values, lengths, weights, one_id_each)
         counts = lengths.sum(1, dtype=torch.int64).tolist()
         ids = dict(zip(self._features, torch.split(values, counts), strict=True))
-        id_weights = dict(zip(self._features, torch.split(weights, counts), strict=True)) if weights is not None else {}
+        id_weights = (
+            dict(zip(self._features, torch.split(weights, counts), strict=True))
+            if weights is not None
+            else {}
+        )
         bag_lengths = dict(zip(self._features, lengths, strict=True))
         pooled: dict[str, Tensor] = {}
         for group in self._groups:
-            pooled |= group.pooled(torch.cat([ids[f] for f in group.features]),
-                                   torch.stack([bag_lengths[f] for f in group.features]),
-                                   torch.cat([id_weights[f] for f in group.features]) if id_weights else None,
-                                   one_id_each)
+            pooled |= group.pooled(
+                torch.cat([ids[f] for f in group.features]),
+                torch.stack([bag_lengths[f] for f in group.features]),
+                torch.cat([id_weights[f] for f in group.features]) if id_weights else None,
+                one_id_each,
+            )
         return pooled
 
 
 class _Group:
     """Tables of one width, stacked in one array."""
 
-    def __init__(self, tables: Sequence[Table], features: Sequence[tuple[str, str]], kind: str) -> None:
+    def __init__(
+        self, tables: Sequence[Table], features: Sequence[tuple[str, str]], kind: str
+    ) -> None:
         """`features` are those that are looked up here, each with its table."""
         self.first: dict[str, int] = {}
         rows = 0
@@ -106,12 +128,16 @@ class _Group:
         # Divides by the scale as it is stored, so that its rounding does not count twice.
         self.weights[first:end] = (block / scale.float()).round().clamp(-127, 127).to(torch.int8)
 
-    def pooled(self, values: Tensor, lengths: Tensor, weights: Tensor | None, one_id_each: bool) -> dict[str, Tensor]:
+    def pooled(
+        self, values: Tensor, lengths: Tensor, weights: Tensor | None, one_id_each: bool
+    ) -> dict[str, Tensor]:
         batch = lengths.shape[1]
         if one_id_each:
             row_numbers = (values.view(len(self.features), batch) + self._starts).flatten()
         else:
-            row_numbers = values + torch.repeat_interleave(self._starts.flatten(), lengths.sum(1, dtype=torch.int64))
+            row_numbers = values + torch.repeat_interleave(
+                self._starts.flatten(), lengths.sum(1, dtype=torch.int64)
+            )
         rows = self.weights.index_select(0, row_numbers).float()
         if self.scales is not None:
             rows *= self.scales.index_select(0, row_numbers).float()
@@ -120,4 +146,10 @@ class _Group:
         if not one_id_each:
             bags = torch.repeat_interleave(torch.arange(lengths.numel()), lengths.flatten().long())
             rows = torch.zeros(lengths.numel(), self.width).index_add_(0, bags, rows)
-        return dict(zip(self.features, rows.view(len(self.features), batch, self.width).unbind(), strict=True))
+        return dict(
+            zip(
+                self.features,
+                rows.view(len(self.features), batch, self.width).unbind(),
+                strict=True,
+            )
+        )

@@ -26,7 +26,13 @@ class ServerLimits:
     """Requests in one batch."""
 
     def __post_init__(self) -> None:
-        for name, low in (("body_bytes", 1), ("rows", 1), ("waiting", 1), ("connections", 1), ("batch_requests", 1)):
+        for name, low in (
+            ("body_bytes", 1),
+            ("rows", 1),
+            ("waiting", 1),
+            ("connections", 1),
+            ("batch_requests", 1),
+        ):
             if getattr(self, name) < low:
                 raise ConfigError(f"{name}: {getattr(self, name)!r} is not {low} or more")
         if not 0 < self.seconds < float("inf"):

@@ -19,24 +19,41 @@ class ServerMetrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         home: dict[str, Any] = {"registry": self.registry}
-        requests = Counter("sluice_serve_requests", "Requests for predictions, by status", ["status"], **home)
+        requests = Counter(
+            "sluice_serve_requests", "Requests for predictions, by status", ["status"], **home
+        )
         self._rows = Counter("sluice_serve_rows", "Rows predicted", **home)
-        missing = Counter("sluice_serve_missing_features", "Rows in which a feature was not named", ["feature"], **home)
+        missing = Counter(
+            "sluice_serve_missing_features",
+            "Rows in which a feature was not named",
+            ["feature"],
+            **home,
+        )
         # To find a label's counter takes longer than to count.
         self._of_status = functools.cache(requests.labels)
         self._missing = missing
         self._missing_since: Count[str] = Count()
         """What was missing since the figures were last asked for: there are many of them in a request."""
-        self._seconds = Histogram("sluice_serve_seconds", "From a request's head to its answer", buckets=_SECONDS,
-                                  **home)
-        self._batch_requests = Histogram("sluice_serve_batch_requests", "Requests in a batch", buckets=_BATCH_SIZES,
-                                         **home)
+        self._seconds = Histogram(
+            "sluice_serve_seconds", "From a request's head to its answer", buckets=_SECONDS, **home
+        )
+        self._batch_requests = Histogram(
+            "sluice_serve_batch_requests", "Requests in a batch", buckets=_BATCH_SIZES, **home
+        )
         self._waiting = Gauge("sluice_serve_waiting", "Requests that wait for the model", **home)
-        self._step = Gauge("sluice_serve_model_step", "Training step of the model that answers", **home)
-        self._version = Gauge("sluice_serve_model_version", "Version of the feature table behind it", **home)
+        self._step = Gauge(
+            "sluice_serve_model_step", "Training step of the model that answers", **home
+        )
+        self._version = Gauge(
+            "sluice_serve_model_version", "Version of the feature table behind it", **home
+        )
         self._bytes = Gauge("sluice_serve_table_bytes", "Bytes of its embedding tables", **home)
-        self._reloads = Counter("sluice_serve_reloads", "Newer checkpoints looked at, by what came of it", ["result"],
-                                **home)
+        self._reloads = Counter(
+            "sluice_serve_reloads",
+            "Newer checkpoints looked at, by what came of it",
+            ["result"],
+            **home,
+        )
         for result in ("taken", "refused"):
             self._reloads.labels(result)
         self.statuses: Count[int] = Count()

@@ -8,7 +8,9 @@ from dataclasses import dataclass, field
 _KEPT_SHARE = 0.9  # share of earlier observations that is kept at each new batch
 _LARGEST_JUMP = 4.0  # a batch counts as at most so many times slower or faster than expected: a single one says little
 _LEAST = 1e-9
-_LEAST_SPREAD = 1e-3  # sizes that differ less say nothing about which part of the time each unit takes
+_LEAST_SPREAD = (
+    1e-3  # sizes that differ less say nothing about which part of the time each unit takes
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +39,9 @@ class Pace:
         expected = self.seconds(units)
         took = min(max(seconds, expected / _LARGEST_JUMP), expected * _LARGEST_JUMP)
         sums = self.sums or _added(*(_terms(n, self.seconds(n)) for n in (1, 1000)))
-        one, x, xx, y, xy = sums = _added(tuple(_KEPT_SHARE * value for value in sums), _terms(units, took))
+        one, x, xx, y, xy = sums = _added(
+            tuple(_KEPT_SHARE * value for value in sums), _terms(units, took)
+        )
         spread = one * xx - x * x
         if spread < _LEAST_SPREAD * one * xx:
             share = (took / expected) ** (1 - _KEPT_SHARE)
@@ -62,7 +66,13 @@ class Pace:
 
 def _terms(units: int, seconds: float) -> tuple[float, ...]:
     weight = 1 / max(_LEAST, seconds) ** 2
-    return weight, weight * units, weight * units * units, weight * seconds, weight * units * seconds
+    return (
+        weight,
+        weight * units,
+        weight * units * units,
+        weight * seconds,
+        weight * units * seconds,
+    )
 
 
 def _added(*summands: tuple[float, ...]) -> tuple[float, ...]:

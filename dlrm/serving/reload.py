@@ -35,9 +35,23 @@ class Reload:
     """Lets the old model answer until the new one is loaded. One that cannot be loaded is reported once, and tried
     again at each look: whatever is wrong with it, the server and its looks go on."""
 
-    def __init__(self, run: Path, load: Callable[[], Scorer], *, every_s: float, say: Callable[[str], None],
-                 take_best: bool = False, wall_clock: Callable[[], float] = time.time) -> None:
-        self._run, self._load, self._every_s, self._say, self._take_best = run, load, every_s, say, take_best
+    def __init__(
+        self,
+        run: Path,
+        load: Callable[[], Scorer],
+        *,
+        every_s: float,
+        say: Callable[[str], None],
+        take_best: bool = False,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._run, self._load, self._every_s, self._say, self._take_best = (
+            run,
+            load,
+            every_s,
+            say,
+            take_best,
+        )
         self._wall_clock = wall_clock
         self._failure: Failure | None = None
         self._failing = False
@@ -57,7 +71,9 @@ class Reload:
                 service.take(scorer)
         except asyncio.CancelledError:
             raise
-        except BaseException as error:  # of a folder that anybody writes into; even SystemExit, out of a user's module
+        except (
+            BaseException
+        ) as error:  # of a folder that anybody writes into; even SystemExit, out of a user's module
             self._note_failure(error, service)
             return False
         self._failing = False
@@ -65,14 +81,25 @@ class Reload:
             return False
         service.served.reload("taken")
         about = scorer.servable.about()
-        self._report(f"now serving {about['checkpoint']}, trained on version {about['version']} of the table")
+        self._report(
+            f"now serving {about['checkpoint']}, trained on version {about['version']} of the table"
+        )
         return True
 
     def about(self) -> dict[str, Any]:
         """The state of these looks, for `/health`."""
         last = self._failure
-        return {"failing": self._failing, "failures": self._failures, "last_failure": last and {
-            "error": last.error, "times": last.times, "first": iso_time(last.first), "last": iso_time(last.last)}}
+        return {
+            "failing": self._failing,
+            "failures": self._failures,
+            "last_failure": last
+            and {
+                "error": last.error,
+                "times": last.times,
+                "first": iso_time(last.first),
+                "last": iso_time(last.last),
+            },
+        }
 
     def _newer(self, servable: Servable) -> Scorer | None:
         """The model to be served, unless it is served already."""
@@ -83,8 +110,11 @@ class Reload:
         text = str(error) if isinstance(error, _ERRORS) else f"{type(error).__name__}: {error}"
         moment, last = self._wall_clock(), self._failure
         repeated = self._failing and last is not None and last.error == text
-        self._failure = replace(last, times=last.times + 1, last=moment) if repeated and last else Failure(
-            error=text, times=1, first=moment, last=moment)
+        self._failure = (
+            replace(last, times=last.times + 1, last=moment)
+            if repeated and last
+            else Failure(error=text, times=1, first=moment, last=moment)
+        )
         self._failing = True
         self._failures += 1
         if not repeated:

@@ -79,23 +79,39 @@ class Scorer:
                 answers[number] = answer
         return [answer for answer in answers if answer is not None]
 
-    def _answer_together(self, decoded: list[tuple[int, RequestRows]]) -> list[tuple[int, Answer | Refusal]]:
+    def _answer_together(
+        self, decoded: list[tuple[int, RequestRows]]
+    ) -> list[tuple[int, Answer | Refusal]]:
         if not any(rows.count for _, rows in decoded):
             return [(number, self._answer(rows, [])) for number, rows in decoded]
         try:
-            values = self.servable.probabilities(self.decoder.columns([rows for _, rows in decoded])).tolist()
+            values = self.servable.probabilities(
+                self.decoder.columns([rows for _, rows in decoded])
+            ).tolist()
         except (Refusal, BadValue) as error:
             if len(decoded) == 1:
-                return [(decoded[0][0], error if isinstance(error, Refusal) else Refusal(422, _message(error)))]
+                return [
+                    (
+                        decoded[0][0],
+                        error if isinstance(error, Refusal) else Refusal(422, _message(error)),
+                    )
+                ]
             return [answer for each in decoded for answer in self._answer_together([each])]
         answers: list[tuple[int, Answer | Refusal]] = []
-        for (number, rows), end in zip(decoded, itertools.accumulate(r.count for _, r in decoded), strict=True):
-            answers.append((number, self._answer(rows, values[end - rows.count:end])))
+        for (number, rows), end in zip(
+            decoded, itertools.accumulate(r.count for _, r in decoded), strict=True
+        ):
+            answers.append((number, self._answer(rows, values[end - rows.count : end])))
         return answers
 
     def _answer(self, rows: RequestRows, values: list[float]) -> Answer:
         meta = self.servable.meta
-        return Answer(probabilities=values, step=meta.step, version=meta.version, missing=Counter(rows.missing))
+        return Answer(
+            probabilities=values,
+            step=meta.step,
+            version=meta.version,
+            missing=Counter(rows.missing),
+        )
 
 
 def _message(error: BadValue) -> str:

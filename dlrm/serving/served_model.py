@@ -64,8 +64,14 @@ class Servable:
     transforms: ColumnTransforms
 
     @classmethod
-    def load(cls, run: Path, kind: str, *, take_best: bool = False, allow_code: Permission | Iterable[str] = ()
-             ) -> Servable:
+    def load(
+        cls,
+        run: Path,
+        kind: str,
+        *,
+        take_best: bool = False,
+        allow_code: Permission | Iterable[str] = (),
+    ) -> Servable:
         """Loads the newest checkpoint of a run, or the best, with tables of `kind`
         (`sluice.dlrm.serving.int8_tables.KINDS`). Raises CheckpointError, TableError or StateError if there is none, it
         is damaged, its weights or answers are no numbers, or its table's version is gone, and OperatorError if the
@@ -73,22 +79,38 @@ class Servable:
         path, meta = chosen(run / "checkpoints", take_best=take_best)
         config = Config.from_dict(meta.config)
         if config.transform_spec:
-            raise CheckpointError(f"{run}: was trained with --transform-spec {config.transform_spec}, which changes "
-                                  "row groups of files. A server reads no files, so its features would be others: make "
-                                  "them by the table's spec or by --transform")
-        table = FeatureTable.open(config.data, meta.version, allow_code=allow_code, transforms=config.transforms)
+            raise CheckpointError(
+                f"{run}: was trained with --transform-spec {config.transform_spec}, which changes "
+                "row groups of files. A server reads no files, so its features would be others: make "
+                "them by the table's spec or by --transform"
+            )
+        table = FeatureTable.open(
+            config.data, meta.version, allow_code=allow_code, transforms=config.transforms
+        )
         meta.check(table)
         if not table.record.spec:
-            raise CheckpointError(f"{table.uri}: version {table.version} was not made by etl/job.py: without a feature "
-                                  "spec raw features cannot be served")
+            raise CheckpointError(
+                f"{table.uri}: version {table.version} was not made by etl/job.py: without a feature "
+                "spec raw features cannot be served"
+            )
         spec = table.spec()
         state = table.state() or FittedState()
         layout = layout_of(config, table)
         check(path)
         model, tables = ranker(config, layout, len(meta.dense), CheckpointReader(path), kind)
-        found = cls(path=path, meta=meta, spec=spec, table=table, layout=layout, model=model, tables=tables,
-                    rows=Serving.open(table), features=Features(spec, state),
-                    online=online_of(table, state), transforms=ColumnTransforms.of(table))
+        found = cls(
+            path=path,
+            meta=meta,
+            spec=spec,
+            table=table,
+            layout=layout,
+            model=model,
+            tables=tables,
+            rows=Serving.open(table),
+            features=Features(spec, state),
+            online=online_of(table, state),
+            transforms=ColumnTransforms.of(table),
+        )
         found.try_out()
         return found
 
@@ -96,20 +118,35 @@ class Servable:
         """Raises CheckpointError unless the model gives plausible answers to made-up rows: numbers of 0, and ids from
         all over the tables. Finite weights can be too large for that."""
         generator = torch.Generator().manual_seed(0)
-        ids = [torch.randint(0, column.rows, (_TRIED_ROWS,), generator=generator) for column in self.layout.columns]
-        values = torch.cat(ids).to(torch.int64 if any(is_wide(c.rows) for c in self.layout.columns) else torch.int32)
-        logits = self._logits(Batch(
-            dense=torch.zeros(_TRIED_ROWS, len(self.meta.dense)), values=values,
-            lengths=torch.ones(len(values), dtype=torch.int32), label=_NO_VALUES, weight=_NO_VALUES, rows=_TRIED_ROWS,
-            epoch=0, step=0))
+        ids = [
+            torch.randint(0, column.rows, (_TRIED_ROWS,), generator=generator)
+            for column in self.layout.columns
+        ]
+        values = torch.cat(ids).to(
+            torch.int64 if any(is_wide(c.rows) for c in self.layout.columns) else torch.int32
+        )
+        logits = self._logits(
+            Batch(
+                dense=torch.zeros(_TRIED_ROWS, len(self.meta.dense)),
+                values=values,
+                lengths=torch.ones(len(values), dtype=torch.int32),
+                label=_NO_VALUES,
+                weight=_NO_VALUES,
+                rows=_TRIED_ROWS,
+                epoch=0,
+                step=0,
+            )
+        )
         if not bool(torch.isfinite(logits).all()):
             wrong = "the model's answers to made-up rows are no numbers"
         elif float(logits.abs().median()) > _CERTAIN:
             wrong = "the model's answers to most of some made-up rows are exactly 0 or 1"
         else:
             return
-        raise CheckpointError(f"checkpoint {self.path} is not served: {wrong}, so its weights are far too large; train "
-                              "with a lower learning rate, or name an earlier checkpoint in LATEST")
+        raise CheckpointError(
+            f"checkpoint {self.path} is not served: {wrong}, so its weights are far too large; train "
+            "with a lower learning rate, or name an earlier checkpoint in LATEST"
+        )
 
     def batch(self, columns: Mapping[str, pa.Array]) -> Batch:
         """Turns raw columns into a batch as the loader would; raises BadValue for rows in which a number is missing
@@ -136,21 +173,32 @@ class Servable:
         if self.layout.missing is None and not np.isfinite(dense).all():
             wrong = ~np.isfinite(dense)
             number = int(wrong.any(1).argmax())
-            raise BadValue(np.flatnonzero(wrong.any(0)).tolist(),
-                           f"feature {self.meta.dense[number]!r} is missing or no finite number, and the spec fills "
-                           "nothing in")
+            raise BadValue(
+                np.flatnonzero(wrong.any(0)).tolist(),
+                f"feature {self.meta.dense[number]!r} is missing or no finite number, and the spec fills "
+                "nothing in",
+            )
         ids, lengths = [], []
         kind = np.int64 if any(is_wide(column.rows) for column in self.layout.columns) else np.int32
         for column in self.layout.columns:
             counts = arrays.get(lengths_name(column.name), np.ones(rows, np.int32))
             column_ids = arrays[column.name].astype(kind, copy=False)
             if len(column_ids) and not (column_ids.min() >= 0 and column_ids.max() < column.rows):
-                raise RuntimeError(f"column {column.name!r}: an id is outside its table of {column.rows} rows")
+                raise RuntimeError(
+                    f"column {column.name!r}: an id is outside its table of {column.rows} rows"
+                )
             ids.append(column_ids)
             lengths.append(counts)
-        return Batch(dense=torch.from_numpy(dense).t(), values=torch.from_numpy(np.concatenate(ids)),
-                     lengths=torch.from_numpy(np.concatenate(lengths)), label=_NO_VALUES, weight=_NO_VALUES, rows=rows,
-                     epoch=0, step=0)
+        return Batch(
+            dense=torch.from_numpy(dense).t(),
+            values=torch.from_numpy(np.concatenate(ids)),
+            lengths=torch.from_numpy(np.concatenate(lengths)),
+            label=_NO_VALUES,
+            weight=_NO_VALUES,
+            rows=rows,
+            epoch=0,
+            step=0,
+        )
 
     def probabilities(self, columns: Mapping[str, pa.Array]) -> npt.NDArray[np.float64]:
         """The predicted probability of each row."""
@@ -159,8 +207,11 @@ class Servable:
         if wrong := (~torch.isfinite(logits)).nonzero().flatten().tolist():
             largest = batch.dense[wrong[0]].abs()
             name = self.meta.dense[int(largest.argmax())]
-            raise BadValue(wrong, f"the model's answer is no number: feature {name!r}, as {float(largest.max()):g}, is "
-                                  "too large")
+            raise BadValue(
+                wrong,
+                f"the model's answer is no number: feature {name!r}, as {float(largest.max()):g}, is "
+                "too large",
+            )
         probabilities: npt.NDArray[np.float64] = torch.sigmoid(logits.double()).numpy()
         return probabilities
 
@@ -171,10 +222,16 @@ class Servable:
 
     def about(self) -> dict[str, Any]:
         """What a client may want to know about the model."""
-        return {"checkpoint": self.path.name, "step": self.meta.step, "epoch": self.meta.epoch,
-                "version": self.meta.version, "fingerprint": self.fingerprint,
-                "model": self.meta.config["model"]["kind"], "tables": self.tables.kind,
-                "table_bytes": self.tables.bytes}
+        return {
+            "checkpoint": self.path.name,
+            "step": self.meta.step,
+            "epoch": self.meta.epoch,
+            "version": self.meta.version,
+            "fingerprint": self.fingerprint,
+            "model": self.meta.config["model"]["kind"],
+            "tables": self.tables.kind,
+            "table_bytes": self.tables.bytes,
+        }
 
     @property
     def fingerprint(self) -> str:
@@ -189,8 +246,11 @@ def _narrowed(name: str, values: npt.NDArray[Any] | pa.Array) -> npt.NDArray[np.
     with np.errstate(over="ignore"):
         numbers = given.astype(np.float32)
     if len(wrong := np.flatnonzero(np.isinf(numbers))):
-        raise BadValue(wrong.tolist(), f"feature {name!r}: the operators of the spec make {given[wrong[0]]:g} of it, "
-                                       "which is too large for float32; a job rejects such a row")
+        raise BadValue(
+            wrong.tolist(),
+            f"feature {name!r}: the operators of the spec make {given[wrong[0]]:g} of it, "
+            "which is too large for float32; a job rejects such a row",
+        )
     return numbers
 
 
@@ -203,11 +263,14 @@ def layout_of(config: Config, table: FeatureTable) -> TableLayout:
     """The same layout of tables that training has, but for what only its losses need."""
     dense = tuple(f.name for f in table.fields if f.role == "dense")
     missing = MissingNumbers(dense) if config.missing == "mask" else None
-    return TableLayout(replace(config.model, auxiliary=0.0), tables_of(table.fields, config.model), missing)
+    return TableLayout(
+        replace(config.model, auxiliary=0.0), tables_of(table.fields, config.model), missing
+    )
 
 
-def ranker(config: Config, layout: TableLayout, dense: int, weights: CheckpointReader,
-           kind: str) -> tuple[Ranker, NarrowTables]:
+def ranker(
+    config: Config, layout: TableLayout, dense: int, weights: CheckpointReader, kind: str
+) -> tuple[Ranker, NarrowTables]:
     """Builds a whole model in this process, with a checkpoint's weights."""
     with torch.random.fork_rng():
         model = Ranker(config.model, layout, dense)
@@ -218,6 +281,7 @@ def ranker(config: Config, layout: TableLayout, dense: int, weights: CheckpointR
     try:
         model.tower.load_state_dict(weights.tower())
     except RuntimeError as error:
-        raise CheckpointError(f"checkpoint {weights.path} does not fit its settings: "
-                              f"{str(error).splitlines()[0]}") from None
+        raise CheckpointError(
+            f"checkpoint {weights.path} does not fit its settings: {str(error).splitlines()[0]}"
+        ) from None
     return model.eval(), tables

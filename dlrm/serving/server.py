@@ -57,7 +57,9 @@ def _raise_file_limit(wanted: int, say: Say) -> int:
     allowed, file_limit = affordable(wanted, soft, hard)
     resource.setrlimit(resource.RLIMIT_NOFILE, (file_limit, hard))
     if allowed < wanted:
-        say(f"--max-connections {wanted} becomes {allowed}, as this process may open {hard} files (ulimit -Hn)")
+        say(
+            f"--max-connections {wanted} becomes {allowed}, as this process may open {hard} files (ulimit -Hn)"
+        )
     return allowed
 
 
@@ -69,18 +71,31 @@ class LimitOptions:
     """What one request, one client and one server may use."""
 
     title = "limits"
-    max_body: int = setting(_LIMITS.body_bytes, "bytes of a request", metavar="BYTES", parse=parse_bytes,
-                            show=format_bytes)
+    max_body: int = setting(
+        _LIMITS.body_bytes,
+        "bytes of a request",
+        metavar="BYTES",
+        parse=parse_bytes,
+        show=format_bytes,
+    )
     max_rows: int = setting(_LIMITS.rows, "rows of a request")
-    timeout: float = setting(_LIMITS.seconds, "for a request's head, its body, and its answer, each", metavar="SECONDS")
+    timeout: float = setting(
+        _LIMITS.seconds, "for a request's head, its body, and its answer, each", metavar="SECONDS"
+    )
     rate: float = setting(_LIMITS.rate, "requests a second; 0: any number")
     max_waiting: int = setting(_LIMITS.waiting, "requests that wait")
     max_connections: int = setting(_LIMITS.connections, "connections that are open")
     drain: int = setting(20, "how long SIGTERM waits", metavar="SECONDS")
 
     def server_limits(self, connections: int) -> ServerLimits:
-        return ServerLimits(body_bytes=self.max_body, rows=self.max_rows, seconds=self.timeout, rate=self.rate,
-                            waiting=self.max_waiting, connections=connections)
+        return ServerLimits(
+            body_bytes=self.max_body,
+            rows=self.max_rows,
+            seconds=self.timeout,
+            rate=self.rate,
+            waiting=self.max_waiting,
+            connections=connections,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,13 +105,21 @@ class ServerOptions:
     title = "what"
     run: Path = setting(help="run folder of dlrm.train", metavar="RUN", positional=True)
     best: bool = setting(False, "the checkpoint that did best on validation, not the last")
-    host: str = setting("127.0.0.1", "address to listen on; with 0.0.0.0 other machines reach it, too, and there is no "
-                        "password", metavar="ADDRESS")
+    host: str = setting(
+        "127.0.0.1",
+        "address to listen on; with 0.0.0.0 other machines reach it, too, and there is no password",
+        metavar="ADDRESS",
+    )
     port: int = setting(8000, "0: any that is free")
     tables: str = setting("int8", "how embedding tables are held", choices=tuple(KINDS))
-    measure_rows: int = setting(200_000, "rows of the test split on which the AUC of narrow tables is compared with "
-                                "that of float32 at the start; 0: none")
-    reload_every: float = setting(5.0, "how often to look for a newer checkpoint; 0: never", metavar="SECONDS")
+    measure_rows: int = setting(
+        200_000,
+        "rows of the test split on which the AUC of narrow tables is compared with "
+        "that of float32 at the start; 0: none",
+    )
+    reload_every: float = setting(
+        5.0, "how often to look for a newer checkpoint; 0: never", metavar="SECONDS"
+    )
     threads: int = setting(1, "threads of the model")
     limits: LimitOptions = field(default_factory=LimitOptions)
     code: CodeOptions = field(default_factory=CodeOptions)
@@ -106,17 +129,24 @@ def serve(options: ServerOptions, say: Say) -> dict[str, Any]:
     """Serves until a signal ends it; returns what was answered."""
     limits = options.limits.server_limits(_raise_file_limit(options.limits.max_connections, say))
     # The port is opened before the model is loaded: a wrong one is reported at once.
-    with _listening(options.host, options.port) as listener, PinKeeper(f"serve-{options.run.name}", say) as pins:
+    with (
+        _listening(options.host, options.port) as listener,
+        PinKeeper(f"serve-{options.run.name}", say) as pins,
+    ):
         return Server(options, limits, pins, say).serve(listener)
 
 
 class Server:
     """A model behind a port."""
 
-    def __init__(self, options: ServerOptions, limits: ServerLimits, pins: PinKeeper, say: Say) -> None:
+    def __init__(
+        self, options: ServerOptions, limits: ServerLimits, pins: PinKeeper, say: Say
+    ) -> None:
         import torch
 
-        from sluice.dlrm.serving.connections import protocol  # what is not installed is told before a model is loaded
+        from sluice.dlrm.serving.connections import (
+            protocol,
+        )  # what is not installed is told before a model is loaded
         from sluice.dlrm.serving.http import HttpApp
         from sluice.dlrm.serving.reload import Reload
         from sluice.dlrm.telemetry.silence_warnings import quiet
@@ -134,8 +164,17 @@ class Server:
             say(_tables_text(self._servable, options.measure_rows))
         except OSError as error:
             raise UsageError(str(error)) from None
-        reload = Reload(options.run, lambda: self._load()[0], every_s=options.reload_every, say=say,
-                        take_best=options.best) if options.reload_every else None
+        reload = (
+            Reload(
+                options.run,
+                lambda: self._load()[0],
+                every_s=options.reload_every,
+                say=say,
+                take_best=options.best,
+            )
+            if options.reload_every
+            else None
+        )
         self._service: HttpApp = HttpApp(scorer, limits, background=reload, pace=pace)
 
     def serve(self, listener: socket.socket) -> dict[str, Any]:
@@ -147,18 +186,29 @@ class Server:
         if self._interrupted.is_set():
             raise KeyboardInterrupt
         served = self._service.served
-        return {"requests": sum(served.statuses.values()),
-                "statuses": {str(status): n for status, n in sorted(served.statuses.items())},
-                "rows": served.rows, "reloads": served.taken, "step": self._service.scorer.servable.meta.step,
-                "seconds": round(time.monotonic() - begun_at, 1)}
+        return {
+            "requests": sum(served.statuses.values()),
+            "statuses": {str(status): n for status, n in sorted(served.statuses.items())},
+            "rows": served.rows,
+            "reloads": served.taken,
+            "step": self._service.scorer.servable.meta.step,
+            "seconds": round(time.monotonic() - begun_at, 1),
+        }
 
     def _load(self) -> tuple[Scorer, Pace]:
         from sluice.dlrm.serving.scorer import Scorer
         from sluice.dlrm.serving.served_model import Servable
 
         options = self._options
-        scorer = Scorer(Servable.load(options.run, options.tables, take_best=options.best,
-                                      allow_code=options.code.permission), most_rows=self._limits.rows)
+        scorer = Scorer(
+            Servable.load(
+                options.run,
+                options.tables,
+                take_best=options.best,
+                allow_code=options.code.permission,
+            ),
+            most_rows=self._limits.rows,
+        )
         pace = scorer.warmed_up()
         self._pins.take(scorer.servable.table.uri, scorer.servable.table.version)
         return scorer, pace
@@ -166,11 +216,25 @@ class Server:
     def _uvicorn(self) -> uvicorn.Server:
         import uvicorn
 
-        logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # hostile requests may not fill a log
-        return uvicorn.Server(uvicorn.Config(
-            self._service, http=self._protocol, loop="asyncio", ws="none",
-            lifespan="off", proxy_headers=False, log_config=None, access_log=False, backlog=_BACKLOG,
-            timeout_keep_alive=60, timeout_graceful_shutdown=self._options.limits.drain, server_header=False))
+        logging.getLogger("uvicorn.error").setLevel(
+            logging.ERROR
+        )  # hostile requests may not fill a log
+        return uvicorn.Server(
+            uvicorn.Config(
+                self._service,
+                http=self._protocol,
+                loop="asyncio",
+                ws="none",
+                lifespan="off",
+                proxy_headers=False,
+                log_config=None,
+                access_log=False,
+                backlog=_BACKLOG,
+                timeout_keep_alive=60,
+                timeout_graceful_shutdown=self._options.limits.drain,
+                server_header=False,
+            )
+        )
 
     async def _run_until_stopped(self, listener: socket.socket) -> None:
         ready = asyncio.create_task(self._say_ready(listener))
@@ -188,7 +252,9 @@ class Server:
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._stop)
         asyncio.get_running_loop().add_signal_handler(signal.SIGINT, self._stop_at_once)
         host, port = listener.getsockname()[:2]
-        self._say(f"serving {self._servable.path.name} of {self._options.run} on http://{host}:{port}")
+        self._say(
+            f"serving {self._servable.path.name} of {self._options.run} on http://{host}:{port}"
+        )
 
     def _stop(self) -> None:
         self._say("asked to leave: requests that have come are still answered")
@@ -205,8 +271,10 @@ def _tables_text(servable: Any, rows: int) -> str:
     from sluice.dlrm.serving.int8_accuracy import compared
 
     tables = servable.tables
-    text = (f"tables: {tables.kind}, {format_bytes(tables.bytes)} instead of {format_bytes(tables.wide_bytes)} "
-            f"(÷ {tables.wide_bytes / tables.bytes:.2f})")
+    text = (
+        f"tables: {tables.kind}, {format_bytes(tables.bytes)} instead of {format_bytes(tables.wide_bytes)} "
+        f"(÷ {tables.wide_bytes / tables.bytes:.2f})"
+    )
     if tables.kind == "fp32" or not rows:
         return text
     split = next((s for s in ("test", "validation") if s in servable.table.splits), None)
@@ -218,8 +286,10 @@ def _tables_text(servable: Any, rows: int) -> str:
         return f"{text}; what that costs is unknown: the {split} split cannot be read ({error})"
     if float32.auc is None or narrow.auc is None:
         return f"{text}; what that costs is unknown: the {split} split has labels of one kind"
-    return (f"{text}; AUC {narrow.auc:.6f} instead of {float32.auc:.6f} ({narrow.auc - float32.auc:+.6f}) on "
-            f"{float32.rows:,} rows of {split}")
+    return (
+        f"{text}; AUC {narrow.auc:.6f} instead of {float32.auc:.6f} ({narrow.auc - float32.auc:+.6f}) on "
+        f"{float32.rows:,} rows of {split}"
+    )
 
 
 @contextmanager
@@ -235,6 +305,8 @@ def _listening(host: str, port: int) -> Iterator[socket.socket]:
             listener.bind((host, port))
             listener.listen(1024)
         except OSError as error:
-            raise UsageError(f"{host}:{port} cannot be listened on ({error.strerror or error}); choose another --port, "
-                             "or 0 for any that is free") from None
+            raise UsageError(
+                f"{host}:{port} cannot be listened on ({error.strerror or error}); choose another --port, "
+                "or 0 for any that is free"
+            ) from None
         yield listener

@@ -32,17 +32,29 @@ def defaults(rows: int, streams: int = STREAMS) -> dict[str, Any]:
     """
     most = min(MOST_ROWS, rows // LEAST_STEPS)
     multiple = math.lcm(streams, RANKS) if most >= math.lcm(streams, RANKS) else streams
-    return {"batch_size": max(streams, most // multiple * multiple),
-            "dense_lr": 0.001 if rows < MANY_ROWS else 0.003}
+    return {
+        "batch_size": max(streams, most // multiple * multiple),
+        "dense_lr": 0.001 if rows < MANY_ROWS else 0.003,
+    }
 
 
 def described(rows: int, given: Mapping[str, Any]) -> str:
     """Says what `defaults` chose for the settings that are not given, and why; empty if all of them are given."""
-    chosen = {name: value for name, value in defaults(rows, given.get("streams", STREAMS)).items() if name not in given}
+    chosen = {
+        name: value
+        for name, value in defaults(rows, given.get("streams", STREAMS)).items()
+        if name not in given
+    }
     if not chosen:
         return ""
     words = ", ".join(f"--{name.replace('_', '-')} {value}" for name, value in chosen.items())
     batch = chosen.get("batch_size")
-    steps = "" if batch is None else (f": {-(-rows // batch):,} steps an epoch, as a batch (of all ranks together) "
-                                      f"makes at least {LEAST_STEPS} and has at most {MOST_ROWS:,} rows")
+    steps = (
+        ""
+        if batch is None
+        else (
+            f": {-(-rows // batch):,} steps an epoch, as a batch (of all ranks together) "
+            f"makes at least {LEAST_STEPS} and has at most {MOST_ROWS:,} rows"
+        )
+    )
     return f"chosen for {rows:,} training rows: {words}{steps}"

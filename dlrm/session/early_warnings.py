@@ -15,11 +15,15 @@ def early_warnings(config: Config, table: FeatureTable, plan: RowsPlan) -> list[
     spec = table.record.spec if table.records else ""
     warnings = empty_splits(table.spec().table, rows) if spec else []
     if not rows.keys() & {"validation", "test"}:
-        warnings.append("the table has neither a split 'validation' nor 'test', so nothing will say how good the model "
-                        "is: give it some in table.split of the feature spec")
+        warnings.append(
+            "the table has neither a split 'validation' nor 'test', so nothing will say how good the model "
+            "is: give it some in table.split of the feature spec"
+        )
     if plan.steps * config.epochs < min(FEW_STEPS, plan.rows // (4 * plan.streams)):
-        warnings.append(f"{plan.steps * config.epochs} steps in all: batches of {config.batch_size:,} rows are large "
-                        f"for {plan.rows:,}; without --batch-size there are {FEW_STEPS} steps an epoch")
+        warnings.append(
+            f"{plan.steps * config.epochs} steps in all: batches of {config.batch_size:,} rows are large "
+            f"for {plan.rows:,}; without --batch-size there are {FEW_STEPS} steps an epoch"
+        )
     return warnings
 
 
@@ -27,5 +31,7 @@ def left_out(plan: RowsPlan) -> str | None:
     """Says how many rows no epoch trains on; None if all of them are."""
     if not plan.dropped:
         return None
-    return (f"--last drop: {plan.dropped:,} of {plan.rows:,} rows fill no batch and are left out of each epoch; --last "
-            "pad trains on all")
+    return (
+        f"--last drop: {plan.dropped:,} of {plan.rows:,} rows fill no batch and are left out of each epoch; --last "
+        "pad trains on all"
+    )

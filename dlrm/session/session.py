@@ -30,16 +30,32 @@ if TYPE_CHECKING:
 def train(start: StartPoint, ending: RankExit, say: Callable[[str], None]) -> dict[str, Any] | None:
     """Joins the other ranks and trains; returns the result on the first rank, and None on the others."""
     activity = Activity(most_s=start.config.stall_after)
-    with (world() as ranks, StopSignals(ranks.store, ranks.rank) as signals,
-          Heartbeat(ranks.store, ranks.rank, ranks.ranks, activity, ending, workers=signals.worker_stacks)):
+    with (
+        world() as ranks,
+        StopSignals(ranks.store, ranks.rank) as signals,
+        Heartbeat(
+            ranks.store, ranks.rank, ranks.ranks, activity, ending, workers=signals.worker_stacks
+        ),
+    ):
         try:
-            with TrainingSession(start, ranks, signals, activity, ending=ending, say=say) as session:
+            with TrainingSession(
+                start, ranks, signals, activity, ending=ending, say=say
+            ) as session:
                 result = session.run()
             if not ranks.first:
                 return None
             if "outcome" in result:
-                say("\n".join([result["outcome"]["headline"], *(f"{occasion['label']}. {occasion['sentence']}"
-                                                                for occasion in result["outcome"]["occasions"])]))
+                say(
+                    "\n".join(
+                        [
+                            result["outcome"]["headline"],
+                            *(
+                                f"{occasion['label']}. {occasion['sentence']}"
+                                for occasion in result["outcome"]["occasions"]
+                            ),
+                        ]
+                    )
+                )
             report = page.written(start.run, say)
             return {**result, "report": None if report is None else str(report)}
         except Exception as error:
@@ -54,8 +70,16 @@ def train(start: StartPoint, ending: RankExit, say: Callable[[str], None]) -> di
 class TrainingSession:
     """What all parts of a run share on one rank. It is a context; closing it frees the run folder and the table."""
 
-    def __init__(self, start: StartPoint, ranks: Ranks, signals: StopSignals, activity: Activity, *,
-                 ending: RankExit, say: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        start: StartPoint,
+        ranks: Ranks,
+        signals: StopSignals,
+        activity: Activity,
+        *,
+        ending: RankExit,
+        say: Callable[[str], None],
+    ) -> None:
         self.ranks, self.signals, self.activity, self.ending = ranks, signals, activity, ending
         self._start, self._say = start, say
         self._journal: Journal | Silence | None = None
@@ -64,11 +88,16 @@ class TrainingSession:
 
     def __enter__(self) -> TrainingSession:
         with ExitStack() as stack:
-            self.endpoint = stack.enter_context(Endpoint.at_address(
-                self._start.config.metrics_port, self.ranks.rank, self.ranks.local_rank))
+            self.endpoint = stack.enter_context(
+                Endpoint.at_address(
+                    self._start.config.metrics_port, self.ranks.rank, self.ranks.local_rank
+                )
+            )
             if self.ranks.first:
                 stack.enter_context(shown(self._start.run, self._start.config.live, self._say))
-            self._pins = PinKeeper(f"train-{self._start.run.name}", self._say) if self.ranks.first else None
+            self._pins = (
+                PinKeeper(f"train-{self._start.run.name}", self._say) if self.ranks.first else None
+            )
             if self._pins is not None:
                 stack.enter_context(self._pins)
                 self.ending.cleanups.append(self._pins.release)
@@ -80,7 +109,9 @@ class TrainingSession:
 
     def run(self) -> dict[str, Any]:
         """Trains until nothing follows; returns the result on the last version."""
-        from sluice.dlrm.session.version_run import VersionRun  # heavy, and a signal is heeded meanwhile
+        from sluice.dlrm.session.version_run import (
+            VersionRun,
+        )  # heavy, and a signal is heeded meanwhile
 
         result: dict[str, Any] = {}
         following: StartPoint | None = self._start
@@ -98,8 +129,13 @@ class TrainingSession:
         from sluice.dlrm.telemetry.journal import Journal, Silence
 
         if self._journal is None:
-            self._journal = self._stack.enter_context(Journal.of_run(
-                self._start.run, self._start.config, resume=self._start.go_on)) if self.ranks.first else Silence()
+            self._journal = (
+                self._stack.enter_context(
+                    Journal.of_run(self._start.run, self._start.config, resume=self._start.go_on)
+                )
+                if self.ranks.first
+                else Silence()
+            )
         return self._journal
 
     def on_evaluation(self) -> None:
@@ -111,15 +147,23 @@ class TrainingSession:
     def following(self, start: StartPoint, meta: CheckpointMeta) -> StartPoint | None:
         """The start on the next version of the table, the same on every rank; None if there is none. With
         --follow-wait, it waits for one."""
-        deadline = time.monotonic() + (start.config.follow_wait if start.config.follow == "parts" else 0)
+        deadline = time.monotonic() + (
+            start.config.follow_wait if start.config.follow == "parts" else 0
+        )
         while True:
             version = versions.next_version(start.config, meta) if self.ranks.first else None
             over = time.monotonic() >= deadline or self.signals.stop.is_set()
             version, over = self.ranks.gather_objects((version, over))[0]
             if version is not None:
                 path, meta = latest(start.run / "checkpoints")
-                return versions.start_on(start.run, path, meta, version, split_moved=start.split_moved,
-                                         allow_code=start.table.permission)
+                return versions.start_on(
+                    start.run,
+                    path,
+                    meta,
+                    version,
+                    split_moved=start.split_moved,
+                    allow_code=start.table.permission,
+                )
             if over:
                 return None
             self.signals.stop.wait(1.0)

@@ -31,46 +31,88 @@ def start_point(given: Given) -> StartPoint:
     """Says from where the run starts: from its beginning, or from its newest checkpoint."""
     options = make(StartOptions, given)
     request = make(PetastormRequest, given)
-    permission = make(CodeOptions, given).permission_with(given.get("transforms", ()), request.functions.values())
+    permission = make(CodeOptions, given).permission_with(
+        given.get("transforms", ()), request.functions.values()
+    )
     ranks = options.ranks or int(os.environ.get("WORLD_SIZE", "1"))
     # torchrun starts all ranks anew after one of them died: they go on from what was saved.
     go_on = options.resume or os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
     saved = (options.run / "checkpoints" / LATEST).exists()
     if options.resume and not saved and "data" not in given:
-        raise CheckpointError(f"{options.run}: holds no checkpoint to go on from; give --data, too, to begin a run "
-                              "there")
+        raise CheckpointError(
+            f"{options.run}: holds no checkpoint to go on from; give --data, too, to begin a run "
+            "there"
+        )
     if go_on and saved:
         path, meta = latest(options.run / "checkpoints")
         config = resumed(meta.config, given, ranks=ranks)
         meta = replace(meta, config=config.to_dict())
         if (version := versions.next_version(config, meta)) is not None:
-            start = versions.start_on(options.run, path, meta, version, split_moved=options.split_moved,
-                                      allow_code=permission)
+            start = versions.start_on(
+                options.run,
+                path,
+                meta,
+                version,
+                split_moved=options.split_moved,
+                allow_code=permission,
+            )
             return replace(start, pause=options.pause)
-        table = config.changed_table(FeatureTable.open(config.data, config.version, allow_code=permission,
-                                                       transforms=config.transforms))
+        table = config.changed_table(
+            FeatureTable.open(
+                config.data, config.version, allow_code=permission, transforms=config.transforms
+            )
+        )
         meta.check(table)
         seen = versions.seen_in(table, meta, options.split_moved)
-        return StartPoint(run=options.run, config=config, table=versions.view(table, config.follow), meta=meta,
-                          resume=path, go_on=True, pause=options.pause, split_moved=options.split_moved, seen=seen)
+        return StartPoint(
+            run=options.run,
+            config=config,
+            table=versions.view(table, config.follow),
+            meta=meta,
+            resume=path,
+            go_on=True,
+            pause=options.pause,
+            split_moved=options.split_moved,
+            seen=seen,
+        )
     if "data" not in given:
         raise ConfigError("--data is missing: which feature table to train on")
-    first_version = 0 if given.get("follow") == "parts" else None  # a pass over all parts begins with the oldest
-    table = request.changed_table(FeatureTable.open(
-        given["data"], given.get("version", first_version), allow_code=permission,
-        transforms=given.get("transforms", ())))
+    first_version = (
+        0 if given.get("follow") == "parts" else None
+    )  # a pass over all parts begins with the oldest
+    table = request.changed_table(
+        FeatureTable.open(
+            given["data"],
+            given.get("version", first_version),
+            allow_code=permission,
+            transforms=given.get("transforms", ()),
+        )
+    )
     rows = versions.view(table, given.get("follow", "")).rows_of("train")
     chosen = defaults(rows, given.get("streams", STREAMS))
     config = fresh({**chosen, **given}, data=table.uri, version=table.version, ranks=ranks)
     columns = tables_of(table.fields, config.model, profile_of(table))
     config = replace(config, model=with_item_table(spread_out(config.model, columns), table))
-    return StartPoint(run=options.run, config=config, table=versions.view(table, config.follow),
-                      meta=CheckpointMeta.of(table, config.to_dict()), resume=None, go_on=go_on, pause=options.pause,
-                      split_moved=options.split_moved, chosen=described(rows, given))
+    return StartPoint(
+        run=options.run,
+        config=config,
+        table=versions.view(table, config.follow),
+        meta=CheckpointMeta.of(table, config.to_dict()),
+        resume=None,
+        go_on=go_on,
+        pause=options.pause,
+        split_moved=options.split_moved,
+        chosen=described(rows, given),
+    )
 
 
-def check(start: StartPoint, *, resume: bool, say: Callable[[str], None], ranks_per_host: int | None = None
-          ) -> dict[str, Any]:
+def check(
+    start: StartPoint,
+    *,
+    resume: bool,
+    say: Callable[[str], None],
+    ranks_per_host: int | None = None,
+) -> dict[str, Any]:
     """Checks everything that can be known before training, as one host of `ranks_per_host` ranks would see it; raises
     what is wrong."""
     from sluice.dlrm import run_plan
@@ -80,18 +122,24 @@ def check(start: StartPoint, *, resume: bool, say: Callable[[str], None], ranks_
     config, table = start.config, start.table
     local_ranks = ranks_per_host or config.ranks
     if config.ranks % local_ranks:
-        raise ConfigError(f"--ranks-per-host {local_ranks} does not divide {config.ranks} ranks: each host has as many")
+        raise ConfigError(
+            f"--ranks-per-host {local_ranks} does not divide {config.ranks} ranks: each host has as many"
+        )
     planned = run_plan.plan_run(config, table, machine(config.ranks, local_ranks))
     check_files(table)
     conditions = loaders.conditions(config, start.run, 0)
-    with loaders.training(config, table, rank=0, local_ranks=local_ranks, conditions=conditions) as loader:
+    with loaders.training(
+        config, table, rank=0, local_ranks=local_ranks, conditions=conditions
+    ) as loader:
         loaders.knob_memory(config, loader, local_ranks, say).start()
         plan = loader.plan
         if start.meta.loader:
             loader.load_state_dict(start.meta.loader)
     run_folder.check(start.run)
     if not resume and run_folder.has_run(start.run):
-        raise RunError(f"{start.run}: already holds a run; choose another folder, or go on with it by --resume")
+        raise RunError(
+            f"{start.run}: already holds a run; choose another folder, or go on with it by --resume"
+        )
     say(planned.text)
     for line in (start.chosen, left_out(plan)):
         if line:
@@ -99,5 +147,12 @@ def check(start: StartPoint, *, resume: bool, say: Callable[[str], None], ranks_
     warnings = early_warnings(config, table, plan)
     for text in warnings:
         say(f"warning: {text}")
-    return {"ok": True, "rows": plan.used, "steps": plan.steps, "epochs": config.epochs, "warnings": warnings,
-            **planned.to_dict(), "settings": config.to_dict()}
+    return {
+        "ok": True,
+        "rows": plan.used,
+        "steps": plan.steps,
+        "epochs": config.epochs,
+        "warnings": warnings,
+        **planned.to_dict(),
+        "settings": config.to_dict(),
+    }

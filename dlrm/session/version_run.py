@@ -46,59 +46,108 @@ class VersionRun:
         self._config = replace(start.config, epochs=versions.epochs_of(start.config, start.meta))
         self._table = start.table
         ranks = self._ranks
-        self._planned = run_plan.plan_run(self._config, self._table, machine(ranks.ranks, ranks.local_ranks))
+        self._planned = run_plan.plan_run(
+            self._config, self._table, machine(ranks.ranks, ranks.local_ranks)
+        )
         check_files(self._table, ranks.rank, ranks.ranks)
-        self._conditions = loaders.conditions(self._config, start.run, ranks.rank, ranks.local_ranks)
+        self._conditions = loaders.conditions(
+            self._config, start.run, ranks.rank, ranks.local_ranks
+        )
 
     def train(self) -> tuple[dict[str, Any], StartPoint | None]:
         """Returns the result, and the start on the next version, if there is one."""
         with ExitStack() as stack:
             loader = self._open_loader(stack)
             self._announce(stack, loader)
-            knob_memory = loaders.knob_memory(self._config, loader, self._ranks.local_ranks, self._journal.say)
+            knob_memory = loaders.knob_memory(
+                self._config, loader, self._ranks.local_ranks, self._journal.say
+            )
             knobs_known = knob_memory.start()
-            parts = assemble.parts_of(self._config, self._planned.layout, len(loader.dense_names),
-                                      self._planned.placement, self._ranks, steps_per_epoch=len(loader))
+            parts = assemble.parts_of(
+                self._config,
+                self._planned.layout,
+                len(loader.dense_names),
+                self._planned.placement,
+                self._ranks,
+                steps_per_epoch=len(loader),
+            )
             self._restore(loader, parts, knobs_known=knobs_known)
             self._record_start(loader)
             for text in early_warnings(self._config, self._table, loader.plan):
                 self._warn(text)
-            checkpoints = save_load.Checkpoints(self._start.run / "checkpoints", parts, self._ranks,
-                                                keep=self._config.keep, record=self._journal.event)
+            checkpoints = save_load.Checkpoints(
+                self._start.run / "checkpoints",
+                parts,
+                self._ranks,
+                keep=self._config.keep,
+                record=self._journal.event,
+            )
             stack.callback(checkpoints.close)
-            batches = SyncedBatches(self._ranks, self._session.signals.stop.is_set, time.perf_counter,
-                                    self._session.activity)
+            batches = SyncedBatches(
+                self._ranks,
+                self._session.signals.stop.is_set,
+                time.perf_counter,
+                self._session.activity,
+            )
             self._session.signals.end_wait = batches.end_wait
-            validator = Validator(config=self._config, table=self._table, parts=parts, world=self._ranks,
-                                  journal=self._journal, checkpoints=checkpoints, steps_per_epoch=len(loader),
-                                  synced_batches=batches, on_evaluation=self._session.on_evaluation)
+            validator = Validator(
+                config=self._config,
+                table=self._table,
+                parts=parts,
+                world=self._ranks,
+                journal=self._journal,
+                checkpoints=checkpoints,
+                steps_per_epoch=len(loader),
+                synced_batches=batches,
+                on_evaluation=self._session.on_evaluation,
+            )
             if self._config.follow == "parts" and self._start.changes is not None:
                 self._journal.say("before it is trained on:")
                 with suppress(Stopped):
                     validator.measure("train", self._start.meta)
-            outcome, controller = self._train_and_tune(loader, parts, knob_memory, checkpoints=checkpoints,
-                                                       batches=batches, validator=validator)
+            outcome, controller = self._train_and_tune(
+                loader,
+                parts,
+                knob_memory,
+                checkpoints=checkpoints,
+                batches=batches,
+                validator=validator,
+            )
             loader.close()  # its threads and memory are free for the evaluation
             ended = outcome.stopped or outcome.good_enough
             following = None if ended else self._session.following(self._start, outcome.meta)
             if following is not None:
                 return {}, following
             result = self._judge(outcome, validator)
-            result |= {"decisions": controller.decisions if controller else 0,
-                      "opening": controller.opening if controller else None, "version": self._table.version,
-                      "bytes_per_step": self._planned.bytes_per_step,
-                      "masked": run_plan.masked(self._planned.layout, self._ranks),
-                      "rows_set_aside": sum(self._ranks.gather_objects(loader.quarantined["rows_set_aside"])),
-                      "input": self._conditions.outcome(loader)}
+            result |= {
+                "decisions": controller.decisions if controller else 0,
+                "opening": controller.opening if controller else None,
+                "version": self._table.version,
+                "bytes_per_step": self._planned.bytes_per_step,
+                "masked": run_plan.masked(self._planned.layout, self._ranks),
+                "rows_set_aside": sum(
+                    self._ranks.gather_objects(loader.quarantined["rows_set_aside"])
+                ),
+                "input": self._conditions.outcome(loader),
+            }
             if self._ranks.first:
                 result["outcome"] = summary(Run.read(self._start.run), result)
             self._journal.event({"kind": "end", **result})
-        return {**result, "plan": {p.name: [p.kind, *p.ranks] for p in self._planned.placement.places}}, None
+        return {
+            **result,
+            "plan": {p.name: [p.kind, *p.ranks] for p in self._planned.placement.places},
+        }, None
 
     def _open_loader(self, stack: ExitStack) -> BatchLoader:
-        loader = stack.enter_context(loaders.training(
-            self._config, self._table, rank=self._ranks.rank, local_ranks=self._ranks.local_ranks,
-            conditions=self._conditions))
+        loader = stack.enter_context(
+            loaders.training(
+                self._config,
+                self._table,
+                rank=self._ranks.rank,
+                local_ranks=self._ranks.local_ranks,
+                conditions=self._conditions,
+            )
+        )
         self._session.signals.workers = loader.stacks
         cleanups = self._session.ending.cleanups
         cleanups.append(self._conditions.give_back)
@@ -135,14 +184,18 @@ class VersionRun:
         if start.changes is not None and start.before is not None:
             journal.say(start.changes.text)
             save_load.check(start.resume, self._ranks)
-            transplant(start.resume, parts, before=start.before, after=start.meta, changes=start.changes)
+            transplant(
+                start.resume, parts, before=start.before, after=start.meta, changes=start.changes
+            )
             loader.load_state_dict({**loader.state_dict(), "epoch": start.meta.epoch})
         else:
             save_load.load(start.resume, parts, self._ranks)
             loader.load_state_dict(start.meta.loader)
             journal.say(_resumption(start.meta, self._config))
         # What the registry has for a changed table was scaled to it.
-        if start.meta.knobs and (not knobs_known if start.changes is not None else not self._config.knobs):
+        if start.meta.knobs and (
+            not knobs_known if start.changes is not None else not self._config.knobs
+        ):
             loader.apply(loader.limits.clamp(Knobs.from_dict(start.meta.knobs)))
         if differs := start.meta.other_software():
             journal.say(differs)
@@ -150,28 +203,62 @@ class VersionRun:
     def _record_start(self, loader: BatchLoader) -> None:
         start = self._start
         if start.changes is not None:
-            self._journal.event({"kind": "follow", "step": start.meta.step, "epoch": start.meta.epoch,
-                                 "seconds": round(time.perf_counter() - self._began, 3), **start.changes.to_dict(),
-                                 **self._planned.to_dict()})
+            self._journal.event(
+                {
+                    "kind": "follow",
+                    "step": start.meta.step,
+                    "epoch": start.meta.epoch,
+                    "seconds": round(time.perf_counter() - self._began, 3),
+                    **start.changes.to_dict(),
+                    **self._planned.to_dict(),
+                }
+            )
         else:
-            self._journal.event({"kind": "start", "ranks": self._ranks.ranks,
-                                 "steps": start.meta.steps_in_all(len(loader), self._config.epochs),
-                                 "resumed_at": start.meta.step, "data": self._table.uri,
-                                 "version": self._table.version, "reader": loader.reader, **self._planned.to_dict()})
+            self._journal.event(
+                {
+                    "kind": "start",
+                    "ranks": self._ranks.ranks,
+                    "steps": start.meta.steps_in_all(len(loader), self._config.epochs),
+                    "resumed_at": start.meta.step,
+                    "data": self._table.uri,
+                    "version": self._table.version,
+                    "reader": loader.reader,
+                    **self._planned.to_dict(),
+                }
+            )
 
-    def _train_and_tune(self, loader: BatchLoader, parts: TrainingParts, knob_memory: KnobMemory, *,
-                        checkpoints: save_load.Checkpoints, batches: SyncedBatches, validator: Validator
-                        ) -> tuple[TrainingOutcome, Controller | None]:
+    def _train_and_tune(
+        self,
+        loader: BatchLoader,
+        parts: TrainingParts,
+        knob_memory: KnobMemory,
+        *,
+        checkpoints: save_load.Checkpoints,
+        batches: SyncedBatches,
+        validator: Validator,
+    ) -> tuple[TrainingOutcome, Controller | None]:
         """Trains, tuned by the agent, until the epochs are over or something ends them."""
         session, journal, config = self._session, self._journal, self._config
 
         def save(meta: CheckpointMeta) -> None:
             with session.activity.apart("saved a checkpoint"), loader.resting():
-                checkpoints.save(replace(meta, knobs=loader.knobs.to_dict(),
-                                         agent=assemble.agent_of(controller, knob_memory)))
+                checkpoints.save(
+                    replace(
+                        meta,
+                        knobs=loader.knobs.to_dict(),
+                        agent=assemble.agent_of(controller, knob_memory),
+                    )
+                )
             if not meta.loader["step"]:
-                journal.event({"kind": "epoch", "epoch": meta.epoch, "step": meta.step, "rows": meta.rows,
-                               "order_hash": loader.order_hash})
+                journal.event(
+                    {
+                        "kind": "epoch",
+                        "epoch": meta.epoch,
+                        "step": meta.step,
+                        "rows": meta.rows,
+                        "order_hash": loader.order_hash,
+                    }
+                )
 
         def evaluate_and_check(meta: CheckpointMeta) -> bool:
             with session.activity.apart("evaluated"), loader.resting():
@@ -181,16 +268,40 @@ class VersionRun:
             version = versions.next_version(config, meta) if self._ranks.first else None
             return self._ranks.gather_objects(version)[0] is not None
 
-        checker = BatchChecker({t.name: t.rows for t in self._planned.layout.columns}, loader.dense_names,
-                               "split 'train'", missing=config.missing, place_of=loader.place_of)
-        with (self._conditions.inject_faults(loader, journal.event),
-              assemble.tuned(config, loader, self._ranks.apart(f"version {self._table.version}"), knob_memory,
-                             record=journal.event, observe=journal.metric, agent=self._start.meta.agent) as controller,
-              traced(config.profile if self._ranks.first else 0, self._start.run) as tick):
-            trainer = Trainer(config=config, world=self._ranks, parts=parts, checker=checker, save=save,
-                              observe=journal.metric, evaluate=evaluate_and_check, synced_batches=batches, tick=tick,
-                              table_changed=table_changed, memory_used=Machine().memory_used,
-                              warn=lambda step, text: self._warn(text, step))
+        checker = BatchChecker(
+            {t.name: t.rows for t in self._planned.layout.columns},
+            loader.dense_names,
+            "split 'train'",
+            missing=config.missing,
+            place_of=loader.place_of,
+        )
+        with (
+            self._conditions.inject_faults(loader, journal.event),
+            assemble.tuned(
+                config,
+                loader,
+                self._ranks.apart(f"version {self._table.version}"),
+                knob_memory,
+                record=journal.event,
+                observe=journal.metric,
+                agent=self._start.meta.agent,
+            ) as controller,
+            traced(config.profile if self._ranks.first else 0, self._start.run) as tick,
+        ):
+            trainer = Trainer(
+                config=config,
+                world=self._ranks,
+                parts=parts,
+                checker=checker,
+                save=save,
+                observe=journal.metric,
+                evaluate=evaluate_and_check,
+                synced_batches=batches,
+                tick=tick,
+                table_changed=table_changed,
+                memory_used=Machine().memory_used,
+                warn=lambda step, text: self._warn(text, step),
+            )
             try:
                 outcome = trainer.train(loader, self._start.meta)
                 checkpoints.wait()
@@ -202,15 +313,22 @@ class VersionRun:
         """Evaluates the model on its test, unless the run was asked to stop, and sums up the training."""
         if not outcome.stopped:
             validator.conclude(outcome.meta)
-        split = None if outcome.stopped else next((s for s in ("test", "validation") if s in self._table.splits), None)
+        split = (
+            None
+            if outcome.stopped
+            else next((s for s in ("test", "validation") if s in self._table.splits), None)
+        )
         quality = None
         try:
             quality = validator.measure(split, outcome.meta).quality if split else None
         except Stopped:
             outcome = replace(outcome, stopped=True)
         if outcome.stopped:
-            self._journal.say(f"asked to stop: saved at step {outcome.meta.step}" if outcome.meta.step else
-                              "asked to stop before the first step: there is nothing to save")
+            self._journal.say(
+                f"asked to stop: saved at step {outcome.meta.step}"
+                if outcome.meta.step
+                else "asked to stop before the first step: there is nothing to save"
+            )
         return {**_summary(outcome, quality, self._ranks), "split": split}
 
 
@@ -218,7 +336,11 @@ def _resumption(meta: CheckpointMeta, config: Config) -> str:
     """Says what a resumed run is about to do."""
     if meta.epoch < config.epochs:
         return f"going on from step {meta.step} (epoch {meta.epoch} of {config.epochs})"
-    done = f"version {meta.version} is" if config.follow == "parts" else f"--epochs {config.epochs} are"
+    done = (
+        f"version {meta.version} is"
+        if config.follow == "parts"
+        else f"--epochs {config.epochs} are"
+    )
     return f"nothing left to train: {done} done"
 
 
@@ -226,8 +348,20 @@ def _summary(outcome: TrainingOutcome, quality: Quality | None, ranks: Ranks) ->
     """Sums up the results of training, over all ranks."""
     peaks_bytes = ranks.gather_objects(outcome.peak_bytes)
     first_batches_s = ranks.gather_objects(outcome.first_batch_s)
-    figures = dict.fromkeys(("auc", "ne", "logloss", "calibration", "rows")) if quality is None else quality.to_dict()
-    return {**figures, "samples_per_s": round(outcome.timing.samples_per_s, 1),
-            "stall_fraction": round(outcome.timing.stall, 5), "first_batch_s": round(max(first_batches_s), 3),
-            "peak_bytes": sum(peaks_bytes), "steps": outcome.meta.step, "epochs": outcome.meta.epoch,
-            "rows_trained": outcome.meta.rows, "batches_skipped": outcome.meta.skipped, "stopped": outcome.stopped}
+    figures = (
+        dict.fromkeys(("auc", "ne", "logloss", "calibration", "rows"))
+        if quality is None
+        else quality.to_dict()
+    )
+    return {
+        **figures,
+        "samples_per_s": round(outcome.timing.samples_per_s, 1),
+        "stall_fraction": round(outcome.timing.stall, 5),
+        "first_batch_s": round(max(first_batches_s), 3),
+        "peak_bytes": sum(peaks_bytes),
+        "steps": outcome.meta.step,
+        "epochs": outcome.meta.epoch,
+        "rows_trained": outcome.meta.rows,
+        "batches_skipped": outcome.meta.skipped,
+        "stopped": outcome.stopped,
+    }

@@ -10,7 +10,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sluice.dlrm.options import ASKED_SHARDING_KINDS, SHARDING_KINDS, SHARDINGS, Config, ConfigError, Table
+from sluice.dlrm.options import (
+    ASKED_SHARDING_KINDS,
+    SHARDING_KINDS,
+    SHARDINGS,
+    Config,
+    ConfigError,
+    Table,
+)
 from sluice.dlrm.sharding import shard_sizes
 from sluice.dlrm.sharding.machine import TrainingMachine
 from sluice.dlrm.sharding.placement import cuts, place
@@ -45,8 +52,10 @@ def asked(how: str, tables: Sequence[Table], ranks: int) -> dict[str, str]:
     try:
         found = json.loads(Path(how).read_text())
     except (OSError, ValueError) as error:
-        raise ConfigError(f"sharding: {how!r} is none of {', '.join(SHARDINGS)} and not a readable JSON file of "
-                          f"{{table: kind}} ({error})") from None
+        raise ConfigError(
+            f"sharding: {how!r} is none of {', '.join(SHARDINGS)} and not a readable JSON file of "
+            f"{{table: kind}} ({error})"
+        ) from None
     if not isinstance(found, dict):
         raise ConfigError(f"sharding file {how}: not an object of {{table: kind}}")
     names = [t.name for t in tables]
@@ -54,11 +63,18 @@ def asked(how: str, tables: Sequence[Table], ranks: int) -> dict[str, str]:
         if name not in names:
             raise ConfigError(f"sharding file {how}: no table {name!r}{nearest(name, names)}")
         bare, colon, kernel = str(kind).partition(":")
-        for what, word, known in (("kind", bare, (*SHARDING_KINDS, *ASKED_SHARDING_KINDS)),
-                                  ("kernel", kernel if colon else "fused", tuple(shard_sizes.NAMES))):
+        for what, word, known in (
+            ("kind", bare, (*SHARDING_KINDS, *ASKED_SHARDING_KINDS)),
+            ("kernel", kernel if colon else "fused", tuple(shard_sizes.NAMES)),
+        ):
             if word not in known:
-                raise ConfigError(f"sharding file {how}: table {name!r}: {what} {word!r}{nearest(word, known)}")
-    return {name: ":".join(["table", *kind.split(":")[1:]]) if ranks == 1 else kind for name, kind in found.items()}
+                raise ConfigError(
+                    f"sharding file {how}: table {name!r}: {what} {word!r}{nearest(word, known)}"
+                )
+    return {
+        name: ":".join(["table", *kind.split(":")[1:]]) if ranks == 1 else kind
+        for name, kind in found.items()
+    }
 
 
 def describe(placement: ModelPlacement, found: Sequence[Table], machine: TrainingMachine) -> str:
@@ -69,23 +85,52 @@ def describe(placement: ModelPlacement, found: Sequence[Table], machine: Trainin
         kind = p.kind if p.kernel == "fused" else f"{p.kind}:{p.kernel}"
         rows.append((p.name, f"{t.rows:,}", str(t.width), gb(p.bytes), where, kind, p.why))
     widths = [max(len(row[i]) for row in rows) for i in range(6)]
-    return "\n".join("  ".join([*(cell.rjust(w) if i in (1, 2, 3) else cell.ljust(w)
-                                   for i, (cell, w) in enumerate(zip(row[:6], widths, strict=True))), row[6]])
-                     for row in rows)
+    return "\n".join(
+        "  ".join(
+            [
+                *(
+                    cell.rjust(w) if i in (1, 2, 3) else cell.ljust(w)
+                    for i, (cell, w) in enumerate(zip(row[:6], widths, strict=True))
+                ),
+                row[6],
+            ]
+        )
+        for row in rows
+    )
 
 
 def summary(placement: ModelPlacement, tables: Sequence[Table]) -> list[dict[str, Any]]:
     """The plan as a run folder keeps it."""
-    return [{"name": p.name, "rows": t.rows, "width": t.width, "lookups": t.lookups, "bytes": p.bytes, "kind": p.kind,
-             "kernel": p.kernel,
-             "ranks": list(p.ranks), "why": p.why} for p, t in zip(placement.places, tables, strict=True)]
+    return [
+        {
+            "name": p.name,
+            "rows": t.rows,
+            "width": t.width,
+            "lookups": t.lookups,
+            "bytes": p.bytes,
+            "kind": p.kind,
+            "kernel": p.kernel,
+            "ranks": list(p.ranks),
+            "why": p.why,
+        }
+        for p, t in zip(placement.places, tables, strict=True)
+    ]
 
 
-def shard(model: torch.nn.Module, placement: ModelPlacement, world: Ranks, *, wire: str = "fp32",
-          ) -> DistributedModelParallel:
+def shard(
+    model: torch.nn.Module,
+    placement: ModelPlacement,
+    world: Ranks,
+    *,
+    wire: str = "fp32",
+) -> DistributedModelParallel:
     """The model with its tables distributed as placed, and its dense layers copied to every rank."""
     from torchrec import EmbeddingBagCollection
-    from torchrec.distributed.fbgemm_qcomm_codec import CommType, QCommsConfig, get_qcomm_codecs_registry
+    from torchrec.distributed.fbgemm_qcomm_codec import (
+        CommType,
+        QCommsConfig,
+        get_qcomm_codecs_registry,
+    )
     from torchrec.distributed.model_parallel import DistributedModelParallel
     from torchrec.distributed.types import ShardingEnv, ShardingPlan
 
@@ -94,10 +139,16 @@ def shard(model: torch.nn.Module, placement: ModelPlacement, world: Ranks, *, wi
         half = QCommsConfig(forward_precision=CommType.FP16, backward_precision=CommType.FP16)
         codecs = get_qcomm_codecs_registry(half, device=world.device)
     sharder = _sharder(codecs)
-    prefix, tables = next((n, m) for n, m in model.named_modules() if isinstance(m, EmbeddingBagCollection))
+    prefix, tables = next(
+        (n, m) for n, m in model.named_modules() if isinstance(m, EmbeddingBagCollection)
+    )
     return DistributedModelParallel(
-        model, env=ShardingEnv.from_process_group(world.group), device=world.device,
-        plan=ShardingPlan(plan={prefix: torchrecs_plan(tables, placement, world, sharder)}), sharders=[sharder])
+        model,
+        env=ShardingEnv.from_process_group(world.group),
+        device=world.device,
+        plan=ShardingPlan(plan={prefix: torchrecs_plan(tables, placement, world, sharder)}),
+        sharders=[sharder],
+    )
 
 
 def _sharder(codecs: Any = None) -> Any:
@@ -113,7 +164,9 @@ def _sharder(codecs: Any = None) -> Any:
     return Sharder(qcomm_codecs_registry=codecs)
 
 
-def torchrecs_plan(tables: torch.nn.Module, placement: ModelPlacement, world: Ranks, sharder: Any = None) -> Any:
+def torchrecs_plan(
+    tables: torch.nn.Module, placement: ModelPlacement, world: Ranks, sharder: Any = None
+) -> Any:
     """A placement as TorchRec's plan."""
     from torchrec.distributed.sharding_plan import (
         column_wise,
@@ -132,9 +185,17 @@ def torchrecs_plan(tables: torch.nn.Module, placement: ModelPlacement, world: Ra
         kernel = shard_sizes.NAMES[p.kernel]
         if p.kind == "table":
             return table_wise(rank=p.ranks[0], compute_kernel=kernel)
-        return (row_wise(compute_kernel=kernel) if p.kind == "row" else
-                column_wise(ranks=list(p.ranks), compute_kernel=kernel))
+        return (
+            row_wise(compute_kernel=kernel)
+            if p.kind == "row"
+            else column_wise(ranks=list(p.ranks), compute_kernel=kernel)
+        )
 
     return construct_module_sharding_plan(
-        tables, {p.name: generator(p) for p in placement.places}, sharder=sharder or _sharder(),
-        local_size=world.local_ranks, world_size=world.ranks, device_type=world.device.type)
+        tables,
+        {p.name: generator(p) for p in placement.places},
+        sharder=sharder or _sharder(),
+        local_size=world.local_ranks,
+        world_size=world.ranks,
+        device_type=world.device.type,
+    )

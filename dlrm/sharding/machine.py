@@ -47,16 +47,33 @@ class TrainingMachine:
                 raise MachineError(f"machine: {name} is {value!r}, not a whole number of 1 or more")
         for name in ("memory_bandwidth", "host_bandwidth", "network_bandwidth"):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < float("inf"):
-                raise MachineError(f"machine: {name} is {value!r}, not a number of bytes a second above 0")
-        if isinstance(self.host_memory_bytes, bool) or not isinstance(self.host_memory_bytes, int) \
-                or self.host_memory_bytes < 0:
-            raise MachineError(f"machine: host_memory_bytes is {self.host_memory_bytes!r}, not a whole number of 0 or "
-                               "more")
+            if (
+                isinstance(value, bool)
+                or not isinstance(value, (int, float))
+                or not 0 < value < float("inf")
+            ):
+                raise MachineError(
+                    f"machine: {name} is {value!r}, not a number of bytes a second above 0"
+                )
+        if (
+            isinstance(self.host_memory_bytes, bool)
+            or not isinstance(self.host_memory_bytes, int)
+            or self.host_memory_bytes < 0
+        ):
+            raise MachineError(
+                f"machine: host_memory_bytes is {self.host_memory_bytes!r}, not a whole number of 0 or "
+                "more"
+            )
         if self.device not in ("cuda", "cpu"):
             raise MachineError(f"machine: device is {self.device!r}, neither cuda nor cpu")
-        if isinstance(self.reserve, bool) or not isinstance(self.reserve, (int, float)) or not 0 <= self.reserve < 1:
-            raise MachineError(f"machine: reserve is {self.reserve!r}, not a part from 0 to below 1")
+        if (
+            isinstance(self.reserve, bool)
+            or not isinstance(self.reserve, (int, float))
+            or not 0 <= self.reserve < 1
+        ):
+            raise MachineError(
+                f"machine: reserve is {self.reserve!r}, not a part from 0 to below 1"
+            )
 
     @property
     def usable_bytes(self) -> int:
@@ -88,7 +105,9 @@ def read(text: str) -> TrainingMachine:
     try:
         values = json.loads(Path(text).read_text())
     except (OSError, ValueError) as error:
-        raise MachineError(f"machine {text!r} is neither like 8x80GB nor a readable JSON file ({error})") from None
+        raise MachineError(
+            f"machine {text!r} is neither like 8x80GB nor a readable JSON file ({error})"
+        ) from None
     known = [f.name for f in fields(TrainingMachine)]
     if not isinstance(values, dict):
         raise MachineError(f"machine {text}: not an object with {', '.join(known)}")

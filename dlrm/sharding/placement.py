@@ -35,8 +35,12 @@ _WHOLE = "whole: on the least loaded rank"
 _ALL_TRIED = 64  # up to so many tables each number of cuts is tried; beyond, numbers that double
 
 
-def place(tables: Sequence[TableLike], machine: TrainingMachine, storage: Storage | None = None,
-          asked: Mapping[str, str] | None = None) -> ModelPlacement:
+def place(
+    tables: Sequence[TableLike],
+    machine: TrainingMachine,
+    storage: Storage | None = None,
+    asked: Mapping[str, str] | None = None,
+) -> ModelPlacement:
     """Finds a place for every table. `asked` has KIND or KIND:KERNEL for those that are not to be decided here."""
     storage, asked = storage or Storage(), dict(asked or {})
     if not tables:
@@ -47,20 +51,29 @@ def place(tables: Sequence[TableLike], machine: TrainingMachine, storage: Storag
     found, missing = _fitted(load, machine, fixed, free)
     if not missing:
         return found
-    largest = sorted((t for t in tables if t.name not in kernel_of), key=lambda t: (-load.size(t), t.name))
+    largest = sorted(
+        (t for t in tables if t.name not in kernel_of), key=lambda t: (-load.size(t), t.name)
+    )
     if machine.device == "cuda" and machine.host_memory_bytes:
         for t in largest:
             load.spill(t.name)
             spilled, left = _fitted(load, machine, fixed, free)
-            if max(spilled.host_bytes_on(r) for r in range(machine.ranks)) > machine.host_memory_bytes:
+            if (
+                max(spilled.host_bytes_on(r) for r in range(machine.ranks))
+                > machine.host_memory_bytes
+            ):
                 break
             if not left:
                 return spilled
     raise _does_not_fit(load, machine, missing, bool(fixed))
 
 
-def _asked(tables: Sequence[TableLike], machine: TrainingMachine, storage: Storage, asked: Mapping[str, str],
-           ) -> tuple[dict[str, tuple[str, str]], dict[str, str]]:
+def _asked(
+    tables: Sequence[TableLike],
+    machine: TrainingMachine,
+    storage: Storage,
+    asked: Mapping[str, str],
+) -> tuple[dict[str, tuple[str, str]], dict[str, str]]:
     """Table → (kind, why), and table → kernel, for the tables in `asked`."""
     kinds, chosen = {}, {}
     for t in tables:
@@ -68,41 +81,69 @@ def _asked(tables: Sequence[TableLike], machine: TrainingMachine, storage: Stora
             continue
         kind, _, kernel = asked[t.name].partition(":")
         if kind not in (*SHARDING_KINDS, *ASKED_SHARDING_KINDS):
-            raise PlacementError(f"table {t.name!r}: kind {kind!r} is none of "
-                                 f"{', '.join((*SHARDING_KINDS, *ASKED_SHARDING_KINDS))}")
+            raise PlacementError(
+                f"table {t.name!r}: kind {kind!r} is none of "
+                f"{', '.join((*SHARDING_KINDS, *ASKED_SHARDING_KINDS))}"
+            )
         if kernel and kernel not in shard_sizes.DEVICE_PART:
-            raise PlacementError(f"table {t.name!r}: kernel {kernel!r} is none of {', '.join(shard_sizes.DEVICE_PART)}")
+            raise PlacementError(
+                f"table {t.name!r}: kernel {kernel!r} is none of {', '.join(shard_sizes.DEVICE_PART)}"
+            )
         if kernel and kind in ASKED_SHARDING_KINDS:
-            raise PlacementError(f"table {t.name!r}: {kind} has no choice of kernels; leave out {kernel!r}")
+            raise PlacementError(
+                f"table {t.name!r}: {kind} has no choice of kernels; leave out {kernel!r}"
+            )
         if machine.device == "cpu" and (kernel or "fused") not in shard_sizes.ANYWHERE:
-            raise PlacementError(f"table {t.name!r}: kernel {kernel!r} is for GPUs: a CPU has no other memory")
+            raise PlacementError(
+                f"table {t.name!r}: kernel {kernel!r} is for GPUs: a CPU has no other memory"
+            )
         if kind == "data" and (storage.dtype != "fp32" or storage.optimiser == "adam"):
-            raise PlacementError(f"table {t.name!r}: copies on all ranks are trained in fp32 by rowwise_adagrad, "
-                                 f"adagrad or sgd alone, not in {storage.dtype} by {storage.optimiser}; use table")
+            raise PlacementError(
+                f"table {t.name!r}: copies on all ranks are trained in fp32 by rowwise_adagrad, "
+                f"adagrad or sgd alone, not in {storage.dtype} by {storage.optimiser}; use table"
+            )
         if kind in ("row", "column") and kind not in cuts(t, machine.ranks):
-            raise PlacementError(f"table {t.name!r}: {t.rows} rows × {t.width} cannot be cut by {kind} over "
-                                 f"{machine.ranks} ranks; use {' or '.join(['table', *cuts(t, machine.ranks)])}")
-        if kind == "table_row" and (machine.ranks % machine.ranks_per_host or t.rows < machine.ranks_per_host):
-            raise PlacementError(f"table {t.name!r}: {t.rows} rows cannot be cut over the {machine.ranks_per_host} "
-                                 f"ranks of a host, of {machine.ranks} in all")
+            raise PlacementError(
+                f"table {t.name!r}: {t.rows} rows × {t.width} cannot be cut by {kind} over "
+                f"{machine.ranks} ranks; use {' or '.join(['table', *cuts(t, machine.ranks)])}"
+            )
+        if kind == "table_row" and (
+            machine.ranks % machine.ranks_per_host or t.rows < machine.ranks_per_host
+        ):
+            raise PlacementError(
+                f"table {t.name!r}: {t.rows} rows cannot be cut over the {machine.ranks_per_host} "
+                f"ranks of a host, of {machine.ranks} in all"
+            )
         kinds[t.name] = (kind, "asked for")
         if kernel:
             chosen[t.name] = kernel
     return kinds, chosen
 
 
-def _fitted(load: _Loads, machine: TrainingMachine, fixed: Mapping[str, tuple[str, str]], free: Sequence[TableLike],
-            ) -> tuple[ModelPlacement, int]:
+def _fitted(
+    load: _Loads,
+    machine: TrainingMachine,
+    fixed: Mapping[str, tuple[str, str]],
+    free: Sequence[TableLike],
+) -> tuple[ModelPlacement, int]:
     """The best balanced placement that fits, or else the one that lacks the least memory; and the bytes that it
     lacks."""
     # A load above the target's share of one rank can never be balanced whole; above its memory it cannot even be held.
-    heavy = sorted((t for t in free if cuts(t, machine.ranks)), key=lambda t: (-load.share(t), t.name))
-    must = sum(load.share(t) * machine.ranks > TARGET or load.size(t) > machine.usable_bytes for t in heavy)
+    heavy = sorted(
+        (t for t in free if cuts(t, machine.ranks)), key=lambda t: (-load.share(t), t.name)
+    )
+    must = sum(
+        load.share(t) * machine.ranks > TARGET or load.size(t) > machine.usable_bytes for t in heavy
+    )
     best: tuple[tuple[float, float], ModelPlacement] | None = None
-    for count in _counts(must, len(heavy)):  # the last ones, below `must`, are for memory's sake alone
+    for count in _counts(
+        must, len(heavy)
+    ):  # the last ones, below `must`, are for memory's sake alone
         cut = {t.name: (cuts(t, machine.ranks)[0], load.why(t)) for t in heavy[:count]}
         found = load.spread({**fixed, **cut})
-        missing = max(0, max(found.bytes_on(r) for r in range(machine.ranks)) - machine.usable_bytes)
+        missing = max(
+            0, max(found.bytes_on(r) for r in range(machine.ranks)) - machine.usable_bytes
+        )
         score = (float(missing), max(found.balance))
         if best is None or score < best[0]:
             best = score, found
@@ -115,13 +156,20 @@ def _fitted(load: _Loads, machine: TrainingMachine, fixed: Mapping[str, tuple[st
 def _does_not_fit(load: _Loads, machine: TrainingMachine, missing: int, fixed: bool) -> DoesNotFit:
     total, room = load.bytes, machine.usable_bytes * machine.ranks
     if total > room:
-        missing, where = total - room, f"in all; it takes {-(-total // machine.usable_bytes)} such ranks or more"
+        missing, where = (
+            total - room,
+            f"in all; it takes {-(-total // machine.usable_bytes)} such ranks or more",
+        )
     else:
-        where = "on the fullest rank; " + ("cut otherwise they may fit" if fixed else "cutting them does not help")
+        where = "on the fullest rank; " + (
+            "cut otherwise they may fit" if fixed else "cutting them does not help"
+        )
     return DoesNotFit(
         f"{gb(total)} of tables and their state do not fit {machine.ranks} ranks of "
         f"{gb(machine.usable_bytes)} each ({gb(machine.memory_bytes)} less {machine.reserve:.0%} kept back): "
-        f"{gb(missing)} missing {where}", missing)
+        f"{gb(missing)} missing {where}",
+        missing,
+    )
 
 
 def cuts(t: TableLike, ranks: int) -> list[str]:
@@ -144,9 +192,19 @@ def _counts(least: int, most: int) -> list[int]:
 class _Loads:
     """The arithmetic for one set of tables on one machine."""
 
-    def __init__(self, tables: Sequence[TableLike], machine: TrainingMachine, storage: Storage,
-                 kernel_of: Mapping[str, str]) -> None:
-        self._tables, self._machine, self._storage, self._kernels = tables, machine, storage, dict(kernel_of)
+    def __init__(
+        self,
+        tables: Sequence[TableLike],
+        machine: TrainingMachine,
+        storage: Storage,
+        kernel_of: Mapping[str, str],
+    ) -> None:
+        self._tables, self._machine, self._storage, self._kernels = (
+            tables,
+            machine,
+            storage,
+            dict(kernel_of),
+        )
         self.bytes = sum(storage.total(t.rows, t.width) for t in tables)
         self._reads = sum(self._read(t.lookups, t.width) for t in tables)
 
@@ -191,48 +249,76 @@ class _Loads:
             for p in parts:
                 held[p.rank] += p.bytes
                 read[p.rank] += p.reads
-            found[t.name] = TablePlacement(name=t.name, kind=kind, ranks=tuple(p.rank for p in parts),
-                                           parts=tuple(parts),
-                                           why=why, kernel=self.kernel(t))
+            found[t.name] = TablePlacement(
+                name=t.name,
+                kind=kind,
+                ranks=tuple(p.rank for p in parts),
+                parts=tuple(parts),
+                why=why,
+                kernel=self.kernel(t),
+            )
 
         def rest(wanted: int, size: int, reads: float) -> list[int]:
             """The ranks where a part of this size and use leaves the smallest load; those with room first."""
+
             def after(r: int) -> tuple[bool, float, float, int]:
                 b = (held[r] + size) / self.bytes
                 q = (read[r] + reads) / self._reads if self._reads else 0.0
                 return held[r] + size > self._machine.usable_bytes, max(b, q), b + q, r
+
             return sorted(sorted(ranks, key=after)[:wanted])
 
         def by_rows(t: TableLike, over: Sequence[int]) -> list[TableShard]:
             # Cuts as TorchRec does: into equal blocks, the last one shorter.
             block = -(-t.rows // len(over))
             ends = [min(t.rows, n * block) for n in range(len(over) + 1)]
-            return [self.part(t, r, high - low, t.width, t.lookups * share(t.use, t.rows, low, high))
-                    for r, low, high in zip(over, ends[:-1], ends[1:], strict=True)]
+            return [
+                self.part(t, r, high - low, t.width, t.lookups * share(t.use, t.rows, low, high))
+                for r, low, high in zip(over, ends[:-1], ends[1:], strict=True)
+            ]
 
         for t in self._tables:
             kind, why = cut.get(t.name, ("", ""))
             if kind == "row":
                 put(t, kind, by_rows(t, ranks), why)
             elif kind == "data":
-                put(t, kind, [replace(self.part(t, r, t.rows, t.width, t.lookups / len(ranks)), sends=0)
-                              for r in ranks], why)
+                put(
+                    t,
+                    kind,
+                    [
+                        replace(self.part(t, r, t.rows, t.width, t.lookups / len(ranks)), sends=0)
+                        for r in ranks
+                    ],
+                    why,
+                )
         for t in sorted(self._tables, key=lambda t: (-self.share(t), t.name)):
-            kind, why = cut.get(t.name, ("table", self.why(t) if t.name in self._kernels else _WHOLE))
+            kind, why = cut.get(
+                t.name, ("table", self.why(t) if t.name in self._kernels else _WHOLE)
+            )
             if kind in ("row", "data"):
                 continue
             if kind == "table_row":
                 each = self._machine.ranks_per_host
-                first = min(range(0, len(ranks), each), key=lambda h: sum(held[h:h + each]))
+                first = min(range(0, len(ranks), each), key=lambda h: sum(held[h : h + each]))
                 put(t, kind, by_rows(t, range(first, first + each)), why)
                 continue
             pieces = _pieces(t, len(ranks)) if kind == "column" else 1
             model = self.part(t, 0, t.rows, t.width // pieces, t.lookups)
-            put(t, kind, [self.part(t, r, t.rows, t.width // pieces, t.lookups)
-                          for r in rest(pieces, model.bytes, model.reads)], why)
+            put(
+                t,
+                kind,
+                [
+                    self.part(t, r, t.rows, t.width // pieces, t.lookups)
+                    for r in rest(pieces, model.bytes, model.reads)
+                ],
+                why,
+            )
         return ModelPlacement(places=tuple(found[t.name] for t in self._tables), ranks=len(ranks))
 
 
 def _pieces(t: TableLike, ranks: int) -> int:
     """The largest number of equal runs of columns that a table can be cut into, at most one a rank."""
-    return max((n for n in range(1, ranks + 1) if not t.width % n and not t.width // n % MIN_COLUMNS), default=1)
+    return max(
+        (n for n in range(1, ranks + 1) if not t.width % n and not t.width // n % MIN_COLUMNS),
+        default=1,
+    )

@@ -135,16 +135,25 @@ class ModelPlacement:
     def balance(self) -> tuple[float, float]:
         """The largest over the mean, of bytes and of reads. 1: all ranks are alike; the number of ranks: one holds
         everything."""
-        return (_uneven([self.bytes_on(r) for r in range(self.ranks)]),
-                _uneven([self.reads_on(r) for r in range(self.ranks)]))
+        return (
+            _uneven([self.bytes_on(r) for r in range(self.ranks)]),
+            _uneven([self.reads_on(r) for r in range(self.ranks)]),
+        )
 
     def step_time(self, machine: TrainingMachine, batch: int) -> dict[str, float]:
         """The slowest rank's seconds for one global batch, forwards: reading its rows, and sending its pooled
         vectors."""
-        sent = [sum(p.sends for place in self.places for p in place.parts if p.rank == r) for r in range(self.ranks)]
+        sent = [
+            sum(p.sends for place in self.places for p in place.parts if p.rank == r)
+            for r in range(self.ranks)
+        ]
         away = batch * (self.ranks - 1) / self.ranks
-        return {"read_s": max(self.reads_on(r) for r in range(self.ranks)) * batch / machine.memory_bandwidth,
-                "exchange_s": machine.send_seconds(max(sent) * away)}
+        return {
+            "read_s": max(self.reads_on(r) for r in range(self.ranks))
+            * batch
+            / machine.memory_bandwidth,
+            "exchange_s": machine.send_seconds(max(sent) * away),
+        }
 
 
 def _uneven(loads: Sequence[float]) -> float:
@@ -152,12 +161,21 @@ def _uneven(loads: Sequence[float]) -> float:
     return max(loads) * len(loads) / total if total else 1.0
 
 
-def part(storage: Storage, rank: int, rows: int, width: int, *, lookups: float, kernel: str = "fused") -> TableShard:
+def part(
+    storage: Storage, rank: int, rows: int, width: int, *, lookups: float, kernel: str = "fused"
+) -> TableShard:
     """A part with what it costs; `lookups` are those that fall on its rows."""
     vector = storage.weights(1, width)
     device, host = split(storage.total(rows, width), kernel)
-    return TableShard(rank=rank, rows=rows, width=width, bytes=device, host_bytes=host, reads=lookups * vector,
-                      sends=4 * width if rows else 0)  # sums are made, and sent, in float32
+    return TableShard(
+        rank=rank,
+        rows=rows,
+        width=width,
+        bytes=device,
+        host_bytes=host,
+        reads=lookups * vector,
+        sends=4 * width if rows else 0,
+    )  # sums are made, and sent, in float32
 
 
 def gb(count: float) -> str:

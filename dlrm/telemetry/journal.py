@@ -22,7 +22,9 @@ class Journal:
 
     What has no room on the disk is left out, and the first file affected is named: a log never stops the training."""
 
-    def __init__(self, folder: RunFolder, progress: TrainingProgress, mllog: MlLog | None = None) -> None:
+    def __init__(
+        self, folder: RunFolder, progress: TrainingProgress, mllog: MlLog | None = None
+    ) -> None:
         from sluice.dlrm.telemetry.tensorboard import TensorBoardLog
 
         self.folder, self.mllog = folder, mllog
@@ -79,9 +81,15 @@ class Journal:
         self._step = metric.get("step", self._step)
         if metric["kind"] == "slice":
             return  # too many curves
-        scalars = {f"{metric['kind']}/{name}": value for name, value in metric.items()
-                   if isinstance(value, (int, float)) and name not in ("step", "at")}
-        scalars |= {f"knobs/{stage}": count for stage, count in metric.get("knobs", {}).get("workers", {}).items()}
+        scalars = {
+            f"{metric['kind']}/{name}": value
+            for name, value in metric.items()
+            if isinstance(value, (int, float)) and name not in ("step", "at")
+        }
+        scalars |= {
+            f"knobs/{stage}": count
+            for stage, count in metric.get("knobs", {}).get("workers", {}).items()
+        }
         with self._reporting_disk_errors():
             for name, value in scalars.items():
                 self._tensorboard.scalar(name, value, self._step)
@@ -104,8 +112,10 @@ class Journal:
         except OSError as error:
             if not self._reported:
                 self._reported = True
-                self.say(f"{error.filename or self.folder.path}: cannot be written ({error.strerror or error}); "
-                         "training goes on, and what is not written is missing in the report")
+                self.say(
+                    f"{error.filename or self.folder.path}: cannot be written ({error.strerror or error}); "
+                    "training goes on, and what is not written is missing in the report"
+                )
 
 
 def _ignore(_line: Mapping[str, Any]) -> None: ...

@@ -13,7 +13,9 @@ _PLAIN_EVERY_S = 10.0
 class TrainingProgress:
     """Gets the run's metrics and turns them into lines on standard error."""
 
-    def __init__(self, *, out: TextIO | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, *, out: TextIO | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self.steps = 0
         """The steps of the whole run, as far as is known."""
         self._out = sys.stderr if out is None else out
@@ -24,11 +26,15 @@ class TrainingProgress:
 
     def observe(self, metric: Mapping[str, Any]) -> None:
         """Takes a metric; only those of training are shown in this line."""
-        if metric.get("kind") != "train" or (not self._on_terminal and self._clock() < self._next_line_at):
+        if metric.get("kind") != "train" or (
+            not self._on_terminal and self._clock() < self._next_line_at
+        ):
             return
         self._next_line_at = self._clock() + _PLAIN_EVERY_S
-        text = (f"step {metric['step']:,} of {self.steps:,}  loss {metric['loss']:.4f}  "
-                f"{metric['samples_per_s']:,.0f} samples/s  waiting for input {metric['stall']:.1%}")
+        text = (
+            f"step {metric['step']:,} of {self.steps:,}  loss {metric['loss']:.4f}  "
+            f"{metric['samples_per_s']:,.0f} samples/s  waiting for input {metric['stall']:.1%}"
+        )
         self._write(f"\r\033[K{text}" if self._on_terminal else f"{text}\n")
         self._line_open = self._on_terminal
 

@@ -50,7 +50,9 @@ class TensorBoardLog:
                 self._folder.mkdir(exist_ok=True)
                 name = f"events.out.tfevents.{int(now)}.{socket.gethostname()}"
                 self._file, self._flushed_at = RecordWriter(str(self._folder / name)), now
-                self._file.write(Event(wall_time=now, file_version="brain.Event:2").SerializeToString())
+                self._file.write(
+                    Event(wall_time=now, file_version="brain.Event:2").SerializeToString()
+                )
             self._file.write(Event(summary=summary, step=step, wall_time=now).SerializeToString())
             if now - self._flushed_at >= _FLUSH_S:
                 self._file.flush()

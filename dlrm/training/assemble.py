@@ -18,7 +18,13 @@ from sluice.agent.runtime.host_ranks import HostMember, HostTunable
 from sluice.agent.runtime.knob_memory import KnobMemory
 from sluice.agent.tunable import Tunable
 from sluice.dlrm.model.ranker import Ranker, TableLayout, first_weights
-from sluice.dlrm.optim.build import LearningRates, copied_tables, dense_optimiser, dense_parameters, fuse_tables
+from sluice.dlrm.optim.build import (
+    LearningRates,
+    copied_tables,
+    dense_optimiser,
+    dense_parameters,
+    fuse_tables,
+)
 from sluice.dlrm.optim.copied_tables import CopiedTables
 from sluice.dlrm.optim.torch_tables import take_over
 from sluice.dlrm.options import Config
@@ -52,8 +58,15 @@ class TrainingParts:
         self.dense.step()
 
 
-def parts_of(config: Config, layout: TableLayout, dense_columns: int, placement: ModelPlacement, world: Ranks, *,
-             steps_per_epoch: int = 1) -> TrainingParts:
+def parts_of(
+    config: Config,
+    layout: TableLayout,
+    dense_columns: int,
+    placement: ModelPlacement,
+    world: Ranks,
+    *,
+    steps_per_epoch: int = 1,
+) -> TrainingParts:
     """Makes the model with its first weights, spread over the ranks, and its optimisers."""
     torch.manual_seed(config.seed)  # the dense layers' weights, the same on every rank
     plain = Ranker(config.model, layout, dense_columns, decay=config.optim.table_decay)
@@ -62,15 +75,29 @@ def parts_of(config: Config, layout: TableLayout, dense_columns: int, placement:
     first_weights(model, config.seed, layout.compressor.starts)
     in_torch = take_over(model, config.seed)
     copied, dense = copied_tables(model, config.optim), dense_optimiser(model, config.optim)
-    return TrainingParts(layout, model, copied, dense, dense_parameters(model),
-                         LearningRates(model, copied, dense, config.optim, steps_per_epoch=steps_per_epoch,
-                                       in_torch=in_torch))
+    return TrainingParts(
+        layout,
+        model,
+        copied,
+        dense,
+        dense_parameters(model),
+        LearningRates(
+            model, copied, dense, config.optim, steps_per_epoch=steps_per_epoch, in_torch=in_torch
+        ),
+    )
 
 
 @contextmanager
-def tuned(config: Config, loader: BatchLoader, world: Ranks, knob_memory: KnobMemory, *,
-          record: Callable[[Mapping[str, Any]], None],
-          observe: Callable[[Mapping[str, Any]], None], agent: Mapping[str, Any]) -> Iterator[Controller | None]:
+def tuned(
+    config: Config,
+    loader: BatchLoader,
+    world: Ranks,
+    knob_memory: KnobMemory,
+    *,
+    record: Callable[[Mapping[str, Any]], None],
+    observe: Callable[[Mapping[str, Any]], None],
+    agent: Mapping[str, Any],
+) -> Iterator[Controller | None]:
     """Lets the host's agent tune the loader for as long as the context lasts; what it has learned is kept. `agent` is
     what a checkpoint holds of an earlier agent, and is used on the same machine alone: if the schema is the same, it
     comes before what the registry holds, else it is used where the registry holds nothing. Stages that no longer exist
@@ -86,7 +113,9 @@ def tuned(config: Config, loader: BatchLoader, world: Ranks, knob_memory: KnobMe
                 yield None
             return
         member.step()  # the agent's first look finds something, and its last comes after the member's last word
-        loading = HostTunable(world.store.clone(), host, loader.tunable, ranks={h: hosts.count(h) for h in hosts})
+        loading = HostTunable(
+            world.store.clone(), host, loader.tunable, ranks={h: hosts.count(h) for h in hosts}
+        )
     policy = policies.make(config.tuning, foreknowledge(loader), config.agent_weights)
     origin = _origin(knob_memory)
     earlier = agent["learned"] if agent.get("machine") == origin["machine"] else None
@@ -95,9 +124,17 @@ def tuned(config: Config, loader: BatchLoader, world: Ranks, knob_memory: KnobMe
     elif agent["schema"] != origin["schema"]:
         earlier = {**earlier, "settled": False}  # what it settled on was for another schema
     earlier = knob_memory.with_kill(earlier)
-    with (knob_memory.sharing(loading) as tunable,
-          Controller(tunable, policy, record=knob_memory.observing(record), observe=knob_memory.observing(observe),
-                     learned=earlier) as controller, member):
+    with (
+        knob_memory.sharing(loading) as tunable,
+        Controller(
+            tunable,
+            policy,
+            record=knob_memory.observing(record),
+            observe=knob_memory.observing(observe),
+            learned=earlier,
+        ) as controller,
+        member,
+    ):
         yield controller
     knob_memory.finish(policy=policy.name, record=record, learned=controller.learned())
 

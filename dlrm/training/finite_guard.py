@@ -31,7 +31,9 @@ class NotANumber(UsageError):
 class FiniteGuard:
     """Sees each loss on its rank. All ranks call its methods alike, but for `watch`."""
 
-    def __init__(self, config: Config, world: Ranks, checker: BatchChecker, warn: Callable[[int, str], None]) -> None:
+    def __init__(
+        self, config: Config, world: Ranks, checker: BatchChecker, warn: Callable[[int, str], None]
+    ) -> None:
         """`warn` gets the step and the text of a warning."""
         self._config, self._world = config, world
         self._checker, self._warn = checker, warn
@@ -44,14 +46,20 @@ class FiniteGuard:
         """Takes the loss of a step that is done. No step waits for that: a GPU's loss is copied meanwhile."""
         loss, arrived = finished.loss, None
         if loss.device.type == "cuda":
-            loss = torch.empty_like(loss, device="cpu", pin_memory=True).copy_(loss, non_blocking=True)
+            loss = torch.empty_like(loss, device="cpu", pin_memory=True).copy_(
+                loss, non_blocking=True
+            )
             arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
             arrived.record()
         self._losses.append((step, finished.batch, loss, arrived))
 
     def has_failed(self) -> bool:
         """Whether a loss that has arrived on this rank is no number."""
-        while self._failed is None and self._losses and (self._losses[0][3] is None or self._losses[0][3].query()):
+        while (
+            self._failed is None
+            and self._losses
+            and (self._losses[0][3] is None or self._losses[0][3].query())
+        ):
             step, batch, loss, _ = self._losses.popleft()
             if not math.isfinite(loss.item()):
                 self._failed = step, batch, loss.item()
@@ -60,7 +68,9 @@ class FiniteGuard:
     def end(self) -> None:
         """Raises NotANumber for the first loss of any rank that is none."""
         self.has_failed()  # what has arrived since the last look counts, too
-        step, batch, loss = min(tuple(one) for one in self._world.gather_objects(self._failed) if one is not None)
+        step, batch, loss = min(
+            tuple(one) for one in self._world.gather_objects(self._failed) if one is not None
+        )
         raise self.error(f"the loss is {loss} at step {step}", batch)
 
     def admits(self, step: int, batch: tuple[int, int], loss: Tensor) -> bool:
@@ -71,33 +81,46 @@ class FiniteGuard:
             failed = bool(self._world.sum(torch.tensor([int(failed)])))
         self._in_a_row = self._in_a_row + 1 if failed else 0
         if self._in_a_row > _MOST_IN_A_ROW:
-            raise self.error(f"the loss is no number for {self._in_a_row} batches in a row, up to step {step}", batch)
+            raise self.error(
+                f"the loss is no number for {self._in_a_row} batches in a row, up to step {step}",
+                batch,
+            )
         if failed:
-            self._warn(step, self._explained(f"step {step} is left out, as its loss is no number", batch))
+            self._warn(
+                step, self._explained(f"step {step} is left out, as its loss is no number", batch)
+            )
         return not failed
 
     def error(self, what: str, batch: Any = None) -> NotANumber:
         """The error that ends training on all ranks, with the likely cause. `batch`: the epoch and step of the one that
         met it."""
-        return NotANumber(f"{self._explained(what, batch)}; --resume goes on from the newest checkpoint")
+        return NotANumber(
+            f"{self._explained(what, batch)}; --resume goes on from the newest checkpoint"
+        )
 
     def _explained(self, what: str, batch: Any) -> str:
         ranks = self._world.gather_objects((self._checker.extremes(), self._checker.largest()))
         optim = self._config.optim
         rates = f"--lr {optim.lr:g} and --dense-lr {optim.dense_lr:g}"
         extremes = [one for found, _ in ranks for one in found]
-        extremes = [one for one in extremes if batch is None or one["batch"] == list(batch)] or extremes
+        extremes = [
+            one for one in extremes if batch is None or one["batch"] == list(batch)
+        ] or extremes
         if extremes:
             worst = max(extremes, key=lambda one: abs(one["value"]))
             skip = "" if self.skips else ", or leave such batches out by --on-nonfinite skip"
             cause = f"column {worst['column']!r} holds {worst['value']:g}"
-            return (f"{what}. Likely: {cause} ({worst['where']}): clip it or "
-                    f"take its logarithm in the feature spec, remove the row{skip}; if it is meant so, lower {rates}")
+            return (
+                f"{what}. Likely: {cause} ({worst['where']}): clip it or "
+                f"take its logarithm in the feature spec, remove the row{skip}; if it is meant so, lower {rates}"
+            )
         largest: dict[str, float] = {}
         for _, found in ranks:
             for name, value in found.items():
                 largest[name] = max(value, largest.get(name, 0.0))
         shown = sorted(largest.items(), key=lambda one: -one[1])[:_SHOWN]
         columns = ", ".join(f"{name!r} {value:g}" for name, value in shown)
-        return (f"{what}. No input is beyond {EXTREME:g}; the largest are {columns}. Likely: a learning rate that is "
-                f"too large: try a tenth of {rates}, or a --dense-schedule with a warmup")
+        return (
+            f"{what}. No input is beyond {EXTREME:g}; the largest are {columns}. Likely: a learning rate that is "
+            f"too large: try a tenth of {rates}, or a --dense-schedule with a warmup"
+        )

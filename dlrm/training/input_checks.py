@@ -24,18 +24,25 @@ def check_files(table: FeatureTable, rank: int = 0, ranks: int = 1) -> None:
     """Checks a rank's part of a table's files."""
     label = next(f.name for f in table.fields if f.role == "label")
     # A bag's ids lie within bytes, of which statistics say nothing; others the loader is yet to make.
-    sizes = {f.name: f.cardinality for f in table.stored
-             if f.role == "sparse" and f.cardinality is not None and not f.online}
+    sizes = {
+        f.name: f.cardinality
+        for f in table.stored
+        if f.role == "sparse" and f.cardinality is not None and not f.online
+    }
     try:
         check_footers([f.path for f in table.files][rank::ranks], sizes, label)
     except FileNotFoundError as error:
-        raise TableError(f"{table.uri}: a file of version {table.version} is gone ({error}); was this version removed "
-                         "by vacuum? Name one that is there by --version") from None
+        raise TableError(
+            f"{table.uri}: a file of version {table.version} is gone ({error}); was this version removed "
+            "by vacuum? Name one that is there by --version"
+        ) from None
 
 
 def _opened(path: str) -> pa.NativeFile:
     path = plain_path(path)
-    filesystem, inside = pafs.FileSystem.from_uri(path) if "://" in path else (pafs.LocalFileSystem(), path)
+    filesystem, inside = (
+        pafs.FileSystem.from_uri(path) if "://" in path else (pafs.LocalFileSystem(), path)
+    )
     return filesystem.open_input_file(inside)
 
 
@@ -49,17 +56,25 @@ def check_footers(paths: Iterable[str], sizes: Mapping[str, int], label: str) ->
                 _check_group(footer.row_group(group), f"{path}, row group {group}", sizes, label)
 
 
-def _check_group(group: pq.RowGroupMetaData, where: str, sizes: Mapping[str, int], label: str) -> None:
+def _check_group(
+    group: pq.RowGroupMetaData, where: str, sizes: Mapping[str, int], label: str
+) -> None:
     for i in range(group.num_columns):
         column = group.column(i)
         name = column.path_in_schema
-        if (name not in sizes and name != label) or not column.is_stats_set or not column.statistics.has_min_max:
+        if (
+            (name not in sizes and name != label)
+            or not column.is_stats_set
+            or not column.statistics.has_min_max
+        ):
             continue
         for value in (column.statistics.min, column.statistics.max):
             if name == label and value not in (0, 1):
                 raise BadData(f"{where}: label {name!r} holds {value}, which is neither 0 nor 1")
             if name in sizes and not 0 <= value < sizes[name]:
-                raise BadData(f"{where}: column {name!r} holds id {value}, outside its table of {sizes[name]} rows")
+                raise BadData(
+                    f"{where}: column {name!r} holds id {value}, outside its table of {sizes[name]} rows"
+                )
 
 
 class BadData(UsageError):
@@ -74,8 +89,15 @@ class BatchChecker:
     """Checks each batch before the model gets it, and remembers its largest numbers. That costs one pass over the ids
     and one over the numbers, far less than a step."""
 
-    def __init__(self, cardinalities: Mapping[str, int], dense: Sequence[str], source: str, *,
-                 missing: str = "refuse", place_of: Callable[[int, int, int], str] = lambda *_: "") -> None:
+    def __init__(
+        self,
+        cardinalities: Mapping[str, int],
+        dense: Sequence[str],
+        source: str,
+        *,
+        missing: str = "refuse",
+        place_of: Callable[[int, int, int], str] = lambda *_: "",
+    ) -> None:
         """`missing` says whether a dense feature that is not a finite number ends the run, or is masked later (`mask`).
         `place_of` says where a row of a batch comes from, given epoch, step and row."""
         self._names = list(cardinalities)
@@ -94,7 +116,9 @@ class BatchChecker:
             self._check_ids(batch)
         if not bool((wrong := (batch.label != 0) & (batch.label != 1)).logical_not().all()):
             row = int(wrong.nonzero()[0])
-            raise BadData(f"label {batch.label[row].item():g} is neither 0 nor 1{self._where(batch, row)}")
+            raise BadData(
+                f"label {batch.label[row].item():g} is neither 0 nor 1{self._where(batch, row)}"
+            )
         self._check_numbers(batch)
 
     def largest(self) -> dict[str, float]:
@@ -103,9 +127,15 @@ class BatchChecker:
 
     def extremes(self) -> list[dict[str, Any]]:
         """The newest numbers beyond EXTREME: the largest of each batch, and where it comes from."""
-        return [{"batch": [epoch, step], "column": self._numbers[column], "value": value,
-                 "where": self._place_of(epoch, step, row) or f"row {row} of a batch"}
-                for epoch, step, row, column, value in self._extremes]
+        return [
+            {
+                "batch": [epoch, step],
+                "column": self._numbers[column],
+                "value": value,
+                "where": self._place_of(epoch, step, row) or f"row {row} of a batch",
+            }
+            for epoch, step, row, column, value in self._extremes
+        ]
 
     def _check_numbers(self, batch: Batch) -> None:
         dense = batch.dense
@@ -113,9 +143,11 @@ class BatchChecker:
         if not bool((torch.isfinite(low) & torch.isfinite(high)).all()):
             if self._refuse:
                 row, column = (~torch.isfinite(dense)).nonzero()[0].tolist()
-                raise BadData(f"column {self._dense[column]!r}: {dense[row, column].item()} is not a finite number"
-                              f"{self._where(batch, row)}; fill it in the feature spec (op \"fill\"), or ask for "
-                              "--missing mask")
+                raise BadData(
+                    f"column {self._dense[column]!r}: {dense[row, column].item()} is not a finite number"
+                    f'{self._where(batch, row)}; fill it in the feature spec (op "fill"), or ask for '
+                    "--missing mask"
+                )
             dense = dense.nan_to_num(0, 0, 0)
             low, high = torch.aminmax(dense, dim=0)
         largest = torch.cat([torch.maximum(-low, high), batch.weight.max().view(1)])
@@ -130,18 +162,25 @@ class BatchChecker:
         rows = len(batch.lengths) // len(self._names)
         counts = batch.lengths.view(len(self._names), rows).sum(1, dtype=torch.int64).tolist()
         if all(n == rows for n in counts):  # equally long columns, one after the other
-            low, high = (e.to(torch.int64) for e in torch.aminmax(batch.values.view(len(self._names), rows), dim=1))
+            low, high = (
+                e.to(torch.int64)
+                for e in torch.aminmax(batch.values.view(len(self._names), rows), dim=1)
+            )
         else:
             parts = [p if len(p) else p.new_zeros(1) for p in torch.split(batch.values, counts)]
-            low, high = (torch.stack([f(p) for p in parts]).to(torch.int64) for f in (torch.min, torch.max))
+            low, high = (
+                torch.stack([f(p) for p in parts]).to(torch.int64) for f in (torch.min, torch.max)
+            )
         wrong = ((low < 0) | (high >= self._sizes)).nonzero()
         if len(wrong):
             i = int(wrong[0])
             value = int(low[i]) if low[i] < 0 else int(high[i])
             at = int((torch.split(batch.values, counts)[i] == value).nonzero()[0])
             row = int(torch.repeat_interleave(batch.lengths.view(len(self._names), rows)[i])[at])
-            raise BadData(f"column {self._names[i]!r}: id {value} is outside its table of {int(self._sizes[i])} rows"
-                          f"{self._where(batch, row)}; see `sluice check`")
+            raise BadData(
+                f"column {self._names[i]!r}: id {value} is outside its table of {int(self._sizes[i])} rows"
+                f"{self._where(batch, row)}; see `sluice check`"
+            )
 
     def _where(self, batch: Batch, row: int) -> str:
         place = self._place_of(batch.epoch, batch.step, row)

@@ -40,8 +40,13 @@ class ModelInput(Pipelineable):  # type: ignore[misc]
     """The mean number of rows of a rank, without those that only fill the batch."""
 
     def to(self, device: torch.device, non_blocking: bool = False) -> ModelInput:
-        return ModelInput(*(tensor.to(device, non_blocking=non_blocking)
-                            for tensor in (self.dense, self.sparse, self.label, self.weight)), self.rows)
+        return ModelInput(
+            *(
+                tensor.to(device, non_blocking=non_blocking)
+                for tensor in (self.dense, self.sparse, self.label, self.weight)
+            ),
+            self.rows,
+        )
 
     def record_stream(self, stream: torch.Stream) -> None:
         for tensor in (self.dense, self.sparse, self.label, self.weight):
@@ -63,15 +68,18 @@ class OverlappedSteps:
     """Makes training steps. Call `pause()` before the model is used for anything else; the next step goes on from
     there."""
 
-    def __init__(self, parts: TrainingParts, world: Ranks, guard: FiniteGuard, update: Callable[[], None]) -> None:
+    def __init__(
+        self, parts: TrainingParts, world: Ranks, guard: FiniteGuard, update: Callable[[], None]
+    ) -> None:
         """`update` is called after each backward pass."""
         self._parts, self._ranks = parts, world.ranks
         self._guard, self._update = guard, update
         self._step, self._skipped = 0, False
         self._begun: deque[Fetched] = deque()
         # The pipeline takes this object for its optimiser.
-        self._pipeline: Any = TrainPipelineSparseDist(_Lookup(parts.model.module.tables), self, world.device,
-                                                      custom_model_fwd=self._forward)
+        self._pipeline: Any = TrainPipelineSparseDist(
+            _Lookup(parts.model.module.tables), self, world.device, custom_model_fwd=self._forward
+        )
 
     def zero_grad(self) -> None:
         self._parts.dense.zero_grad()
@@ -92,7 +100,9 @@ class OverlappedSteps:
                 return loss.new_zeros((), requires_grad=True), loss.detach()
         return loss, loss.detach()
 
-    def steps(self, batches: Iterator[Fetched], first: int, check: Callable[[Batch], None]) -> Iterator[FinishedStep]:
+    def steps(
+        self, batches: Iterator[Fetched], first: int, check: Callable[[Batch], None]
+    ) -> Iterator[FinishedStep]:
         """Makes a step of each batch; the first is number `first`. `check` is called with each batch as it comes."""
         self._begun.clear()
         waited = 0.0
@@ -104,8 +114,12 @@ class OverlappedSteps:
                 waited += fetched.wait_s
                 check(batch)
                 self._begun.append(fetched)
-                yield ModelInput(*self._parts.layout.features(batch, torch.device("cpu")), batch.label, batch.weight,
-                                 fetched.rows / self._ranks)
+                yield ModelInput(
+                    *self._parts.layout.features(batch, torch.device("cpu")),
+                    batch.label,
+                    batch.weight,
+                    fetched.rows / self._ranks,
+                )
 
         self._step, source = first, samples()
         while True:

@@ -21,5 +21,10 @@ def emptied(batch: Batch) -> Batch:
     real = batch.weight != 0
     lengths = batch.lengths.view(-1, rows)
     looked_up = torch.repeat_interleave(real.repeat(len(lengths)), batch.lengths)
-    return replace(batch, dense=torch.where(real.unsqueeze(1), batch.dense, 0.0), values=batch.values[looked_up],
-                   lengths=(lengths * real).to(lengths.dtype).flatten(), label=torch.where(real, batch.label, 0.0))
+    return replace(
+        batch,
+        dense=torch.where(real.unsqueeze(1), batch.dense, 0.0),
+        values=batch.values[looked_up],
+        lengths=(lengths * real).to(lengths.dtype).flatten(),
+        label=torch.where(real, batch.label, 0.0),
+    )

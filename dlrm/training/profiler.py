@@ -17,6 +17,8 @@ def traced(steps: int, folder: Path) -> Iterator[Callable[[], None]]:
         return
     from torch.profiler import profile, schedule
 
-    with profile(schedule=schedule(wait=FIRST - 1, warmup=1, active=steps, repeat=1),
-                 on_trace_ready=lambda p: p.export_chrome_trace(str(folder / "trace.json"))) as profiler:
+    with profile(
+        schedule=schedule(wait=FIRST - 1, warmup=1, active=steps, repeat=1),
+        on_trace_ready=lambda p: p.export_chrome_trace(str(folder / "trace.json")),
+    ) as profiler:
         yield profiler.step

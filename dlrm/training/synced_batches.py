@@ -33,7 +33,11 @@ def work_of(feed: Any) -> Callable[[], Any]:
 
     def work() -> Any:
         with suppress(Exception):  # it is being closed
-            return [(stage.items, stage.rows, stage.bytes) for stage in snapshot().stages] if snapshot else None
+            return (
+                [(stage.items, stage.rows, stage.bytes) for stage in snapshot().stages]
+                if snapshot
+                else None
+            )
         return None
 
     return work
@@ -43,8 +47,13 @@ class SyncedBatches:
     """Lets all ranks meet before each batch, and end before the same one if any of them was asked to stop. So none is
     in the middle of a step while another still waits for its batch, and `end_wait` can end that wait."""
 
-    def __init__(self, world: Ranks, asked_to_stop: Callable[[], bool], clock: Callable[[], float],
-                 activity: Activity | None = None) -> None:
+    def __init__(
+        self,
+        world: Ranks,
+        asked_to_stop: Callable[[], bool],
+        clock: Callable[[], float],
+        activity: Activity | None = None,
+    ) -> None:
         """`activity` is told what this rank is doing."""
         self._world, self._asked_to_stop, self._clock = world, asked_to_stop, clock
         self._activity = activity or Activity()
@@ -64,7 +73,9 @@ class SyncedBatches:
                 batch = self._next(feed, batches) if not self._asked_to_stop() else None
                 wait = self._clock() - asked_at
                 self._activity.meets(number)
-                self.stopped, rows, failed = self._agree(batch, guard is not None and guard.has_failed())
+                self.stopped, rows, failed = self._agree(
+                    batch, guard is not None and guard.has_failed()
+                )
                 if failed and guard is not None:
                     guard.end()
                 if batch is None or self.stopped:
@@ -108,5 +119,7 @@ class SyncedBatches:
         stop_asked, rows = self._asked_to_stop(), 0 if batch is None else batch.rows
         if self._world.ranks == 1:
             return stop_asked, rows, failed
-        ranks_asked, rows, ranks_failed = self._world.sum(torch.tensor([int(stop_asked), rows, int(failed)])).tolist()
+        ranks_asked, rows, ranks_failed = self._world.sum(
+            torch.tensor([int(stop_asked), rows, int(failed)])
+        ).tolist()
         return ranks_asked > 0, rows, ranks_failed > 0

@@ -79,16 +79,32 @@ class Trainer:
     `warn(step, text)` reports a batch that is left out.
     `ahead` says whether steps look ahead, as in `sluice.dlrm.training.overlapped_steps` (default: on a GPU)."""
 
-    def __init__(self, *, config: Config, world: Ranks, parts: TrainingParts, checker: BatchChecker,
-                 save: Callable[[CheckpointMeta], None], evaluate: Callable[[CheckpointMeta], bool],
-                 observe: Callable[[dict[str, Any]], None], synced_batches: SyncedBatches,
-                 memory_used: Callable[[], int], tick: Callable[[], None] = lambda: None,
-                 warn: Callable[[int, str], None] = lambda *_: None,
-                 table_changed: Callable[[CheckpointMeta], bool] = lambda _: False, ahead: bool | None = None,
-                 clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(
+        self,
+        *,
+        config: Config,
+        world: Ranks,
+        parts: TrainingParts,
+        checker: BatchChecker,
+        save: Callable[[CheckpointMeta], None],
+        evaluate: Callable[[CheckpointMeta], bool],
+        observe: Callable[[dict[str, Any]], None],
+        synced_batches: SyncedBatches,
+        memory_used: Callable[[], int],
+        tick: Callable[[], None] = lambda: None,
+        warn: Callable[[int, str], None] = lambda *_: None,
+        table_changed: Callable[[CheckpointMeta], bool] = lambda _: False,
+        ahead: bool | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
         self._config, self._world, self._parts, self._checker = config, world, parts, checker
         self._save_to, self._evaluate, self._observe = save, evaluate, observe
-        self._memory_used, self._tick, self._clock, self._table_changed = memory_used, tick, clock, table_changed
+        self._memory_used, self._tick, self._clock, self._table_changed = (
+            memory_used,
+            tick,
+            clock,
+            table_changed,
+        )
         self._synced_batches = synced_batches
         self.guard = FiniteGuard(config, world, checker, warn)
         self._peak_bytes = 0
@@ -106,21 +122,32 @@ class Trainer:
         first_batch_s: float | None = None
         steps = len(feed)
         evaluation_steps = {steps * k // self._config.evals for k in range(1, self._config.evals)}
-        while meta.epoch < self._config.epochs and not (synced_batches.stopped or good_enough or table_changed):
+        while meta.epoch < self._config.epochs and not (
+            synced_batches.stopped or good_enough or table_changed
+        ):
             sums = torch.zeros(4, dtype=torch.float64)  # loss·rows, rows, wait, compute
-            loss = torch.zeros((), dtype=torch.float64, device=self._world.device)  # on its device: no step waits
+            loss = torch.zeros(
+                (), dtype=torch.float64, device=self._world.device
+            )  # on its device: no step waits
             self._bias_set = meta.step > 0
             step_began = self._clock()
             finished: FinishedStep | None = None
             batches = synced_batches.batches(feed, self.guard)
-            for finished in (self._overlapped_steps.steps(batches, meta.step, self._check) if self._overlapped_steps
-                             else self._steps(batches, meta.step)):
+            for finished in (
+                self._overlapped_steps.steps(batches, meta.step, self._check)
+                if self._overlapped_steps
+                else self._steps(batches, meta.step)
+            ):
                 step_s, wait = self._clock() - step_began, finished.wait_s
                 if first_batch_s is None:
                     first_batch_s, step_s, wait = wait, step_s - wait, 0.0
                 loss.add_(finished.loss, alpha=finished.rows / self._world.ranks)
-                meta = replace(meta, step=meta.step + 1, rows=meta.rows + finished.rows,
-                               skipped=meta.skipped + finished.skipped)
+                meta = replace(
+                    meta,
+                    step=meta.step + 1,
+                    rows=meta.rows + finished.rows,
+                    skipped=meta.skipped + finished.skipped,
+                )
                 self.guard.watch(meta.step, finished)
                 sums[1] += finished.rank_rows
                 sums[2] += wait
@@ -132,7 +159,9 @@ class Trainer:
                     sums.zero_()
                     loss.zero_()
                 evaluation_due = (meta.step - meta.since) % steps in evaluation_steps
-                if evaluation_due or (self._config.save_every and meta.step % self._config.save_every == 0):
+                if evaluation_due or (
+                    self._config.save_every and meta.step % self._config.save_every == 0
+                ):
                     meta = self._save(meta, finished)
                     saved_at = meta.step
                 good_enough = evaluation_due and self._judge(meta)
@@ -145,14 +174,24 @@ class Trainer:
                     sums[0] = loss.item()
                     self._report(sums, meta, timing)
                 if meta.step != saved_at:
-                    last = finished if synced_batches.stopped else replace(finished, position=feed.state_dict())
+                    last = (
+                        finished
+                        if synced_batches.stopped
+                        else replace(finished, position=feed.state_dict())
+                    )
                     meta = self._save(meta, last)
                     saved_at = meta.step
             if not (synced_batches.stopped or good_enough):
                 good_enough = self._judge(meta)
                 table_changed = not good_enough and self._table_changed(meta)
-        return TrainingOutcome(meta=meta, timing=timing, first_batch_s=first_batch_s or 0.0,
-                               stopped=synced_batches.stopped, good_enough=good_enough, peak_bytes=self._peak_bytes)
+        return TrainingOutcome(
+            meta=meta,
+            timing=timing,
+            first_batch_s=first_batch_s or 0.0,
+            stopped=synced_batches.stopped,
+            good_enough=good_enough,
+            peak_bytes=self._peak_bytes,
+        )
 
     def _steps(self, batches: Iterator[Fetched], step: int) -> Iterator[FinishedStep]:
         """Makes a step of one batch after the other."""
@@ -168,7 +207,9 @@ class Trainer:
         self._checker.check(batch)
 
     def _set_first_bias(self, batch: Batch) -> None:
-        positive, rows = self._world.sum(torch.stack([batch.label.sum(), torch.tensor(float(batch.rows))])).tolist()
+        positive, rows = self._world.sum(
+            torch.stack([batch.label.sum(), torch.tensor(float(batch.rows))])
+        ).tolist()
         first_bias(self._parts.model, positive / rows)
 
     def _step(self, fetched: Fetched, step: int) -> torch.Tensor | None:
@@ -212,8 +253,16 @@ class Trainer:
         timing.add(rows, wait_s, compute_s, self._world.ranks)
         if not rows:  # all batches were left out
             return
-        self._observe({"kind": "train", "step": meta.step, "epoch": meta.epoch, "loss": loss / rows,
-                       "samples_per_s": interval.samples_per_s, "stall": interval.stall})
+        self._observe(
+            {
+                "kind": "train",
+                "step": meta.step,
+                "epoch": meta.epoch,
+                "loss": loss / rows,
+                "samples_per_s": interval.samples_per_s,
+                "stall": interval.stall,
+            }
+        )
 
     def _save(self, meta: CheckpointMeta, finished: FinishedStep) -> CheckpointMeta:
         # The position is the next batch's, so its epoch is the number of those that are whole.

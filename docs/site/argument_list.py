@@ -26,5 +26,9 @@ def as_list(text: str, arguments: Collection[str]) -> str:
             within = within and bool(line)
             lines.append(f"  {line}" if within else line)
         ended = not line or line.rstrip().endswith((".", ":"))
-    return "\n".join("".join(part if part.startswith("`") else part.replace("*", r"\*") for part in _CODE.split(line))
-                     for line in lines)
+    return "\n".join(
+        "".join(
+            part if part.startswith("`") else part.replace("*", r"\*") for part in _CODE.split(line)
+        )
+        for line in lines
+    )

@@ -13,8 +13,17 @@ from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-FETCHED = {"script": "src", "img": "src", "iframe": "src", "source": "src", "video": "src", "audio": "src",
-           "embed": "src", "object": "data", "link": "href"}
+FETCHED = {
+    "script": "src",
+    "img": "src",
+    "iframe": "src",
+    "source": "src",
+    "video": "src",
+    "audio": "src",
+    "embed": "src",
+    "object": "data",
+    "link": "href",
+}
 """What a browser fetches by itself when it shows a page, and the attribute that says from where."""
 NOT_FETCHED = {"canonical", "next", "prev", "alternate", "edit"}
 """Kinds of `link` that only name an address."""
@@ -38,7 +47,9 @@ class Page(HTMLParser):
         if tag == "a" and "href" in given:
             self.linked.append(given["href"])
         where = FETCHED.get(tag)
-        if where in given and not (tag == "link" and NOT_FETCHED & set(given.get("rel", "").split())):
+        if where in given and not (
+            tag == "link" and NOT_FETCHED & set(given.get("rel", "").split())
+        ):
             self.fetched.append(given[where])
         if "srcset" in given:
             self.fetched += [part.split()[0] for part in given["srcset"].split(",")]
@@ -51,7 +62,10 @@ def mistakes(site: Path) -> list[str]:
     pages = {path: Page(path.read_text(encoding="utf-8")) for path in sorted(site.rglob("*.html"))}
     wrong = [] if pages else [f"{site}: no page"]
     for path in sorted(site.rglob("*.css")):
-        wrong += [f"{path.relative_to(site)}: fetches {url}" for url in _IN_STYLE.findall(path.read_text("utf-8"))]
+        wrong += [
+            f"{path.relative_to(site)}: fetches {url}"
+            for url in _IN_STYLE.findall(path.read_text("utf-8"))
+        ]
     for path, page in pages.items():
         name = path.relative_to(site)
         for url in page.fetched:
@@ -68,7 +82,11 @@ def mistakes(site: Path) -> list[str]:
             there = _file(site, path, url) if parts.path else path
             if not there.is_file():
                 wrong.append(f"{name}: links {url}, which is not there")
-            elif parts.fragment and there in pages and unquote(parts.fragment) not in pages[there].anchors | {"__top"}:
+            elif (
+                parts.fragment
+                and there in pages
+                and unquote(parts.fragment) not in pages[there].anchors | {"__top"}
+            ):
                 wrong.append(f"{name}: links {url}, which has no such part")
     return wrong
 

@@ -19,7 +19,9 @@ STARTS = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")
 """Pages of the checkout that the site's navigation names."""
 
 _CODE = r"^```.*?^```$|`[^`\n]+`"
-_LINK = re.compile(rf"(?P<code>{_CODE})|\]\((?P<target>[^)\s#]+)(?P<anchor>#[^)\s]*)?\)", re.MULTILINE | re.DOTALL)
+_LINK = re.compile(
+    rf"(?P<code>{_CODE})|\]\((?P<target>[^)\s#]+)(?P<anchor>#[^)\s]*)?\)", re.MULTILINE | re.DOTALL
+)
 
 
 class LinkError(Exception):
@@ -59,7 +61,11 @@ def with_places(page: str, text: str) -> str:
 
     def placed(found: re.Match[str]) -> str:
         path = found["target"] and target_of(page, found["target"])
-        return f"]({posixpath.relpath(place_of(path), here)}{found['anchor'] or ''})" if path else found[0]
+        return (
+            f"]({posixpath.relpath(place_of(path), here)}{found['anchor'] or ''})"
+            if path
+            else found[0]
+        )
 
     return _LINK.sub(placed, text)
 
@@ -71,7 +77,8 @@ def page_of(path: str) -> str:
         pages = sorted(whole.glob("*.md"))
         titles = [page.read_text().partition("\n")[0].removeprefix("# ") for page in pages]
         return f"# {whole.name.capitalize()}\n\n" + "".join(
-            f"- [{title}]({page.name})\n" for title, page in zip(titles, pages, strict=True))
+            f"- [{title}]({page.name})\n" for title, page in zip(titles, pages, strict=True)
+        )
     text = whole.read_text()
     if path.endswith(".md"):
         return with_places(path, text)
@@ -93,6 +100,7 @@ def outside() -> set[str]:
 
 
 # ---- what the builder calls
+
 
 def on_files(files: Any, config: Any) -> Any:
     """Adds the pages from outside docs/."""

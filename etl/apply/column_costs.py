@@ -52,8 +52,14 @@ def ways(column: ColumnSpec, kinds: Mapping[str, str]) -> tuple[list[ColumnSpec]
     return found, why if len(found) == 1 else ""
 
 
-def forms(spec: Spec, state: FittedState, columns: Mapping[str, pa.Array], keys: Keys | None, *,
-          clock: Clock = time.thread_time) -> dict[str, list[Form]]:
+def forms(
+    spec: Spec,
+    state: FittedState,
+    columns: Mapping[str, pa.Array],
+    keys: Keys | None,
+    *,
+    clock: Clock = time.thread_time,
+) -> dict[str, list[Form]]:
     """Each column that may be left to the loader in more than one form, in all its forms. `columns` are a row group's
     rows, as the loader works on them."""
     features = Features(spec, state)
@@ -63,9 +69,14 @@ def forms(spec: Spec, state: FittedState, columns: Mapping[str, pa.Array], keys:
     for column in spec.columns:
         if len(there := ways(column, spec.kinds)[0]) > 1:
             found[column.name] = [
-                _measured(spec.field(one, sizes.get(one.name)),
-                          stored(features.run(one, one.left_to_spark, columns, extras), spec, one), state,
-                          clock) for one in there]
+                _measured(
+                    spec.field(one, sizes.get(one.name)),
+                    stored(features.run(one, one.left_to_spark, columns, extras), spec, one),
+                    state,
+                    clock,
+                )
+                for one in there
+            ]
     return found
 
 
@@ -73,10 +84,19 @@ def _measured(field: Field, values: pa.Array, state: FittedState, clock: Clock) 
     schema = arrow_schema([field])
     texts = with_dictionaries(schema)
     sink = pa.BufferOutputStream()
-    pq.write_table(pa.table([values], [field.name]).cast(schema), sink, compression="lz4", use_dictionary=texts,
-                   write_page_checksum=True, store_schema=False, row_group_size=len(values))
+    pq.write_table(
+        pa.table([values], [field.name]).cast(schema),
+        sink,
+        compression="lz4",
+        use_dictionary=texts,
+        write_page_checksum=True,
+        store_schema=False,
+        row_group_size=len(values),
+    )
     whole = sink.getvalue()
-    file = pq.ParquetFile(pa.BufferReader(whole), read_dictionary=texts, page_checksum_verification=True)
+    file = pq.ParquetFile(
+        pa.BufferReader(whole), read_dictionary=texts, page_checksum_verification=True
+    )
     decode_s, table = _timed(lambda: file.read_row_group(0, use_threads=False), clock)
     apply_s = 0.0
     if field.online:
@@ -86,8 +106,12 @@ def _measured(field: Field, values: pa.Array, state: FittedState, clock: Clock) 
         apply_s, _ = _timed(lambda: function(array), clock)
     rows = max(1, len(values))
     stored_bytes = file.metadata.row_group(0).column(0).total_compressed_size
-    return Form(left=tuple(str(step["op"]) for step in field.online), bytes=stored_bytes / rows,
-                decode_s=decode_s / rows, apply_s=apply_s / rows)
+    return Form(
+        left=tuple(str(step["op"]) for step in field.online),
+        bytes=stored_bytes / rows,
+        decode_s=decode_s / rows,
+        apply_s=apply_s / rows,
+    )
 
 
 def _timed(work: Callable[[], Any], clock: Clock) -> tuple[float, Any]:

@@ -63,14 +63,24 @@ class Counted:
         parsed = sum(found.get(_PARSED_KEY, {}).values())
 
         def shares(key: int) -> dict[str, float]:
-            return {name: round(count / max(1, parsed), 6) for name, count in sorted(found.get(key, {}).items())}
+            return {
+                name: round(count / max(1, parsed), 6)
+                for name, count in sorted(found.get(key, {}).items())
+            }
 
-        examples = sorted((pair.split(_BETWEEN, 1) for pair in found.get(_EXAMPLE_KEY, {})), reverse=True)
-        return cls(parsed=parsed, rows=sum(found.get(_KEPT_KEY, {}).values()),
-                   rejected=dict(sorted(found.get(_REJECT_KEY, {}).items())),
-                   training=sum(found.get(_TRAINING_KEY, {}).values()),
-                   nulls=shares(_NULLS_KEY), unread=shares(_UNREAD_KEY), examples=dict(examples),
-                   pairs=found.get(_PAIRS_KEY, {}))
+        examples = sorted(
+            (pair.split(_BETWEEN, 1) for pair in found.get(_EXAMPLE_KEY, {})), reverse=True
+        )
+        return cls(
+            parsed=parsed,
+            rows=sum(found.get(_KEPT_KEY, {}).values()),
+            rejected=dict(sorted(found.get(_REJECT_KEY, {}).items())),
+            training=sum(found.get(_TRAINING_KEY, {}).values()),
+            nulls=shares(_NULLS_KEY),
+            unread=shares(_UNREAD_KEY),
+            examples=dict(examples),
+            pairs=found.get(_PAIRS_KEY, {}),
+        )
 
 
 class CountsOfRows:
@@ -78,7 +88,9 @@ class CountsOfRows:
 
     def __init__(self, spec: Spec, level: int | None, features: Features) -> None:
         self._spec, self._level, self._features = spec, level, features
-        self._wanted = [(key, learned) for key, learned in enumerate(spec.fitted) if learned.level == level]
+        self._wanted = [
+            (key, learned) for key, learned in enumerate(spec.fitted) if learned.level == level
+        ]
 
     def of(self, parsed: Parsed) -> Batches:
         if not self._level:
@@ -108,11 +120,22 @@ class CountsOfRows:
             extras = self._features.extras(chosen, kept)
             for key, learned in self._wanted:
                 if learned.op.of_all_splits == of_all and len(chosen[spec.label]):
-                    yield from _of_state(key, learned, lambda column, number: self._features.run(
-                        column, column.ops[:number], chosen, extras), extras)  # noqa: B023  used before the next turn
+                    yield from _of_state(
+                        key,
+                        learned,
+                        lambda column, number: self._features.run(
+                            column,
+                            column.ops[:number],
+                            chosen,  # noqa: B023
+                            extras,  # noqa: B023
+                        ),
+                        extras,
+                    )
 
 
-def _of_state(key: int, learned: Learned, values_of: Callable[..., pa.Array], extras: dict[str, pa.Array]) -> Batches:
+def _of_state(
+    key: int, learned: Learned, values_of: Callable[..., pa.Array], extras: dict[str, pa.Array]
+) -> Batches:
     for column, number in learned.users:
         op, values = column.ops[number], values_of(column, number)
         if lifted(op, values):
@@ -144,8 +167,12 @@ def selected(spec: Spec, parsed: Parsed) -> tuple[dict[str, pa.Array], Keys | No
     if rows.filters or spec.table.split_column:
         keep = [f.keeps(columns) for f in rows.filters]
         if spec.table.split_column:
-            keep.append(pc.is_in(columns[spec.table.split_column].cast(pa.string()),
-                                 pa.array(list(spec.table.split))))
+            keep.append(
+                pc.is_in(
+                    columns[spec.table.split_column].cast(pa.string()),
+                    pa.array(list(spec.table.split)),
+                )
+            )
         both = functools.reduce(pc.and_, keep)
         columns = {name: values.filter(both) for name, values in columns.items()}
     if rows.sample:
@@ -156,8 +183,9 @@ def selected(spec: Spec, parsed: Parsed) -> tuple[dict[str, pa.Array], Keys | No
     return columns, keys
 
 
-def _training(spec: Spec, columns: dict[str, pa.Array], keys: Keys | None
-              ) -> tuple[dict[str, pa.Array], Keys]:
+def _training(
+    spec: Spec, columns: dict[str, pa.Array], keys: Keys | None
+) -> tuple[dict[str, pa.Array], Keys]:
     """The rows of the training split, and their keys."""
     keys = row_keys(columns, spec) if keys is None else keys
     there = in_training(columns, keys, spec)
@@ -176,8 +204,10 @@ def _with_drawn(spec: Spec, columns: dict[str, pa.Array]) -> int:
 def _counts(key: int, values: pa.Array | list[str], counts: pa.Array | list[int]) -> pa.RecordBatch:
     counts = pa.array(counts) if not isinstance(counts, pa.Array) else counts
     values = pa.array(values, pa.string()) if not isinstance(values, pa.Array) else values
-    return pa.record_batch([pa.array(np.full(len(values), key, np.int32)), values, counts.cast(pa.int64())],
-                           ["key", "value", "count"])
+    return pa.record_batch(
+        [pa.array(np.full(len(values), key, np.int32)), values, counts.cast(pa.int64())],
+        ["key", "value", "count"],
+    )
 
 
 def gathered(batches: Batches, rows: int) -> Iterator[pa.RecordBatch]:

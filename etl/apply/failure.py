@@ -18,7 +18,9 @@ class FeatureError(RuntimeError):
     """The message says it all in one line."""
 
 
-def step_of(column: str, op: Operator, values: pa.Array, state: Any, extras: Mapping[str, pa.Array]) -> pa.Array:
+def step_of(
+    column: str, op: Operator, values: pa.Array, state: Any, extras: Mapping[str, pa.Array]
+) -> pa.Array:
     """`step` on a column's values; FeatureError if the operator fails."""
     try:
         return step(op, values, state, extras)
@@ -27,17 +29,25 @@ def step_of(column: str, op: Operator, values: pa.Array, state: Any, extras: Map
     except OperatorError as error:  # it says itself what is wrong, and that is not in a value
         raise FeatureError(f"column {column!r}: {error}") from error
     except Exception as error:
+
         def fails(start: int, count: int) -> bool:
             try:
-                step(op, values.slice(start, count), state, {name: v.slice(start, count) for name, v in extras.items()})
+                step(
+                    op,
+                    values.slice(start, count),
+                    state,
+                    {name: v.slice(start, count) for name, v in extras.items()},
+                )
             except Exception:
                 return True
             return False
 
         place, what = _alone(fails, len(values)), " ".join(str(error).split())
         at = "" if place is None else f" at {str(values[place].as_py())[:_SHOWN]!r}"
-        raise FeatureError(f"column {column!r}: {getattr(op, 'function', op.name)} fails{at}: "
-                              f"{type(error).__name__}{f': {what}' if what else ''}") from error
+        raise FeatureError(
+            f"column {column!r}: {getattr(op, 'function', op.name)} fails{at}: "
+            f"{type(error).__name__}{f': {what}' if what else ''}"
+        ) from error
 
 
 def _alone(fails: Callable[[int, int], bool], count: int) -> int | None:

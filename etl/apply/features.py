@@ -17,7 +17,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sluice.etl.apply.failure import step_of
-from sluice.etl.apply.number_limits import NUMBERS, Flags, as_stored, is_late, reason, unfit, unfit_after
+from sluice.etl.apply.number_limits import (
+    NUMBERS,
+    Flags,
+    as_stored,
+    is_late,
+    reason,
+    unfit,
+    unfit_after,
+)
 from sluice.etl.ops import Fitted, Operator
 from sluice.etl.ops.base import as_number, as_text
 from sluice.etl.ops.hashing import hash_rows
@@ -33,14 +41,20 @@ _BETWEEN = "\x1f"
 MODEL_ROLES = ("dense", "sparse", "id_list")
 
 
-def in_training(columns: Mapping[str, pa.Array], keys: Keys, spec: Spec, split: npt.NDArray[np.int32] | None = None
-                ) -> npt.NDArray[np.bool_]:
+def in_training(
+    columns: Mapping[str, pa.Array],
+    keys: Keys,
+    spec: Spec,
+    split: npt.NDArray[np.int32] | None = None,
+) -> npt.NDArray[np.bool_]:
     """Whether each row is in the split that everything is learned from; `split` holds the rows' splits, if they are
     known."""
     if len(spec.table.split) == 1 and not spec.table.split_column:
         return np.ones(len(keys), bool)
     number = list(spec.table.split).index(spec.table.training)
-    return np.asarray((FileAssignment(spec, ()).split(keys, columns) if split is None else split) == number)
+    return np.asarray(
+        (FileAssignment(spec, ()).split(keys, columns) if split is None else split) == number
+    )
 
 
 class Features:
@@ -58,8 +72,14 @@ class Features:
                 self.prepared(learned.key, learned.op)
         self._needs = {name for column in spec.columns for op in column.ops for name in op.needs}
 
-    def apply(self, columns: Mapping[str, pa.Array], keys: Keys | None = None, but: Container[str] = (),
-              split: npt.NDArray[np.int32] | None = None, folds: Keys | None = None) -> list[pa.Array]:
+    def apply(
+        self,
+        columns: Mapping[str, pa.Array],
+        keys: Keys | None = None,
+        but: Container[str] = (),
+        split: npt.NDArray[np.int32] | None = None,
+        folds: Keys | None = None,
+    ) -> list[pa.Array]:
         """Returns the table's columns, in the spec's order, as Spark stores them; without those that `but` names. Rows
         that `late_unfit` names are not fit to be stored. `split` and `folds` are what rows have if their keys do not
         decide it, as of rows that are drawn for others.
@@ -67,12 +87,22 @@ class Features:
         Without `keys`, as in serving, rows belong to no fold, and labels need not be there. Rows outside the training
         split belong to no fold either, as nothing was learned from them: they are treated as a server treats them."""
         extras = self.extras(columns, keys, split, folds)
-        return [stored(self.run(column, column.left_to_spark, columns, extras), self.spec, column)
-                for column in self.spec.columns if column.name not in but
-                and (column.sources[0] in columns or column.role != "label")]
+        return [
+            stored(self.run(column, column.left_to_spark, columns, extras), self.spec, column)
+            for column in self.spec.columns
+            if column.name not in but and (column.sources[0] in columns or column.role != "label")
+        ]
 
-    def late_unfit(self, columns: Mapping[str, pa.Array], keys: Keys, split: npt.NDArray[np.int32], folds: Keys,
-                   *, made: Mapping[str, pa.Array] | None = None, but: Container[str] = ()) -> dict[str, Flags]:
+    def late_unfit(
+        self,
+        columns: Mapping[str, pa.Array],
+        keys: Keys,
+        split: npt.NDArray[np.int32],
+        folds: Keys,
+        *,
+        made: Mapping[str, pa.Array] | None = None,
+        but: Container[str] = (),
+    ) -> dict[str, Flags]:
         """The rows of which a number may not be published, by the reason, as far as that shows once operators have
         learned; not those of the columns that `but` names. `made` are columns that `apply` made. What is left to the
         loader is looked at, too."""
@@ -84,7 +114,9 @@ class Features:
                     bad = unfit(made[column.name].to_numpy(zero_copy_only=False), column)
                 else:
                     extras = self.extras(columns, keys, split, folds) if extras is None else extras
-                    bad = unfit_after(column, partial(self.run, column, columns=columns, extras=extras))
+                    bad = unfit_after(
+                        column, partial(self.run, column, columns=columns, extras=extras)
+                    )
                 if len(bad):
                     found[reason(column)] = bad
         return found
@@ -98,37 +130,59 @@ class Features:
         for column in self.spec.columns:
             if column.role in MODEL_ROLES:
                 values = self.run(column, column.left_to_spark, columns, extras)
-                found[column.name] = as_number(values) if column.role == "dense" and column.online is None else \
-                    _values(values, column)
+                found[column.name] = (
+                    as_number(values)
+                    if column.role == "dense" and column.online is None
+                    else _values(values, column)
+                )
         return found
 
-    def extras(self, columns: Mapping[str, pa.Array], keys: Keys | None, split: npt.NDArray[np.int32] | None = None,
-               folds: Keys | None = None) -> dict[str, pa.Array]:
+    def extras(
+        self,
+        columns: Mapping[str, pa.Array],
+        keys: Keys | None,
+        split: npt.NDArray[np.int32] | None = None,
+        folds: Keys | None = None,
+    ) -> dict[str, pa.Array]:
         """What operators may need to know about a row besides their column."""
         if not self._needs:
             return {}
         count = len(next(iter(columns.values())))
         there = self.spec.label in columns
-        found = {"label": (self.spec.labels(columns) if there else pa.nulls(count)).cast(pa.int8()),
-                 "key": pa.nulls(count, pa.int64()), "time": pa.nulls(count, pa.float64())}
+        found = {
+            "label": (self.spec.labels(columns) if there else pa.nulls(count)).cast(pa.int8()),
+            "key": pa.nulls(count, pa.int64()),
+            "time": pa.nulls(count, pa.float64()),
+        }
         if keys is not None:
             others = ~in_training(columns, keys, self.spec, split)
             if "key" in self._needs:
                 folds = fold_keys(columns, keys, self.spec) if folds is None else folds
                 found["key"] = pa.array(folds.view(np.int64), mask=others)
             if "time" in self._needs:
-                at = as_number(columns[self.spec.table.split_time or ""]).to_numpy(zero_copy_only=False)
+                at = as_number(columns[self.spec.table.split_time or ""]).to_numpy(
+                    zero_copy_only=False
+                )
                 found["time"] = pa.array(at, mask=others)
         return found
 
-    def run(self, column: ColumnSpec, ops: Sequence[Operator], columns: Mapping[str, pa.Array],
-            extras: Mapping[str, pa.Array]) -> pa.Array:
+    def run(
+        self,
+        column: ColumnSpec,
+        ops: Sequence[Operator],
+        columns: Mapping[str, pa.Array],
+        extras: Mapping[str, pa.Array],
+    ) -> pa.Array:
         """The column after `ops`, the first of its operators."""
         values = columns[column.sources[0]]
         if len(column.sources) > 1:
-            values = pa.StructArray.from_arrays([columns[s] for s in column.sources], list(column.sources))
+            values = pa.StructArray.from_arrays(
+                [columns[s] for s in column.sources], list(column.sources)
+            )
         for number, op in enumerate(ops):
-            learned = self.prepared(column.state_key(number), op) if isinstance(op, Fitted) else None
+            learned = (
+                self.prepared(column.state_key(number), op) if isinstance(op, Fitted) else None
+            )
             if isinstance(op, Python):
                 learned = self._functions[op.function]
             values = step_of(column.name, op, values, learned, extras)
@@ -146,11 +200,16 @@ def cardinalities(spec: Spec, state: FittedState) -> dict[str, int]:
     found = {}
     for column in spec.columns:
         if column.role in ("sparse", "id_list"):
-            giving = [i for i, op in enumerate(column.ops) if op.gives == "id" or (getattr(op, "size", None)
-                      and op.name == "python")]
+            giving = [
+                i
+                for i, op in enumerate(column.ops)
+                if op.gives == "id" or (getattr(op, "size", None) and op.name == "python")
+            ]
             last = giving[-1]
             op = column.ops[last]
-            size = op.cardinality(state.kept(column.state_key(last)) if isinstance(op, Fitted) else None)
+            size = op.cardinality(
+                state.kept(column.state_key(last)) if isinstance(op, Fitted) else None
+            )
             if size is not None:
                 found[column.name] = size
     return found
@@ -164,8 +223,13 @@ def stored(values: pa.Array, spec: Spec, column: ColumnSpec) -> pa.Array:
 
 def _values(values: pa.Array, column: ColumnSpec) -> pa.Array:
     if column.raw:
-        return as_text(values) if column.type == "string" else as_number(values) if column.type == "double" else \
-            values.cast(pa.list_(pa.float64() if "double" in column.type else pa.string()))
+        return (
+            as_text(values)
+            if column.type == "string"
+            else as_number(values)
+            if column.type == "double"
+            else values.cast(pa.list_(pa.float64() if "double" in column.type else pa.string()))
+        )
     if column.role == "id_list":
         return values.cast(pa.list_(pa.int64() if column.wide else pa.int32()))
     if column.role == "key":
@@ -194,14 +258,20 @@ class FileAssignment:
     """If the table is partitioned: each pair of split number and value, as `paired` writes them, in order."""
 
     @classmethod
-    def of(cls, spec: Spec, rows: int, pairs: Mapping[str, int] | None = None, unlabelled: float = 0.0
-           ) -> FileAssignment:
+    def of(
+        cls, spec: Spec, rows: int, pairs: Mapping[str, int] | None = None, unlabelled: float = 0.0
+    ) -> FileAssignment:
         """Plans enough files that each holds about `table.file_rows`; `pairs` are the rows of each, if partitioned, and
         `unlabelled` is the share of rows without a label."""
         if pairs:
             names = tuple(sorted(pairs, key=lambda pair: (int(pair.partition(_BETWEEN)[0]), pair)))
-            return cls(spec, tuple(-(-pairs[name] // spec.table.file_rows) for name in names), names)
-        shares = [unlabelled if name == spec.table.unlabelled else share for name, share in spec.table.split.items()]
+            return cls(
+                spec, tuple(-(-pairs[name] // spec.table.file_rows) for name in names), names
+            )
+        shares = [
+            unlabelled if name == spec.table.unlabelled else share
+            for name, share in spec.table.split.items()
+        ]
         files = tuple(max(1, -(-int(rows * share) // spec.table.file_rows)) for share in shares)
         return cls(spec, files)
 
@@ -211,20 +281,27 @@ class FileAssignment:
         if not self.pairs:
             return [int(end) for end in np.cumsum(self.files)]
         splits = [int(pair.partition(_BETWEEN)[0]) for pair in self.pairs]
-        return [sum(count for of, count in zip(splits, self.files, strict=True) if of <= number)
-                for number in range(len(self.spec.table.split))]
+        return [
+            sum(count for of, count in zip(splits, self.files, strict=True) if of <= number)
+            for number in range(len(self.spec.table.split))
+        ]
 
     @property
     def partitions(self) -> list[str]:
         """The value of each file, if the table is partitioned."""
-        return [pair.partition(_BETWEEN)[2] for pair, count in zip(self.pairs, self.files, strict=bool(self.pairs))
-                for _ in range(count)]
+        return [
+            pair.partition(_BETWEEN)[2]
+            for pair, count in zip(self.pairs, self.files, strict=bool(self.pairs))
+            for _ in range(count)
+        ]
 
     def paired(self, split: npt.NDArray[np.int32], columns: Mapping[str, pa.Array]) -> pa.Array:
         """The split's number and the value for each row, as one text; a missing or empty value has Hive's name for
         it."""
         values = as_text(columns[self.spec.table.partition or ""])
-        values = pc.fill_null(pc.if_else(pc.equal(values, ""), pa.scalar(None, pa.string()), values), NO_PARTITION)
+        values = pc.fill_null(
+            pc.if_else(pc.equal(values, ""), pa.scalar(None, pa.string()), values), NO_PARTITION
+        )
         return pc.binary_join_element_wise(pa.array(split).cast(pa.string()), values, _BETWEEN)
 
     @property
@@ -247,17 +324,28 @@ class FileAssignment:
         """The number of each row's split; -1 where it lies in none."""
         return split_of(columns, keys, self.spec)
 
-    def file(self, keys: Keys, split: npt.NDArray[np.int32], shares: npt.NDArray[np.float64] | None = None
-             ) -> npt.NDArray[np.int32]:
+    def file(
+        self,
+        keys: Keys,
+        split: npt.NDArray[np.int32],
+        shares: npt.NDArray[np.float64] | None = None,
+    ) -> npt.NDArray[np.int32]:
         """The number of each row's file, over all splits (or over all pairs, if `split` holds the numbers of pairs);
         chosen by `shares`, the share of rows before it, if given."""
         counts = np.array(self.files, np.uint64)[split]
         first = np.cumsum([0, *self.files[:-1]]).astype(np.int32)
         within = keys % counts if shares is None else (shares * counts).astype(np.uint64)
-        return np.asarray(first[split] + np.minimum(within, counts - np.uint64(1)).astype(np.int32), np.int32)
+        return np.asarray(
+            first[split] + np.minimum(within, counts - np.uint64(1)).astype(np.int32), np.int32
+        )
 
-    def place(self, features: Features, columns: Mapping[str, pa.Array], keys: Keys, split: npt.NDArray[np.int32]
-              ) -> tuple[npt.NDArray[np.int32], pa.Array | None]:
+    def place(
+        self,
+        features: Features,
+        columns: Mapping[str, pa.Array],
+        keys: Keys,
+        split: npt.NDArray[np.int32],
+    ) -> tuple[npt.NDArray[np.int32], pa.Array | None]:
         """The file of each row, and what the row is sorted by there before its key, if anything."""
         table = self.spec.table
         if self.pairs:
@@ -266,7 +354,9 @@ class FileAssignment:
         if table.order:
             hidden = next(c for c in self.spec.hidden if c.name == "rows/order")
             shares = features.run(hidden, hidden.ops, columns, {}).to_numpy(zero_copy_only=False)
-            return self.file(keys, split, shares), pc.fill_null(as_number(columns[table.order]), -np.inf)
+            return self.file(keys, split, shares), pc.fill_null(
+                as_number(columns[table.order]), -np.inf
+            )
         if table.together:
             group = hash_rows([columns[table.together]], table.seed)
             return self.file(group, split), pa.array((group >> np.uint64(11)).astype(np.float64))

@@ -13,7 +13,10 @@ from sluice.etl.spec.spec import Input
 HEAD, TAIL = 10, 11
 """How many of a compressed file's first and last bytes `fault` looks at."""
 _ZSTD, _ZSTD_SKIPPED = b"\x28\xb5\x2f\xfd", b"\x2a\x4d\x18"
-_BLOCK, _END = b"1AY&SY", 0x177245385090  # π and √π, as bzip2 writes them before a block and behind the last one
+_BLOCK, _END = (
+    b"1AY&SY",
+    0x177245385090,
+)  # π and √π, as bzip2 writes them before a block and behind the last one
 
 
 def fault(name: str, head: bytes, tail: bytes) -> str | None:
@@ -23,7 +26,7 @@ def fault(name: str, head: bytes, tail: bytes) -> str | None:
     if not name.endswith(".bz2") or not head:
         return None
     end = _END.to_bytes(6, "big")
-    if head[:3] != b"BZh" or head[4:10] not in (_BLOCK[:len(head) - 4], end[:len(head) - 4]):
+    if head[:3] != b"BZh" or head[4:10] not in (_BLOCK[: len(head) - 4], end[: len(head) - 4]):
         return "it is no bzip2 file"
     # The mark, then a checksum of four bytes, and up to seven bits that fill the last byte.
     bits = int.from_bytes(tail, "big")
@@ -70,14 +73,25 @@ def headers_of(source: Input) -> tuple[str, ...]:
     """The lines that are no rows, the longest first: those that a file with a header may begin with, and empty ones,
     unless a row has a single field. In CSV the names may stand in quotes: all of them, or those that need it."""
     names, sign = list(source.columns), source.delimiter
-    is_row = source.format in ("parquet", "delta") or source.multiline or (source.format != "json" and len(names) == 1)
+    is_row = (
+        source.format in ("parquet", "delta")
+        or source.multiline
+        or (source.format != "json" and len(names) == 1)
+    )
     blank = () if is_row else ("",)
     if not source.header:
         return blank
     quoted = [f'"{name.replace(chr(34), chr(34) * 2)}"' for name in names]
-    needed = [inside if sign in name or '"' in name else name for name, inside in zip(names, quoted, strict=True)]
+    needed = [
+        inside if sign in name or '"' in name else name
+        for name, inside in zip(names, quoted, strict=True)
+    ]
     ways = [names, needed, quoted] if source.format == "csv" else [names]
-    found = {sign.join(way[:len(names) - lacking]) for way in ways for lacking in range(len(source.optional) + 1)}
+    found = {
+        sign.join(way[: len(names) - lacking])
+        for way in ways
+        for lacking in range(len(source.optional) + 1)
+    }
     return (*sorted(found - {""}, key=len, reverse=True), *blank)
 
 
@@ -86,7 +100,9 @@ def rows_before(counts: Mapping[tuple[str, int], int]) -> tuple[dict[tuple[str, 
     parts with their numbers of rows. Files come in the order of their names."""
     parts = sorted(counts, key=lambda part: (unquote(part[0]), part[1]))
     ends = list(accumulate(counts[part] for part in parts))
-    return {part: end - counts[part] for part, end in zip(parts, ends, strict=True)}, ends[-1] if ends else 0
+    return {part: end - counts[part] for part, end in zip(parts, ends, strict=True)}, ends[
+        -1
+    ] if ends else 0
 
 
 def refuse_header(file: str, line: str, source: Input) -> None:
@@ -94,14 +110,22 @@ def refuse_header(file: str, line: str, source: Input) -> None:
     have, want = line.rstrip("\r").split(source.delimiter), list(source.columns)
     if line.rstrip("\r") in ("", *headers_of(source)):  # an empty file has an empty line
         return
-    if have != want[:len(have)] or len(have) < len(want) - len(source.optional):
-        place = next((i for i, (a, b) in enumerate(zip(have, want, strict=False)) if a != b), min(len(have), len(want)))
+    if have != want[: len(have)] or len(have) < len(want) - len(source.optional):
+        place = next(
+            (i for i, (a, b) in enumerate(zip(have, want, strict=False)) if a != b),
+            min(len(have), len(want)),
+        )
         other = "\ufffd" in line  # what cannot be decoded
-        better = f"it is not {source.encoding.upper()}: name its input.encoding, such as cp1252" if other else \
-            "make the file's columns those of input.columns, of which the last may be input.optional"
+        better = (
+            f"it is not {source.encoding.upper()}: name its input.encoding, such as cp1252"
+            if other
+            else "make the file's columns those of input.columns, of which the last may be input.optional"
+        )
         names = [repr(side[place]) if place < len(side) else "no column" for side in (have, want)]
-        raise InputError(f"{file}: its header has {names[0]} in column {place + 1}, where the spec has {names[1]} (it "
-                         f"has {len(have)} columns, the spec {len(want)}); {better}")
+        raise InputError(
+            f"{file}: its header has {names[0]} in column {place + 1}, where the spec has {names[1]} (it "
+            f"has {len(have)} columns, the spec {len(want)}); {better}"
+        )
 
 
 _WHOLE = ("tinyint", "smallint", "int", "bigint")
@@ -121,8 +145,9 @@ def common_type(types: Collection[str], kind: str) -> str | None:
     return "bigint" if types <= set(_WHOLE) else "double"
 
 
-def refuse_differences(files: Mapping[str, Mapping[str, str]], columns: Mapping[str, str], optional: Collection[str]
-                       ) -> None:
+def refuse_differences(
+    files: Mapping[str, Mapping[str, str]], columns: Mapping[str, str], optional: Collection[str]
+) -> None:
     """Raises an error that names file and column, if a file lacks a column that is not `optional`, or has it in a type
     that does not go together with that of the first that has it. `columns` has the spec's types. A column that no file
     has is checked elsewhere."""
@@ -130,12 +155,19 @@ def refuse_differences(files: Mapping[str, Mapping[str, str]], columns: Mapping[
         having = [file for file, types in files.items() if column in types]
         for file, types in files.items() if having else ():
             if column not in types and column not in optional:
-                raise InputError(f"{file}: there is no column {column!r}, which {having[0]} has; write it there, or "
-                                 "list it in input.optional, to have nulls there")
-            if column in types and common_type((types[column], files[having[0]][column]), kind) is None:
-                raise InputError(f"{file}: column {column!r} holds {types[column]}, in {having[0]} it holds "
-                                 f"{files[having[0]][column]}; write the files with one type, or read them in jobs of "
-                                 "their own")
+                raise InputError(
+                    f"{file}: there is no column {column!r}, which {having[0]} has; write it there, or "
+                    "list it in input.optional, to have nulls there"
+                )
+            if (
+                column in types
+                and common_type((types[column], files[having[0]][column]), kind) is None
+            ):
+                raise InputError(
+                    f"{file}: column {column!r} holds {types[column]}, in {having[0]} it holds "
+                    f"{files[having[0]][column]}; write the files with one type, or read them in jobs of "
+                    "their own"
+                )
 
 
 def refuse_missing(named: str, have: Collection[str], wanted: Iterable[str]) -> None:

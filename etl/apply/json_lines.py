@@ -28,10 +28,14 @@ def _plain(depth: int = 2) -> str:
     """A pattern of lines that are one object each, with no more than `depth` levels in it. If it lets a line through
     that is not JSON, Arrow refuses that line; lines in which the two readers differ (NaN, the sign of -0, halves of
     surrogate pairs) it does not let through."""
-    unicode = (r"u(?:[0-9a-ce-fA-CE-F][0-9a-fA-F]{3}|[dD][0-7][0-9a-fA-F]{2}|"
-               r"[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2})")
-    inside = within = (r"[+.0-9eEtrufalsn,: \t]|-[1-9]|-0[.eE]|[eE]-[0-9]|"
-                       rf'"(?:[^"\\\x00-\x1f]|\\(?:["\\/bfnrt]|{unicode}))*"')
+    unicode = (
+        r"u(?:[0-9a-ce-fA-CE-F][0-9a-fA-F]{3}|[dD][0-7][0-9a-fA-F]{2}|"
+        r"[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2})"
+    )
+    inside = within = (
+        r"[+.0-9eEtrufalsn,: \t]|-[1-9]|-0[.eE]|[eE]-[0-9]|"
+        rf'"(?:[^"\\\x00-\x1f]|\\(?:["\\/bfnrt]|{unicode}))*"'
+    )
     for _ in range(depth):
         within = rf"{inside}|\{{(?:{within})*\}}|\[(?:{within})*\]"
     return rf"^[ \t]*\{{(?:{within})*\}}[ \t\r]*\n$"
@@ -46,10 +50,16 @@ class Objects:
     with a dotted name is a part of an object, unless a line has a member of that very name; true and false are the
     numbers 1 and 0, and in a list of texts a whole number is its digits."""
 
-    def __init__(self, schema: pa.Schema, kinds: Mapping[str, str], wrong: Mapping[str, str]) -> None:
+    def __init__(
+        self, schema: pa.Schema, kinds: Mapping[str, str], wrong: Mapping[str, str]
+    ) -> None:
         self._schema, self._kinds = schema, kinds
         self._wrong = {**wrong, "text": f"{wrong['text']} in quotes"}
-        self._parts = {name: name.split(".") for name in kinds if _outer(name) and not _outer(name) & kinds.keys()}
+        self._parts = {
+            name: name.split(".")
+            for name in kinds
+            if _outer(name) and not _outer(name) & kinds.keys()
+        }
         self._written_as: dict[str, pa.DataType] = {}
         """The columns that the last lines wrote as another type: numbers as true or false, texts of lists as whole
         numbers. The next lines are read so first."""
@@ -59,7 +69,9 @@ class Objects:
         plain = pc.match_substring_regex(lines, _PLAIN).to_numpy(zero_copy_only=False)
         found: Flags = awry(lines) | ~plain
         for name in self._parts:
-            found |= pc.match_substring(lines, json.dumps(name, ensure_ascii=False)).to_numpy(zero_copy_only=False)
+            found |= pc.match_substring(lines, json.dumps(name, ensure_ascii=False)).to_numpy(
+                zero_copy_only=False
+            )
         return found
 
     def read(self, lines: pa.Array) -> pa.Table:
@@ -70,8 +82,12 @@ class Objects:
         try:
             return self._read(lines)
         except pa.ArrowInvalid:
-            found = {name: kind for line in lines[:_LOOKED_AT].to_pylist() for name, value in self._values(line).items()
-                     if (kind := _written_as(value, self._kinds[name])) is not None}
+            found = {
+                name: kind
+                for line in lines[:_LOOKED_AT].to_pylist()
+                for name, value in self._values(line).items()
+                if (kind := _written_as(value, self._kinds[name])) is not None
+            }
             if found == self._written_as:
                 raise
             self._written_as = found
@@ -86,8 +102,12 @@ class Objects:
                 inner = inner.setdefault(part, {})
             inner[last] = self._written_as.get(field.name, field.type)
         table = pyarrow.json.read_json(
-            pa.BufferReader(joined(lines)), pyarrow.json.ReadOptions(use_threads=False, block_size=1 << 30),
-            pyarrow.json.ParseOptions(explicit_schema=pa.schema(_fields(nested)), unexpected_field_behavior="ignore"))
+            pa.BufferReader(joined(lines)),
+            pyarrow.json.ReadOptions(use_threads=False, block_size=1 << 30),
+            pyarrow.json.ParseOptions(
+                explicit_schema=pa.schema(_fields(nested)), unexpected_field_behavior="ignore"
+            ),
+        )
         if table.num_rows != len(lines):
             raise pa.ArrowInvalid(f"{len(lines)} lines were read as {table.num_rows} objects")
         read = flattened(table).select(self._schema.names).cast(self._schema)
@@ -101,7 +121,11 @@ class Objects:
             value = _DECODER.decode(bare(line).decode())
         except ValueError:
             return {}
-        return {name: self._value(value, name) for name in self._kinds} if isinstance(value, dict) else {}
+        return (
+            {name: self._value(value, name) for name in self._kinds}
+            if isinstance(value, dict)
+            else {}
+        )
 
     def _value(self, value: Any, name: str) -> Any:
         """The member of that name; for a dotted one, if there is none, the part of an object."""
@@ -136,8 +160,10 @@ def _outer(name: str) -> set[str]:
 
 def _fields(nested: Mapping[str, Any]) -> list[pa.Field]:
     """The fields of a schema; what lies in a mapping is a struct."""
-    return [pa.field(name, pa.struct(_fields(kind)) if isinstance(kind, dict) else kind)
-            for name, kind in nested.items()]
+    return [
+        pa.field(name, pa.struct(_fields(kind)) if isinstance(kind, dict) else kind)
+        for name, kind in nested.items()
+    ]
 
 
 def _whole(digits: str) -> int | float:
@@ -163,8 +189,14 @@ def _is_too_deep(text: str) -> bool:
 
 def has_infinity(table: pa.Table) -> bool:
     """Whether a column of numbers, or of lists of them, holds an infinity."""
-    columns = (pc.list_flatten(column) if pa.types.is_list(column.type) else column for column in table.columns)
-    return any(pa.types.is_floating(column.type) and pc.any(pc.is_inf(column)).as_py() for column in columns)
+    columns = (
+        pc.list_flatten(column) if pa.types.is_list(column.type) else column
+        for column in table.columns
+    )
+    return any(
+        pa.types.is_floating(column.type) and pc.any(pc.is_inf(column)).as_py()
+        for column in columns
+    )
 
 
 def as_kind(value: Any, kind: str) -> Any:
@@ -175,14 +207,20 @@ def as_kind(value: Any, kind: str) -> Any:
     if value is None or kind in ("int", "text"):
         return value
     one = str if kind == "texts" else float
-    return one(value) if kind == "float" else [None if item is None else one(item) for item in value]
+    return (
+        one(value) if kind == "float" else [None if item is None else one(item) for item in value]
+    )
 
 
 def _written_as(value: Any, kind: str) -> pa.DataType | None:
     """The type of a value that a line may write in place of one of that kind; None if it is none."""
     if isinstance(value, bool) and kind in ("int", "float"):
         return pa.bool_()
-    if kind == "texts" and isinstance(value, list) and any(_is_whole_number(item) for item in value):
+    if (
+        kind == "texts"
+        and isinstance(value, list)
+        and any(_is_whole_number(item) for item in value)
+    ):
         return pa.list_(pa.int64())
     return None
 
@@ -197,7 +235,9 @@ def fits(value: Any, kind: str) -> bool:
         return True
     if kind in _ELEMENT:
         return isinstance(value, list) and all(
-            fits(item, _ELEMENT[kind]) or (kind == "texts" and _is_whole_number(item)) for item in value)
+            fits(item, _ELEMENT[kind]) or (kind == "texts" and _is_whole_number(item))
+            for item in value
+        )
     if kind == "text":
         return isinstance(value, str) and _is_whole(value)
     if not isinstance(value, (int, float)):

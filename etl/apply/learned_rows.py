@@ -15,10 +15,16 @@ from sluice.etl.table.job_record import JobRecord
 
 def saw_others(before: FittedState, spec: Spec) -> bool:
     """Whether a state was learned from other rows than those of the split that `spec` learns from."""
-    return bool(before.tables) and before.fitted_on != spec.table.training and len(spec.table.split) > 1
+    return (
+        bool(before.tables)
+        and before.fitted_on != spec.table.training
+        and len(spec.table.split) > 1
+    )
 
 
-def why_not(before: FittedState, text: str, spec: Spec, *, mode: str, update: bool, rows_moved: bool) -> str | None:
+def why_not(
+    before: FittedState, text: str, spec: Spec, *, mode: str, update: bool, rows_moved: bool
+) -> str | None:
     """Why `spec` may not build on a state of a version whose spec was `text`, and whose rows had other keys if they
     have `rows_moved`; None if it may.
 
@@ -45,7 +51,9 @@ def why_labels_leak(state: FittedState, parent: JobRecord, spec: Spec) -> str | 
     if "key" in needed and (rule is None or not spec.rule.same(rule)):
         return "its rows are known by other columns now, and so lie in other folds"
     names = [(spec.label, before.label)]
-    names += [(spec.table.split_time or "", before.table.split_time or "")] if "time" in needed else []
+    names += (
+        [(spec.table.split_time or "", before.table.split_time or "")] if "time" in needed else []
+    )
     for name, old in names:
         if old not in (name, spec.input.was.get(name)):
             return f"it was learned by column {old!r}, and the spec goes by {name!r}"

@@ -25,7 +25,9 @@ _RETURNS, _INNER_RETURN = re.compile(rb"\r+\n"), r"\r[^\r\n]"
 _MARK = b"\xef\xbb\xbf"
 _LOOK = 1 << 16
 _SHORT = 2  # bytes of an empty line, with the usual ends
-_BLOCK = 1 << 19  # the text that Arrow works on together: what it makes of more does not stay in a core's cache
+_BLOCK = (
+    1 << 19
+)  # the text that Arrow works on together: what it makes of more does not stay in a core's cache
 
 
 def joined(lines: pa.Array) -> pa.Buffer:
@@ -35,14 +37,16 @@ def joined(lines: pa.Array) -> pa.Buffer:
     if data is None:
         return pa.py_buffer(b"")
     width = np.int64 if pa.types.is_large_binary(lines.type) else np.int32
-    bounds = np.frombuffer(offsets, width)[lines.offset:lines.offset + len(lines) + 1]
+    bounds = np.frombuffer(offsets, width)[lines.offset : lines.offset + len(lines) + 1]
     content = data.slice(int(bounds[0]), int(bounds[-1] - bounds[0]))
     return pa.py_buffer(_RETURNS.sub(b"\n", content)) if _has_return(content) else content
 
 
 def _has_return(content: pa.Buffer) -> bool:
     text = np.frombuffer(content, np.uint8)
-    return any((text[start:start + _LOOK] == ord("\r")).any() for start in range(0, len(text), _LOOK))
+    return any(
+        (text[start : start + _LOOK] == ord("\r")).any() for start in range(0, len(text), _LOOK)
+    )
 
 
 def awry(lines: pa.Array) -> Flags:
@@ -91,31 +95,53 @@ def are_headers(lines: pa.Array, headers: Collection[bytes]) -> Flags:
         like.update(np.flatnonzero(short.to_numpy(zero_copy_only=False)).tolist())
     named = [header for header in headers if header]
     for header in named:
-        if not any(header != other and header.startswith(other) for other in named):  # that one finds them, too
-            like.update(np.flatnonzero(pc.starts_with(lines, header).to_numpy(zero_copy_only=False)).tolist())
+        if not any(
+            header != other and header.startswith(other) for other in named
+        ):  # that one finds them, too
+            like.update(
+                np.flatnonzero(
+                    pc.starts_with(lines, header).to_numpy(zero_copy_only=False)
+                ).tolist()
+            )
     found[[number for number in like if bare(lines[number].as_py()) in headers]] = True
     return found
 
 
-def in_order(first: pa.Table, places: Sequence[int] | npt.NDArray[np.intp], second: pa.Table, others: Sequence[int]
-             ) -> pa.Table:
+def in_order(
+    first: pa.Table,
+    places: Sequence[int] | npt.NDArray[np.intp],
+    second: pa.Table,
+    others: Sequence[int],
+) -> pa.Table:
     """The rows of two tables as one, ordered by the places that the rows of each have."""
     if not len(others):
         return first
-    return pa.concat_tables([first, second]).take(np.argsort(np.concatenate([places, others]), kind="stable"))
+    return pa.concat_tables([first, second]).take(
+        np.argsort(np.concatenate([places, others]), kind="stable")
+    )
 
 
 class Delimited:
     """Cuts lines into cells. In `quoted` lines a field that begins with a quote ends with the next quote that is not
     doubled, and what follows up to the delimiter is a part of it; any other quote is an ordinary character."""
 
-    def __init__(self, schema: pa.Schema, delimiter: str, *, quoted: bool, optional: int = 0, decimal: str = "."
-                 ) -> None:
+    def __init__(
+        self,
+        schema: pa.Schema,
+        delimiter: str,
+        *,
+        quoted: bool,
+        optional: int = 0,
+        decimal: str = ".",
+    ) -> None:
         """A line may end before the last `optional` columns, which are then null."""
         self._least, self._decimal = len(schema) - optional, decimal
         self._schema, self._quoted, self._delimiter = schema, quoted, delimiter.encode()
-        self._options: dict[str, Any] = {"delimiter": delimiter, "quote_char": '"' if quoted else False,
-                                         "ignore_empty_lines": False}
+        self._options: dict[str, Any] = {
+            "delimiter": delimiter,
+            "quote_char": '"' if quoted else False,
+            "ignore_empty_lines": False,
+        }
         end = rf"\x{ord(delimiter):02x}"
         field = rf'(?:"(?:[^"]|"")*"|(?:[^"\n{end}][^\n{end}]*)?)'
         self._closed = rf"^{field}(?:{end}{field})*\r*\n$"
@@ -138,7 +164,9 @@ class Delimited:
 
     def cut(self, lines: pa.Array, alone: Flags) -> tuple[pa.Table, list[tuple[int, str]]]:
         """Reads any lines, as columns of bytes, null where a field is empty, without the lines that are set aside."""
-        table, rejected = self._read(lines.filter(pa.array(~alone)), dict.fromkeys(self._schema.names, pa.binary()))
+        table, rejected = self._read(
+            lines.filter(pa.array(~alone)), dict.fromkeys(self._schema.names, pa.binary())
+        )
         numbers = np.flatnonzero(~alone)
         rejected = [(int(numbers[number]), reason) for number, reason in rejected]
         rows, there = [], []
@@ -149,11 +177,15 @@ class Delimited:
             else:
                 rows.append([*cells, *[None] * (len(self._schema) - len(cells))])
                 there.append(int(number))
-        more = pa.Table.from_pylist([dict(zip(table.column_names, cells, strict=True)) for cells in rows], table.schema)
+        more = pa.Table.from_pylist(
+            [dict(zip(table.column_names, cells, strict=True)) for cells in rows], table.schema
+        )
         read = np.setdiff1d(np.arange(len(lines)), [*there, *(number for number, _ in rejected)])
         return in_order(table, read, more, there), rejected
 
-    def _read(self, lines: pa.Array, types: Mapping[str, pa.DataType]) -> tuple[pa.Table, list[tuple[int, str]]]:
+    def _read(
+        self, lines: pa.Array, types: Mapping[str, pa.DataType]
+    ) -> tuple[pa.Table, list[tuple[int, str]]]:
         table, wrong = self._of_width(lines, types)
         short: dict[int, list[int]] = defaultdict(list)
         for number, width in wrong:
@@ -161,7 +193,9 @@ class Delimited:
                 short[width].append(number)
         places = np.setdiff1d(np.arange(len(lines)), [number for number, _ in wrong])
         for width, numbers in short.items():
-            some, _ = self._of_width(lines.take(pa.array(numbers)), dict(list(types.items())[:width]))
+            some, _ = self._of_width(
+                lines.take(pa.array(numbers)), dict(list(types.items())[:width])
+            )
             for name, kind in list(types.items())[width:]:
                 some = some.append_column(name, pa.nulls(len(numbers), kind))
             table = in_order(table, places, some, numbers)
@@ -169,7 +203,9 @@ class Delimited:
         kept = set(itertools.chain(*short.values()))
         return table, [(number, FIELDS) for number, _ in wrong if number not in kept]
 
-    def _of_width(self, lines: pa.Array, types: Mapping[str, pa.DataType]) -> tuple[pa.Table, list[tuple[int, int]]]:
+    def _of_width(
+        self, lines: pa.Array, types: Mapping[str, pa.DataType]
+    ) -> tuple[pa.Table, list[tuple[int, int]]]:
         """Reads the lines that have as many fields as there are types, and says of each other how many it has."""
         wrong: list[tuple[int, int]] = []
         if not len(lines):
@@ -182,12 +218,20 @@ class Delimited:
         content, longest = joined(lines), pc.max(pc.binary_length(lines)).as_py()
         table = pyarrow.csv.read_csv(
             pa.BufferReader(content),
-            pyarrow.csv.ReadOptions(use_threads=False, block_size=max(_BLOCK, longest + 1), column_names=list(types)),
+            pyarrow.csv.ReadOptions(
+                use_threads=False, block_size=max(_BLOCK, longest + 1), column_names=list(types)
+            ),
             pyarrow.csv.ParseOptions(**self._options, invalid_row_handler=short_or_long),
             # Lines that are not UTF-8 are awry, and are not among these.
-            pyarrow.csv.ConvertOptions(column_types=types, null_values=[""], strings_can_be_null=True,
-                                       decimal_point=self._decimal, quoted_strings_can_be_null=False,
-                                       check_utf8=False))
+            pyarrow.csv.ConvertOptions(
+                column_types=types,
+                null_values=[""],
+                strings_can_be_null=True,
+                decimal_point=self._decimal,
+                quoted_strings_can_be_null=False,
+                check_utf8=False,
+            ),
+        )
         return table, wrong
 
     def _cells(self, line: bytes) -> Sequence[bytes | None] | None:

@@ -32,10 +32,14 @@ class _Tail:
         for path in store.files(folder):
             if path.endswith(".parquet"):
                 with store.fs.open_input_file(store.path(path)) as file:
-                    tables.append(pq.ParquetFile(file, page_checksum_verification=True).read(columns))
+                    tables.append(
+                        pq.ParquetFile(file, page_checksum_verification=True).read(columns)
+                    )
         if not tables:
-            raise TableError(f"{store.url(folder)}: what serving must know of other rows is not there; was this "
-                             "version removed by vacuum?")
+            raise TableError(
+                f"{store.url(folder)}: what serving must know of other rows is not there; was this "
+                "version removed by vacuum?"
+            )
         table = pa.concat_tables(tables).combine_chunks()
         return cls(Lookup.of(as_text(table["key"].combine_chunks())), table)
 
@@ -57,10 +61,17 @@ class Serving:
     @classmethod
     def open(cls, table: FeatureTable) -> Serving:
         spec, store = table.spec(), TableStore(table.uri)
-        wanted = {tail_of_join(number): [*join.columns] for number, join in enumerate(spec.rows.joins)}
+        wanted = {
+            tail_of_join(number): [*join.columns] for number, join in enumerate(spec.rows.joins)
+        }
         wanted |= {history.name: ["value"] for history in spec.rows.histories}
-        return cls(spec, {name: _Tail.read(store, folder_of_tails(table.record.job, name), ["key", *columns])
-                          for name, columns in wanted.items()})
+        return cls(
+            spec,
+            {
+                name: _Tail.read(store, folder_of_tails(table.record.job, name), ["key", *columns])
+                for name, columns in wanted.items()
+            },
+        )
 
     def complete(self, columns: Mapping[str, pa.Array]) -> dict[str, pa.Array]:
         """Adds the columns that joins and histories make to the rows' input columns, as
@@ -68,7 +79,9 @@ class Serving:
         whole = dict(columns)
         for number, join in enumerate(self.spec.rows.joins):
             keys = joined([as_text(whole[name]) for name in join.on])
-            whole |= {name: self.tails[tail_of_join(number)].of(keys, name) for name in join.columns}
+            whole |= {
+                name: self.tails[tail_of_join(number)].of(keys, name) for name in join.columns
+            }
         for history in self.spec.rows.histories:
             lists = self.tails[history.name].of(as_text(whole[history.by]), "value")
             whole[history.name] = _lagged(lists, history, whole) if history.lag else _filled(lists)
@@ -92,7 +105,9 @@ def _filled(lists: pa.Array) -> pa.Array:
 
 def _lagged(lists: pa.Array, history: History, columns: Mapping[str, pa.Array]) -> pa.Array:
     """The value `lag` rows before the next row."""
-    lengths = pc.fill_null(pc.list_value_length(lists), 0).to_numpy(zero_copy_only=False).astype(np.int64)
+    lengths = (
+        pc.fill_null(pc.list_value_length(lists), 0).to_numpy(zero_copy_only=False).astype(np.int64)
+    )
     missing = lengths < history.lag
     places = np.where(missing, 0, np.cumsum(lengths) - history.lag)
     before = pc.list_flatten(lists).take(pa.array(places, mask=missing))

@@ -52,7 +52,11 @@ def forms(column: ColumnSpec) -> list[tuple[Sequence[Operator], str]]:
     """The numbers of a column that must be fit to be published, as chains of operators with the type after each: what
     all of them give, and, where some are left to the loader, what is stored for it as one number a row."""
     whole = (column.ops, ROLE_KINDS[column.role][1])
-    return [whole] if column.online is None or column.raw else [(column.left_to_spark, column.type), whole]
+    return (
+        [whole]
+        if column.online is None or column.raw
+        else [(column.left_to_spark, column.type), whole]
+    )
 
 
 def unfit(numbers: npt.NDArray[np.floating], column: ColumnSpec) -> Flags:
@@ -67,7 +71,9 @@ def early_unfit(column: ColumnSpec, columns: Mapping[str, pa.Array]) -> Flags:
     """Which rows of a column that is not `is_late` hold a number that may not be published; no flags if none does."""
     values = columns[column.sources[0]]
     if len(column.sources) > 1:
-        values = pa.StructArray.from_arrays([columns[name] for name in column.sources], list(column.sources))
+        values = pa.StructArray.from_arrays(
+            [columns[name] for name in column.sources], list(column.sources)
+        )
     elif has_safe_ends(values, column):
         return _NO_ROWS
     return unfit_after(column, lambda ops: _applied(ops, values))
@@ -75,7 +81,9 @@ def early_unfit(column: ColumnSpec, columns: Mapping[str, pa.Array]) -> Flags:
 
 def unfit_after(column: ColumnSpec, run: Callable[[Sequence[Operator]], pa.Array]) -> Flags:
     """Which rows are not fit, where `run` gives the column after some of its operators."""
-    found = [bad for ops, kind in forms(column) if len(bad := unfit(as_stored(run(ops), kind), column))]
+    found = [
+        bad for ops, kind in forms(column) if len(bad := unfit(as_stored(run(ops), kind), column))
+    ]
     return np.any(found, axis=0) if found else _NO_ROWS
 
 

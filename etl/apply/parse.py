@@ -26,14 +26,22 @@ from sluice.etl.spec.spec import Spec
 __all__ = ["ABOUT_ROWS", "INFINITY", "WRONG", "Batches", "InputParser", "Parsed", "fits"]
 
 Batches = Iterator[pa.RecordBatch]
-WRONG = {"int": "not a whole number of 64 bits", "float": "not a number of 64 bits", "text": "not UTF-8 text",
-         "texts": "not a list of texts", "floats": "not a list of numbers of 64 bits"}
+WRONG = {
+    "int": "not a whole number of 64 bits",
+    "float": "not a number of 64 bits",
+    "text": "not UTF-8 text",
+    "texts": "not a list of texts",
+    "floats": "not a list of numbers of 64 bits",
+}
 NO_TIME = "not a time as its format says"
 NO_SPLIT = "missing, or not a number, and rows are split by it (table.split_time)"
 ABOUT_ROWS = ("_bad", "_file", "_from", "_at", *TIES)
 _SPACE = " \t"  # spaces around a number are not part of it
-_PLAIN = {"int": r"^[ \t]*-?[0-9]{1,18}[ \t]*$", "float": r"^[ \t]*-?[0-9]{1,18}(\.[0-9]{1,18})?[ \t]*$",
-          "text": r"^[\x00-\x7f]*$"}
+_PLAIN = {
+    "int": r"^[ \t]*-?[0-9]{1,18}[ \t]*$",
+    "float": r"^[ \t]*-?[0-9]{1,18}(\.[0-9]{1,18})?[ \t]*$",
+    "text": r"^[\x00-\x7f]*$",
+}
 """Patterns of cells of bytes that surely convert."""
 INFINITY = r"(?i)^[ \t]*[+-]?inf(inity)?[ \t]*$"
 """Cells that name an infinity. Any other cell that is read as one holds a number that is too large."""
@@ -57,29 +65,51 @@ class InputParser:
         self._spec, self.label = spec, spec.label
         self._wrong = {**WRONG, "text": f"not {spec.input.encoding.upper()} text"}
         self.schema = pa.schema([(name, ARROW_TYPES[kind]) for name, kind in self.types.items()])
-        self._delimited = Delimited(self.schema, spec.input.delimiter, quoted=spec.input.format == "csv",
-                                    optional=len(spec.input.optional), decimal=spec.input.decimal)
+        self._delimited = Delimited(
+            self.schema,
+            spec.input.delimiter,
+            quoted=spec.input.format == "csv",
+            optional=len(spec.input.optional),
+            decimal=spec.input.decimal,
+        )
         self._objects = Objects(self.schema, self.types, WRONG)
-        self._numbers = [column for column in spec.columns if column.role in NUMBERS and not is_late(column)]
+        self._numbers = [
+            column for column in spec.columns if column.role in NUMBERS and not is_late(column)
+        ]
         self._lines = self._json_lines if spec.input.format == "json" else self._csv_lines
 
     def parse(self, batch: pa.RecordBatch, places: npt.NDArray[np.float64] | None = None) -> Parsed:
         """Splits a batch into good rows and rejects; `places` are those of all its rows, if the spec has a column of
         them."""
         names = batch.schema.names
-        parsed = self._lines(self._in_utf8(batch["line"])) if "line" in names else \
-            self._records(batch) if "_broken" in names else self._without_bad(batch)
+        parsed = (
+            self._lines(self._in_utf8(batch["line"]))
+            if "line" in names
+            else self._records(batch)
+            if "_broken" in names
+            else self._without_bad(batch)
+        )
         parsed = self._with_splits(self._with_good_labels(self._with_times(parsed)))
         if places is not None:
-            parsed.columns[self._spec.input.place or ""] = pa.array(np.delete(places, [n for n, _ in parsed.rejected]))
+            parsed.columns[self._spec.input.place or ""] = pa.array(
+                np.delete(places, [n for n, _ in parsed.rejected])
+            )
         return self._with_good_numbers(parsed)
 
     def _in_utf8(self, lines: pa.Array) -> pa.Array:
         """The lines in UTF-8; bytes that their encoding does not know become some that are no UTF-8 either."""
         name = self._spec.input.encoding
-        return lines if name == "utf-8" else pa.array(
-            [line.decode(name, "surrogateescape").encode("utf-8", "surrogatepass") for line in lines.to_pylist()],
-            lines.type)
+        return (
+            lines
+            if name == "utf-8"
+            else pa.array(
+                [
+                    line.decode(name, "surrogateescape").encode("utf-8", "surrogatepass")
+                    for line in lines.to_pylist()
+                ],
+                lines.type,
+            )
+        )
 
     def _csv_lines(self, lines: pa.Array) -> Parsed:
         alone = self._delimited.awry(lines)
@@ -99,7 +129,10 @@ class InputParser:
     def _records(self, batch: pa.RecordBatch) -> Parsed:
         """Parses cells that were cut already, as bytes; `_broken` is the text of a record with too few or too many."""
         whole = pc.is_null(batch["_broken"])
-        rejected = [(int(number), FIELDS) for number in np.flatnonzero(~whole.to_numpy(zero_copy_only=False))]
+        rejected = [
+            (int(number), FIELDS)
+            for number in np.flatnonzero(~whole.to_numpy(zero_copy_only=False))
+        ]
         cells = pa.Table.from_batches([batch]).select(list(self.types)).filter(whole)
         return self._cell_by_cell(cells, rejected, batch.num_rows)
 
@@ -110,7 +143,9 @@ class InputParser:
         columns = {}
         for name, kind in self.types.items():
             cells = _whole(table[name])
-            if kind == "float" and self._spec.input.decimal == ",":  # a point is no part of such a number
+            if (
+                kind == "float" and self._spec.input.decimal == ","
+            ):  # a point is no part of such a number
                 cells = pc.replace_substring(pc.replace_substring(cells, ".", "?"), ",", ".")
             values, bad = _converted(cells, kind)
             columns[name] = values
@@ -118,7 +153,9 @@ class InputParser:
                 reasons.setdefault(place, f"{name}: {self._wrong[kind]}")
         good = pa.array(np.setdiff1d(np.arange(table.num_rows), list(reasons)))
         rejected += [(int(numbers[place]), reason) for place, reason in reasons.items()]
-        return Parsed({name: values.take(good) for name, values in columns.items()}, len(good), rejected)
+        return Parsed(
+            {name: values.take(good) for name, values in columns.items()}, len(good), rejected
+        )
 
     def _json_lines(self, lines: pa.Array) -> Parsed:
         alone = self._objects.awry(lines)
@@ -148,16 +185,26 @@ class InputParser:
             return Parsed({name: batch[name] for name in names}, batch.num_rows, [])
         bad = batch["_bad"].to_pylist()
         good = pc.is_null(batch["_bad"])
-        return Parsed({name: batch[name].filter(good) for name in names}, bad.count(None),
-                      [(number, f"{name}: {WRONG[self.types[name]]}") for number, name in enumerate(bad)
-                       if name is not None])
+        return Parsed(
+            {name: batch[name].filter(good) for name in names},
+            bad.count(None),
+            [
+                (number, f"{name}: {WRONG[self.types[name]]}")
+                for number, name in enumerate(bad)
+                if name is not None
+            ],
+        )
 
     def _with_good_labels(self, parsed: Parsed) -> Parsed:
         label = self._spec.labels(parsed.columns)
         good = pc.fill_null(pc.is_in(label, pa.array([0, 1], label.type)), False)
         missing = pc.is_null(label)
         good = pc.or_(good, missing) if self._spec.table.unlabelled else good
-        return _but(parsed, good, lambda i: f"{self.label}: {'missing' if missing[i].as_py() else 'neither 0 nor 1'}")
+        return _but(
+            parsed,
+            good,
+            lambda i: f"{self.label}: {'missing' if missing[i].as_py() else 'neither 0 nor 1'}",
+        )
 
     def _with_good_numbers(self, parsed: Parsed) -> Parsed:
         """Sets the rows aside of which a number could not be published, as far as that is known before anything is
@@ -182,7 +229,9 @@ class InputParser:
     def _with_times(self, parsed: Parsed) -> Parsed:
         """Reads the times that are texts; a row with a text that is none is set aside."""
         for name, op in self._spec.input.times.items():
-            if pa.types.is_string((texts := parsed.columns[name]).type):  # rows that met others were read before
+            if pa.types.is_string(
+                (texts := parsed.columns[name]).type
+            ):  # rows that met others were read before
                 found = op.apply(texts, None)
                 parsed.columns[name] = found.cast(ARROW_TYPES[self._spec.input.columns[name]])
                 good = pc.or_(pc.is_null(texts), pc.is_valid(found))
@@ -195,10 +244,18 @@ def _but(parsed: Parsed, good: pa.Array, reason: Callable[[int], str]) -> Parsed
     """Sets the rows aside that are not `good`, each with its reason."""
     if pc.all(good).as_py() is not False:
         return parsed
-    numbers = np.setdiff1d(np.arange(parsed.rows + len(parsed.rejected)), [n for n, _ in parsed.rejected])
-    bad = [(int(numbers[i]), reason(i)) for i in np.flatnonzero(~good.to_numpy(zero_copy_only=False)).tolist()]
-    return Parsed({name: values.filter(good) for name, values in parsed.columns.items()}, parsed.rows - len(bad),
-                  parsed.rejected + bad)
+    numbers = np.setdiff1d(
+        np.arange(parsed.rows + len(parsed.rejected)), [n for n, _ in parsed.rejected]
+    )
+    bad = [
+        (int(numbers[i]), reason(i))
+        for i in np.flatnonzero(~good.to_numpy(zero_copy_only=False)).tolist()
+    ]
+    return Parsed(
+        {name: values.filter(good) for name, values in parsed.columns.items()},
+        parsed.rows - len(bad),
+        parsed.rejected + bad,
+    )
 
 
 def _always(text: str, _place: int) -> str:
@@ -206,8 +263,13 @@ def _always(text: str, _place: int) -> str:
 
 
 def _whole(column: pa.ChunkedArray) -> pa.Array:
-    return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks) if column.num_chunks else \
-        pa.array([], column.type)
+    return (
+        column.chunk(0)
+        if column.num_chunks == 1
+        else pa.concat_arrays(column.chunks)
+        if column.num_chunks
+        else pa.array([], column.type)
+    )
 
 
 def _converted(column: pa.Array, kind: str) -> tuple[pa.Array, list[int]]:

@@ -42,9 +42,18 @@ class Reject:
 
     def to_json(self) -> str:
         """A line of the rejects' files: as Spark writes one, without what is not there."""
-        found = {"file": self.file, "line": self.line, "reason": self.reason, "raw": self.raw, "base64": self.base64}
-        return json.dumps({name: value for name, value in found.items() if value is not None}, ensure_ascii=False,
-                          separators=(",", ":"))
+        found = {
+            "file": self.file,
+            "line": self.line,
+            "reason": self.reason,
+            "raw": self.raw,
+            "base64": self.base64,
+        }
+        return json.dumps(
+            {name: value for name, value in found.items() if value is not None},
+            ensure_ascii=False,
+            separators=(",", ":"),
+        )
 
 
 def refuse_others(folder: str, names: Iterable[tuple[str, bool]]) -> None:
@@ -52,22 +61,32 @@ def refuse_others(folder: str, names: Iterable[tuple[str, bool]]) -> None:
     `names` are the names in it, and whether each is a file."""
     other = next((name for name, plain in names if not plain or not _NAMES.fullmatch(name)), None)
     if other is not None:
-        raise InputError(f"--rejects {folder}: holds {other!r}, which no job set aside and which would be removed; "
-                         "name another folder")
+        raise InputError(
+            f"--rejects {folder}: holds {other!r}, which no job set aside and which would be removed; "
+            "name another folder"
+        )
 
 
 class Refused:
     """Finds the rows of one batch after another that the table does not get: those that do not parse, and, if
     `features` are given, those of which a feature cannot be published once operators have learned."""
 
-    def __init__(self, spec: Spec, headers: Collection[bytes] = (), features: Features | None = None,
-                 but: Collection[str] = ()) -> None:
+    def __init__(
+        self,
+        spec: Spec,
+        headers: Collection[bytes] = (),
+        features: Features | None = None,
+        but: Collection[str] = (),
+    ) -> None:
         """Lines that repeat a header are no rows. Columns that `but` names are not looked at."""
         self._spec, self._headers, self._features, self._but = spec, headers, features, but
         self._parser = InputParser(spec)
 
-    def of(self, batch: pa.RecordBatch, places: Callable[[pa.RecordBatch], Places | None] = lambda _: None
-           ) -> Iterator[tuple[int, str, str, str | None]]:
+    def of(
+        self,
+        batch: pa.RecordBatch,
+        places: Callable[[pa.RecordBatch], Places | None] = lambda _: None,
+    ) -> Iterator[tuple[int, str, str, str | None]]:
         """Yields the number in its batch, the reason, the text and the base64 of each such row. `places` gives those
         of all rows in the input, if the spec has a column of them."""
         numbers = np.arange(batch.num_rows)
@@ -84,7 +103,9 @@ class Refused:
         if self._features is None or not parsed.rows:
             return ()
         numbers = np.setdiff1d(np.arange(count), [number for number, _ in parsed.rejected])
-        columns, keys = selected(self._spec, replace(parsed, columns={**parsed.columns, _NUMBER: pa.array(numbers)}))
+        columns, keys = selected(
+            self._spec, replace(parsed, columns={**parsed.columns, _NUMBER: pa.array(numbers)})
+        )
         kept = columns.pop(_NUMBER).to_numpy()
         keys = row_keys(columns, self._spec) if keys is None else keys
         found: dict[int, str] = {}
@@ -96,8 +117,9 @@ class Refused:
         return found.items()
 
 
-def texts_of(batch: pa.RecordBatch, rejected: Iterable[tuple[int, str]]
-             ) -> Iterator[tuple[int, str, str, str | None]]:
+def texts_of(
+    batch: pa.RecordBatch, rejected: Iterable[tuple[int, str]]
+) -> Iterator[tuple[int, str, str, str | None]]:
     """Yields the number in its batch, the reason, the text and the base64 of each row that was rejected."""
     ordered = sorted(rejected)
     rows = batch.take(pa.array([number for number, _ in ordered], pa.int64())).to_pylist()

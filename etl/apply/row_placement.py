@@ -45,10 +45,19 @@ class SketchInputs:
         """The look at a job's rows, about `rows` of them: by this table's rule, and also by the rule `before`, if that
         is another one."""
         spec = placement.spec
-        rules = [spec.rule, *([before] if before and before.recognition != spec.rule.recognition else [])]
-        return cls(rules=tuple(rules), bounds=HashBounds.of(rows, spec.table.split), splits=tuple(spec.table.split))
+        rules = [
+            spec.rule,
+            *([before] if before and before.recognition != spec.rule.recognition else []),
+        ]
+        return cls(
+            rules=tuple(rules),
+            bounds=HashBounds.of(rows, spec.table.split),
+            splits=tuple(spec.table.split),
+        )
 
-    def at(self, split: npt.NDArray[np.int32], columns: Mapping[str, pa.Array], keys: Keys) -> Gathered:
+    def at(
+        self, split: npt.NDArray[np.int32], columns: Mapping[str, pa.Array], keys: Keys
+    ) -> Gathered:
         found: Gathered = {}
         for number, rule in enumerate(self.rules):
             as_keys = number == 0 and rule.recognised == rule.columns
@@ -62,8 +71,15 @@ class SketchInputs:
 class RowPlacement:
     """Places one batch of a job's rows after another."""
 
-    def __init__(self, placement: FileAssignment, look: SketchInputs, features: Features, state: FittedState) -> None:
-        self._placement, self._look, self._features, self._spec = placement, look, features, placement.spec
+    def __init__(
+        self, placement: FileAssignment, look: SketchInputs, features: Features, state: FittedState
+    ) -> None:
+        self._placement, self._look, self._features, self._spec = (
+            placement,
+            look,
+            features,
+            placement.spec,
+        )
         self._drawn_from = state["rows/negatives/0"] if self._spec.rows.negatives else None
         self.seen: Gathered = {}
         """What the sketches gathered so far."""
@@ -78,30 +94,47 @@ class RowPlacement:
             keys = row_keys(columns, spec)
             split, folds = split[origin], folds[origin]
         files, first = placement.place(self._features, columns, keys, split)
-        order = [*([] if first is None else [first]),
-                 *([pa.array(whole_rows(columns).view(np.int64))] if placement.has_ties else []),
-                 pa.array(self._order_in_file(columns, keys).view(np.int64))]
+        order = [
+            *([] if first is None else [first]),
+            *([pa.array(whole_rows(columns).view(np.int64))] if placement.has_ties else []),
+            pa.array(self._order_in_file(columns, keys).view(np.int64)),
+        ]
         return Rows(columns, keys, folds, split, files, order)
 
     def _order_in_file(self, columns: Mapping[str, pa.Array], keys: Keys) -> Keys:
         """By what rows lie in their file. Rows with one key that differ only in their labels need no more than one
         number for both."""
-        if self._placement.has_ties or self._spec.rule.without(self._spec.label) != self._spec.rule.columns:
+        if (
+            self._placement.has_ties
+            or self._spec.rule.without(self._spec.label) != self._spec.rule.columns
+        ):
             return keys
         return mix(keys ^ hash_rows([columns[self._spec.label]], 0))
 
-    def fit(self, rows: Rows, made: Sequence[pa.Array], names: Sequence[str], but: Container[str] = ()
-            ) -> tuple[Rows, list[pa.Array]]:
+    def fit(
+        self, rows: Rows, made: Sequence[pa.Array], names: Sequence[str], but: Container[str] = ()
+    ) -> tuple[Rows, list[pa.Array]]:
         """The rows that may be published, and their columns of these names as `made`. Sketches gather these rows
         alone."""
-        flags = self._features.late_unfit(rows.columns, rows.keys, rows.split, rows.folds,
-                                          made=dict(zip(names, made, strict=True)), but=but)
+        flags = self._features.late_unfit(
+            rows.columns,
+            rows.keys,
+            rows.split,
+            rows.folds,
+            made=dict(zip(names, made, strict=True)),
+            but=but,
+        )
         if flags:
             good = ~np.any(list(flags.values()), axis=0)
             kept = pa.array(good)
-            rows = Rows({name: values.filter(kept) for name, values in rows.columns.items()}, rows.keys[good],
-                        rows.folds[good], rows.split[good], rows.files[good],
-                        [values.filter(kept) for values in rows.order])
+            rows = Rows(
+                {name: values.filter(kept) for name, values in rows.columns.items()},
+                rows.keys[good],
+                rows.folds[good],
+                rows.split[good],
+                rows.files[good],
+                [values.filter(kept) for values in rows.order],
+            )
             made = [values.filter(kept) for values in made]
         gather(self.seen, self._look.at(rows.split, rows.columns, rows.keys))
         return rows, list(made)
@@ -109,4 +142,8 @@ class RowPlacement:
     @staticmethod
     def order(placement: FileAssignment) -> list[str]:
         """The names of `Rows.order`: rows are sorted by `_first`, if there is one, then `_key`, then `_row`."""
-        return [*(["_first"] if placement.sorted_by_value else []), *(["_row"] if placement.has_ties else []), "_key"]
+        return [
+            *(["_first"] if placement.sorted_by_value else []),
+            *(["_row"] if placement.has_ties else []),
+            "_key",
+        ]

@@ -50,19 +50,25 @@ class Lost:
     def text(self, example: str | None) -> str:
         what = "cannot be read" if self.unread else "are missing"
         shown = "" if example is None else f", for instance {example!r}"
-        return (f"column {self.column!r}: {self.now:.1%} of its values {what}{shown}; in the version before it was "
-                f"{self.before:.1%}")
+        return (
+            f"column {self.column!r}: {self.now:.1%} of its values {what}{shown}; in the version before it was "
+            f"{self.before:.1%}"
+        )
 
 
 def lost(before: Mapping[str, float], after: Mapping[str, float], *, unread: bool) -> list[Lost]:
     """The columns of both versions in which the share of lost values has grown too much, worst first."""
-    found = [Lost(column=name, before=before[name], now=share, unread=unread) for name, share in after.items()
-             if name in before and share > TIMES * before[name] and share - before[name] >= MORE - 1e-9]
+    found = [
+        Lost(column=name, before=before[name], now=share, unread=unread)
+        for name, share in after.items()
+        if name in before and share > TIMES * before[name] and share - before[name] >= MORE - 1e-9
+    ]
     return sorted(found, key=lambda one: (one.before - one.now, one.column))
 
 
-def refuse_lost(before: JobRecord | None, now: LostValues, accepted: Container[str], say: Callable[[str], None]
-                ) -> None:
+def refuse_lost(
+    before: JobRecord | None, now: LostValues, accepted: Container[str], say: Callable[[str], None]
+) -> None:
     """Refuses a version in which a column has lost many more of its values than before: they are missing, or there but
     cannot be read, whatever fills may make of them."""
     missing: Mapping[str, float] = {}
@@ -72,22 +78,30 @@ def refuse_lost(before: JobRecord | None, now: LostValues, accepted: Container[s
     for one in [*lost(unread, now.unread, unread=True), *lost(missing, now.nulls, unread=False)]:
         if one.column not in accepted:
             example = now.examples.get(one.column) if one.unread else None
-            raise DriftError(f"{one.text(example)}; nothing was published; mend the input, let the spec read it (a "
-                             f"format may be several), or accept it with --accept-nulls {one.column}")
+            raise DriftError(
+                f"{one.text(example)}; nothing was published; mend the input, let the spec read it (a "
+                f"format may be several), or accept it with --accept-nulls {one.column}"
+            )
     for name, share in now.unread.items():
         if share >= MORE and name not in unread:
-            say(f"warning: column {name!r}: {share:.1%} of its values cannot be read, for instance "
-                f"{now.examples[name]!r}, and no version before says whether that is usual")
+            say(
+                f"warning: column {name!r}: {share:.1%} of its values cannot be read, for instance "
+                f"{now.examples[name]!r}, and no version before says whether that is usual"
+            )
 
 
-def unread(features: Features, columns: Mapping[str, pa.Array]) -> Iterator[tuple[str, int, str | None]]:
+def unread(
+    features: Features, columns: Mapping[str, pa.Array]
+) -> Iterator[tuple[str, int, str | None]]:
     """Yields, for each column of a batch whose operators read values, the number of rows in which one could not, and
     such a value."""
     for column in features.spec.columns:
         if not (upto := reading(column.left_to_spark)):
             continue
         given = columns[column.sources[0]]
-        bad = pc.and_(pc.invert(lacks(given)), lacks(features.run(column, column.ops[:upto], columns, {})))
+        bad = pc.and_(
+            pc.invert(lacks(given)), lacks(features.run(column, column.ops[:upto], columns, {}))
+        )
         count = pc.sum(bad).as_py() or 0
         example = str(given.filter(bad)[0].as_py())[:_SHOWN] if count else None
         yield column.name, count, example

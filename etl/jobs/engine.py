@@ -64,8 +64,10 @@ def first_rows(parts: Iterable[Mapping[str, pa.Array]], rows: int) -> dict[str, 
         if sum(table.num_rows for table in held) >= rows:
             break
     whole = pa.concat_tables(held).slice(0, rows).combine_chunks() if held else pa.table({})
-    return {name: column.chunk(0) if column.num_chunks else pa.array([], column.type)
-            for name, column in zip(whole.column_names, whole.columns, strict=True)}
+    return {
+        name: column.chunk(0) if column.num_chunks else pa.array([], column.type)
+        for name, column in zip(whole.column_names, whole.columns, strict=True)
+    }
 
 
 @contextlib.contextmanager
@@ -74,11 +76,19 @@ def clearly() -> Iterator[None]:
     try:
         yield
     except MemoryError as error:
-        raise JobFailure(f"this machine's memory does not do for it ({error}); nothing was published") from error
+        raise JobFailure(
+            f"this machine's memory does not do for it ({error}); nothing was published"
+        ) from error
     except OSError as error:
-        words = "the disk is full: make room for output and TMPDIR " if error.errno == errno.ENOSPC else \
-            "a folder cannot be written: the output, or TMPDIR " if error.errno in (errno.EROFS, errno.EACCES) else \
-            "a disk does not work: that of the input, the output or TMPDIR " if error.errno == errno.EIO else ""
+        words = (
+            "the disk is full: make room for output and TMPDIR "
+            if error.errno == errno.ENOSPC
+            else "a folder cannot be written: the output, or TMPDIR "
+            if error.errno in (errno.EROFS, errno.EACCES)
+            else "a disk does not work: that of the input, the output or TMPDIR "
+            if error.errno == errno.EIO
+            else ""
+        )
         place = f"{error.filename}: " if error.filename else ""
         raise JobFailure(f"{place}{words}({error}); nothing was published") from error
 

@@ -14,7 +14,9 @@ def fit(engine: Engine, before: FittedState | None = None) -> tuple[FittedState,
     spec, counted = engine.spec, None
     tables: dict[str, Learnt] = {}
     for level in range(max(1, spec.levels)):
-        wanted = {number: learned for number, learned in enumerate(spec.fitted) if learned.level == level}
+        wanted = {
+            number: learned for number, learned in enumerate(spec.fitted) if learned.level == level
+        }
         sums = engine.sums(level, FittedState(spec=spec.fitted_hash, tables=tables), wanted)
         for number, learned in wanted.items():
             new = sums.stored.get(number)
@@ -25,8 +27,9 @@ def fit(engine: Engine, before: FittedState | None = None) -> tuple[FittedState,
             tables[learned.key] = new
         counted = counted or sums.counted
     assert counted is not None
-    return FittedState(spec=spec.fitted_hash, tables=tables, chains=spec.chains,
-                       fitted_on=spec.table.training), counted
+    return FittedState(
+        spec=spec.fitted_hash, tables=tables, chains=spec.chains, fitted_on=spec.table.training
+    ), counted
 
 
 def count(engine: Engine) -> Counted:
@@ -35,6 +38,8 @@ def count(engine: Engine) -> Counted:
 
 
 def too_many_values(named: str, max_values: int) -> InputError:
-    return InputError(f"{named}: its columns have more than {max_values:,} values to keep in all; give the "
-                      "largest a min_count or max_size, or hash them; with past = true each moment of a value "
-                      "counts: give past_step")
+    return InputError(
+        f"{named}: its columns have more than {max_values:,} values to keep in all; give the "
+        "largest a min_count or max_size, or hash them; with past = true each moment of a value "
+        "counts: give past_step"
+    )

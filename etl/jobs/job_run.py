@@ -103,12 +103,22 @@ class Job:
         if self.split_moved not in ("refuse", "accept"):
             raise SplitMoved(f"split_moved = {self.split_moved!r}: must be refuse or accept")
         if self.mode == "append" and self.spec.input.place:
-            raise InputError(f"{self.spec.name}: input.place says where a row lies in one job's input, and an append's "
-                             "rows would lie among the earlier ones; hand in all of the input with --mode overwrite")
+            raise InputError(
+                f"{self.spec.name}: input.place says where a row lies in one job's input, and an append's "
+                "rows would lie among the earlier ones; hand in all of the input with --mode overwrite"
+            )
         self.spec.imported()  # a function that may not run is refused before any work
         base, parent, before = Base.read(self.store), None, None
-        there = {*self.spec.input.columns, *(column.name for column in self.spec.columns),
-                 *(name for join in self.spec.rows.joins for name in (*join.columns, join.their_time) if name)}
+        there = {
+            *self.spec.input.columns,
+            *(column.name for column in self.spec.columns),
+            *(
+                name
+                for join in self.spec.rows.joins
+                for name in (*join.columns, join.their_time)
+                if name
+            ),
+        }
         for name in self.accept_nulls:
             if name not in there:
                 raise InputError(f"--accept-nulls {name}: no such column{nearest(name, there)}")
@@ -117,40 +127,80 @@ class Job:
             table = FeatureTable.open(self.store.uri, base.version)
             parent = table.record if table.records else None
         own = self.spec
-        if self.mode == "append" and parent is not None and not placement_of(own.text) and (
-                left := placement_of(parent.spec)):
+        if (
+            self.mode == "append"
+            and parent is not None
+            and not placement_of(own.text)
+            and (left := placement_of(parent.spec))
+        ):
             own = Spec.parse(with_placement(own.text, left), own.name, own.permission)
         if self.refit and (self.mode != "overwrite" or self.reuse_state):
-            raise StateError("--refit learns everything anew, and gives every id anew: it goes with --mode overwrite "
-                             "and all of the input, without --reuse-state")
+            raise StateError(
+                "--refit learns everything anew, and gives every id anew: it goes with --mode overwrite "
+                "and all of the input, without --reuse-state"
+            )
         if not self.refit and (self.reuse_state or self.update_state or self.mode == "append"):
             # An append that learned anew would give one id to two values.
-            before = _state_before(own, self.store, parent.state if parent else None,
-                                   partly=self.update_state and self.mode == "overwrite")
+            before = _state_before(
+                own,
+                self.store,
+                parent.state if parent else None,
+                partly=self.update_state and self.mode == "overwrite",
+            )
         spec, rule_before = under_rule(own, parent, accept=self.split_moved == "accept")
-        if before is not None and parent is not None and (why := why_not(
-                before, parent.spec, spec, mode=self.mode, update=self.update_state,
-                rows_moved=not spec.rule.same(parent.identity or spec.rule))):
-            raise StateError(f"{self.store.uri}: what version {base.version} learned cannot be built on: {why}")
+        if (
+            before is not None
+            and parent is not None
+            and (
+                why := why_not(
+                    before,
+                    parent.spec,
+                    spec,
+                    mode=self.mode,
+                    update=self.update_state,
+                    rows_moved=not spec.rule.same(parent.identity or spec.rule),
+                )
+            )
+        ):
+            raise StateError(
+                f"{self.store.uri}: what version {base.version} learned cannot be built on: {why}"
+            )
         if parent is not None:
             self._keep_labels_apart(spec, parent, before)
         if self.mode == "append":
-            base.permit_append(stored_schema(spec.fields({}), partitioned=spec.table.partition is not None),
-                               self.store.uri)
-        for name, value in (("base", base), ("parent", parent), ("before", before), ("spec", spec),
-                            ("rule_before", rule_before)):
+            base.permit_append(
+                stored_schema(spec.fields({}), partitioned=spec.table.partition is not None),
+                self.store.uri,
+            )
+        for name, value in (
+            ("base", base),
+            ("parent", parent),
+            ("before", before),
+            ("spec", spec),
+            ("rule_before", rule_before),
+        ):
             object.__setattr__(self, name, value)
         self.store.probe()
 
     def _keep_labels_apart(self, spec: Spec, parent: JobRecord, before: FittedState | None) -> None:
         """Refuses to go on from a version in a way in which a row could meet its own label."""
         if before is not None and (why := why_labels_leak(before, parent, spec)):
-            raise StateError(f"{self.store.uri}: what version {parent.version} learned from labels cannot be applied "
-                             f"to these rows, as they could meet their own: {why}; {self._anew(spec)}")
+            raise StateError(
+                f"{self.store.uri}: what version {parent.version} learned from labels cannot be applied "
+                f"to these rows, as they could meet their own: {why}; {self._anew(spec)}"
+            )
 
     def _anew(self, spec: Spec) -> str:
         """The command that makes the table anew, in which every id stays."""
-        words = ["--spec", spec.name, "--output", self.store.uri, "--mode", "overwrite", "--update-state"]
+        words = [
+            "--spec",
+            spec.name,
+            "--output",
+            self.store.uri,
+            "--mode",
+            "overwrite",
+            "--update-state",
+        ]
         return f"make it anew from all of its input: sluice etl {shlex.join(words)} --input …"
 
     def run(self, engine: Engine) -> Result:
@@ -164,15 +214,23 @@ class Job:
         start = time.monotonic()
         engine.check()
         if self.spec.unused:
-            progress.say(f"note: nothing is made of the input columns {', '.join(self.spec.unused)}")
+            progress.say(
+                f"note: nothing is made of the input columns {', '.join(self.spec.unused)}"
+            )
         learning, named, judged = self.learns, False, False
         if self.before is not None and saw_others(self.before, self.spec):
-            progress.say(f"note: what is applied here was learned from the rows of split {self.before.fitted_on!r}, so "
-                         "tests on this table may look better than they are; --mode overwrite --refit with all of the "
-                         f"input learns it from split {self.spec.table.training!r} alone")
+            progress.say(
+                f"note: what is applied here was learned from the rows of split {self.before.fitted_on!r}, so "
+                "tests on this table may look better than they are; --mode overwrite --refit with all of the "
+                f"input learns it from split {self.spec.table.training!r} alone"
+            )
         try:
             with progress.stage("fitting" if learning else "counting rows"):
-                state, counted = fit(engine, self.before) if learning else (self.before or FittedState(), count(engine))
+                state, counted = (
+                    fit(engine, self.before)
+                    if learning
+                    else (self.before or FittedState(), count(engine))
+                )
             self._judge(engine, counted, progress)
             judged = True
             ways = engine.ways(state)
@@ -185,9 +243,15 @@ class Job:
                 sketches = engine.write(state, counted)
             with progress.stage("checking"):
                 record, fields, counted = self._record(engine, state, counted, sketches)
-                record = replace(record, took={
-                    "rows": counted.parsed, "seconds": round(time.monotonic() - start, 2), "machine": this_machine(),
-                    "start_s": round(progress.took.get(STARTING, 0.0), 2)})
+                record = replace(
+                    record,
+                    took={
+                        "rows": counted.parsed,
+                        "seconds": round(time.monotonic() - start, 2),
+                        "machine": this_machine(),
+                        "start_s": round(progress.took.get(STARTING, 0.0), 2),
+                    },
+                )
                 self._compare(record, progress)
                 self._warn_of_empty_splits(record, progress)
                 self._watch(record, progress)
@@ -196,19 +260,31 @@ class Job:
             self._clean()
             if not named:
                 self.store.remove(self.files_of_state)
-            if judged and not isinstance(error, TooManyRejects):  # they are not what it was refused for
+            if judged and not isinstance(
+                error, TooManyRejects
+            ):  # they are not what it was refused for
                 self.store.remove(f"{_REJECTS}/{self.name}")
             raise
         try:
-            version = publish(self.store, self.base, record, fields)  # only the log knows whether it landed
+            version = publish(
+                self.store, self.base, record, fields
+            )  # only the log knows whether it landed
         except CommitConflict:
             self._clean()
             raise
         if self.base.version is None:
             self._remove_refused()
-        return Result(rows_in=counted.parsed + sum(counted.rejected.values()), rows_out=record.rows,
-                      rejected=counted.rejected, version=version, fingerprint=Fingerprint.of(fields),
-                      files=len(record.files), splits=_splits(record), ways=ways, engine=engine.name)
+        return Result(
+            rows_in=counted.parsed + sum(counted.rejected.values()),
+            rows_out=record.rows,
+            rejected=counted.rejected,
+            version=version,
+            fingerprint=Fingerprint.of(fields),
+            files=len(record.files),
+            splits=_splits(record),
+            ways=ways,
+            engine=engine.name,
+        )
 
     @property
     def learns(self) -> bool:
@@ -240,9 +316,11 @@ class Job:
     def _better(self, reasons: Iterable[str]) -> str:
         """What a spec could say of rows that were set aside for these reasons."""
         said = ["table.unlabelled gives rows without a label a split of their own"] * (
-            f"{self.spec.label}: missing" in reasons)
+            f"{self.spec.label}: missing" in reasons
+        )
         said += ["input.encoding says which bytes a text is of, and `sluice guess` looks"] * any(
-            reason.endswith("text") and self.spec.input.format != "json" for reason in reasons)
+            reason.endswith("text") and self.spec.input.format != "json" for reason in reasons
+        )
         return "".join(f"; {one}" for one in said)
 
     def _judge(self, engine: Engine, counted: Counted, progress: JobProgress) -> None:
@@ -258,19 +336,31 @@ class Job:
             raise InputError(f"{self.named}: holds no rows")
         self._refuse_many(engine, counted, where)
         if len(counted.pairs) > MAX_PAIRS:
-            raise InputError(f"{self.named}: column {self.spec.table.partition!r} makes {len(counted.pairs):,} "
-                             f"partitions over all splits, more than {MAX_PAIRS:,}; choose a table.partition of fewer "
-                             "values")
+            raise InputError(
+                f"{self.named}: column {self.spec.table.partition!r} makes {len(counted.pairs):,} "
+                f"partitions over all splits, more than {MAX_PAIRS:,}; choose a table.partition of fewer "
+                "values"
+            )
         if not counted.rows:
             raise InputError(f"{self.named}: no row is left after the spec's filters and samples")
         learns = any(not learned.op.of_all_splits for learned in self.spec.fitted)
         if self.before is None and learns and not counted.training:
-            raise InputError(f"{self.named}: none of {counted.rows:,} rows lies in split {self.spec.table.training!r}, "
-                             "from which everything is learned; look at table.split")
-        if not self.spec.rows.negatives and not self.spec.rows.relational and counted.rows < counted.parsed:
-            progress.say(f"  {counted.parsed - counted.rows:,} rows are left out by filters, a sample, or a "
-                         "split_column that names no split")
-        waiting = [self.spec.label] if self.spec.table.unlabelled else []  # such rows may come at any time
+            raise InputError(
+                f"{self.named}: none of {counted.rows:,} rows lies in split {self.spec.table.training!r}, "
+                "from which everything is learned; look at table.split"
+            )
+        if (
+            not self.spec.rows.negatives
+            and not self.spec.rows.relational
+            and counted.rows < counted.parsed
+        ):
+            progress.say(
+                f"  {counted.parsed - counted.rows:,} rows are left out by filters, a sample, or a "
+                "split_column that names no split"
+            )
+        waiting = (
+            [self.spec.label] if self.spec.table.unlabelled else []
+        )  # such rows may come at any time
         refuse_lost(self.parent, counted, (*self.accept_nulls, *waiting), progress.say)
 
     def _refuse_many(self, engine: Engine, counted: Counted, where: str) -> None:
@@ -278,11 +368,15 @@ class Job:
         rejected = sum(counted.rejected.values())
         total = counted.parsed + rejected
         if rejected > self.max_rejects * total or not counted.parsed:
-            raise TooManyRejects(f"{rejected:,} of {total:,} rows are rejected, more than --max-rejects "
-                                 f"{self.max_rejects:g} allows ({_most(engine, counted.rejected, where)}); nothing was "
-                                 f"published; rows and reasons are in {where}{self._better(counted.rejected)}")
+            raise TooManyRejects(
+                f"{rejected:,} of {total:,} rows are rejected, more than --max-rejects "
+                f"{self.max_rejects:g} allows ({_most(engine, counted.rejected, where)}); nothing was "
+                f"published; rows and reasons are in {where}{self._better(counted.rejected)}"
+            )
 
-    def _without_unfit(self, engine: Engine, state: FittedState, counted: Counted, rows: int) -> Counted:
+    def _without_unfit(
+        self, engine: Engine, state: FittedState, counted: Counted, rows: int
+    ) -> Counted:
         """Sets those rows aside, too, of which the pass that wrote `rows` rows made a number that may not be
         published. Operators have counted them when they learned."""
         where = self.rejects or engine.url(f"{_REJECTS}/{self.name}")
@@ -305,9 +399,15 @@ class Job:
             return
         before = SplitRows.of(FeatureTable.open(self.store.uri, self.base.version).records.values())
         now = SplitRows.of([record])
-        if self.mode == "append" and (again := there_already(before, now, record.rows)) and again[0]:
-            progress.say(f"warning: {'' if again[1] else 'about '}{again[0]:,} of the {record.rows:,} rows that are "
-                         f"appended are in the table already (known by {self.spec.rule.text})")
+        if (
+            self.mode == "append"
+            and (again := there_already(before, now, record.rows))
+            and again[0]
+        ):
+            progress.say(
+                f"warning: {'' if again[1] else 'about '}{again[0]:,} of the {record.rows:,} rows that are "
+                f"appended are in the table already (known by {self.spec.rule.text})"
+            )
         try:
             text = trained_on(before.trained, now).text
             what = f"{text} lay in 'train' in version {self.base.version}" if text else ""
@@ -315,38 +415,84 @@ class Job:
             what = f"version {record.version}: {unknown}"
         if not what:
             return
-        if self.before is not None and not self.before.tables.keys().isdisjoint(self.spec.learned_from_labels):
-            raise StateError(f"{what}, and what was learned from their labels is kept, so they would meet their own; "
-                             f"nothing was published; {self._anew(self.spec)}")
-        if self.split_moved == "refuse" and before.rule is not None and self.spec.rule.same(before.rule):
-            raise SplitMoved(f"{what}; nothing was published; cut the splits as before, or accept it with {ACCEPT}")
-        progress.say(f"warning: {what}; a run that was trained on that goes on here only with {ACCEPT}")
+        if self.before is not None and not self.before.tables.keys().isdisjoint(
+            self.spec.learned_from_labels
+        ):
+            raise StateError(
+                f"{what}, and what was learned from their labels is kept, so they would meet their own; "
+                f"nothing was published; {self._anew(self.spec)}"
+            )
+        if (
+            self.split_moved == "refuse"
+            and before.rule is not None
+            and self.spec.rule.same(before.rule)
+        ):
+            raise SplitMoved(
+                f"{what}; nothing was published; cut the splits as before, or accept it with {ACCEPT}"
+            )
+        progress.say(
+            f"warning: {what}; a run that was trained on that goes on here only with {ACCEPT}"
+        )
 
-    def _record(self, engine: Engine, state: FittedState, counted: Counted,
-                sketches: Mapping[str, Mapping[str, Sketch]]) -> tuple[JobRecord, Sequence[Field], Counted]:
+    def _record(
+        self,
+        engine: Engine,
+        state: FittedState,
+        counted: Counted,
+        sketches: Mapping[str, Mapping[str, Sketch]],
+    ) -> tuple[JobRecord, Sequence[Field], Counted]:
         spec = self.spec
-        files, profile = describe(self.store, self.name, spec.fields({}), spec.table.row_group_rows,
-                                  map_each=engine.each, buckets=_buckets(spec))
+        files, profile = describe(
+            self.store,
+            self.name,
+            spec.fields({}),
+            spec.table.row_group_rows,
+            map_each=engine.each,
+            buckets=_buckets(spec),
+        )
         rows = sum(f.rows for f in files)
         if rows < counted.rows and any(is_late(column) for column in spec.columns):
             counted = self._without_unfit(engine, state, counted, rows)
         if rows != counted.rows:
-            raise CommitError(f"{rows:,} rows were written but {counted.rows:,} counted: did the input change "
-                              "meanwhile? Nothing was published; run it again")
+            raise CommitError(
+                f"{rows:,} rows were written but {counted.rows:,} counted: did the input change "
+                "meanwhile? Nothing was published; run it again"
+            )
         sizes = cardinalities(spec, state)
         before = self.parent
-        old = Profile({name: dict(column) for name, column in before.profile.items()}) if before else Profile()
+        old = (
+            Profile({name: dict(column) for name, column in before.profile.items()})
+            if before
+            else Profile()
+        )
         lost_before = shares(before.raw_nulls, before.unread) if before else {}
         moved = drift(old, profile, (lost_before, shares(counted.nulls, counted.unread)))
-        record = JobRecord(job=self.name, mode=self.mode, version=self.base.next, rows=rows, files=files,
-                           at=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-                           state=state.hash if spec.fitted else None, parent=before.state if before else None,
-                           spec=spec.text, seed=spec.table.seed, cardinalities=sizes, rejected=counted.rejected,
-                           bags=profile.bags, profile=profile.columns, raw_nulls=counted.nulls, unread=counted.unread,
-                           drift=moved, tails=self.spec.rows.looks_back, identity=spec.rule, engine=engine.name,
-                           sketches={
-                               recognition: {split: sketch.to_json() for split, sketch in splits.items()}
-                               for recognition, splits in sketches.items()})
+        record = JobRecord(
+            job=self.name,
+            mode=self.mode,
+            version=self.base.next,
+            rows=rows,
+            files=files,
+            at=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            state=state.hash if spec.fitted else None,
+            parent=before.state if before else None,
+            spec=spec.text,
+            seed=spec.table.seed,
+            cardinalities=sizes,
+            rejected=counted.rejected,
+            bags=profile.bags,
+            profile=profile.columns,
+            raw_nulls=counted.nulls,
+            unread=counted.unread,
+            drift=moved,
+            tails=self.spec.rows.looks_back,
+            identity=spec.rule,
+            engine=engine.name,
+            sketches={
+                recognition: {split: sketch.to_json() for split, sketch in splits.items()}
+                for recognition, splits in sketches.items()
+            },
+        )
         return record, spec.fields(sizes, profile.bags), counted
 
     def _warn_of_empty_splits(self, record: JobRecord, progress: JobProgress) -> None:
@@ -365,7 +511,9 @@ class Job:
                 size = abs(moved[kind])
                 what = f"drift: {kind} of column {name!r} is {moved[kind]:g} against the version before"
                 if refuse is not None and size >= refuse:
-                    raise DriftError(f"{what}, and drift.{kind}.refuse = {refuse:g}; nothing was published")
+                    raise DriftError(
+                        f"{what}, and drift.{kind}.refuse = {refuse:g}; nothing was published"
+                    )
                 if warn is not None and size >= warn:
                     progress.say(f"warning: {what} (drift.{kind}.warn = {warn:g})")
 
@@ -393,7 +541,9 @@ def _buckets(spec: Spec) -> dict[str, int]:
     return {c.name: getattr(op, "oov") for c in spec.columns for op in c.ops if hasattr(op, "oov")}  # noqa: B009
 
 
-def _state_before(spec: Spec, store: TableStore, name: str | None, *, partly: bool = False) -> FittedState:
+def _state_before(
+    spec: Spec, store: TableStore, name: str | None, *, partly: bool = False
+) -> FittedState:
     """The table's fitted state, if it belongs to this spec; with `partly`, only what this spec learns in the same way,
     so that columns may be added and dropped while the others keep their ids. What was learned from labels is then
     left out: it gives no ids, and learned anew it holds each row in the fold that the row has now."""
@@ -406,13 +556,20 @@ def _state_before(spec: Spec, store: TableStore, name: str | None, *, partly: bo
         stored.check()  # an engine may read the files by itself, without a check
     if partly:
         chains = json.loads(json.dumps(spec.chains))  # in the form that a stored state has
-        same = {key: table for key, table in state.tables.items()
-                if state.chains.get(key) == chains.get(key) and key not in spec.learned_from_labels}
-        return FittedState(spec=spec.fitted_hash, tables=same, chains=spec.chains, fitted_on=state.fitted_on)
+        same = {
+            key: table
+            for key, table in state.tables.items()
+            if state.chains.get(key) == chains.get(key) and key not in spec.learned_from_labels
+        }
+        return FittedState(
+            spec=spec.fitted_hash, tables=same, chains=spec.chains, fitted_on=state.fitted_on
+        )
     if state.spec != spec.fitted_hash:
-        raise StateError(f"{store.uri}: its fitted state is another spec's: {_difference(state.chains, spec.chains)}; "
-                         "columns come and go by --mode overwrite --update-state with all of the input, old and new, "
-                         "which keeps every id that was given")
+        raise StateError(
+            f"{store.uri}: its fitted state is another spec's: {_difference(state.chains, spec.chains)}; "
+            "columns come and go by --mode overwrite --update-state with all of the input, old and new, "
+            "which keeps every id that was given"
+        )
     return state
 
 
@@ -422,7 +579,9 @@ def _difference(have: Mapping[str, Any], want: Mapping[str, Any]) -> str:
         if key not in want or key not in have:
             return f"{key} is {'not in this spec' if key in have else 'only in this spec'}"
         if have[key] != want[key]:
-            return f"{key} was learned by {_words(have[key])}, and is {_words(want[key])} in this spec"
+            return (
+                f"{key} was learned by {_words(have[key])}, and is {_words(want[key])} in this spec"
+            )
     return "its columns differ"
 
 

@@ -27,8 +27,16 @@ def drawn(name: str, *, share: float, rows: int, size: float, seconds: float) ->
 class Pass:
     """How far a pass is, of a `size` in any unit, which stands for so many bytes."""
 
-    def __init__(self, name: str, size: int, bytes_: int, clock: Callable[[], float] = time.monotonic) -> None:
-        self._name, self._size, self._bytes, self._clock, self._start = name, max(1, size), bytes_, clock, clock()
+    def __init__(
+        self, name: str, size: int, bytes_: int, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._name, self._size, self._bytes, self._clock, self._start = (
+            name,
+            max(1, size),
+            bytes_,
+            clock,
+            clock(),
+        )
         self._rows = self._done = 0
 
     def add(self, rows: int, size: int) -> None:
@@ -38,8 +46,13 @@ class Pass:
     @property
     def text(self) -> str:
         share = min(1.0, self._done / self._size)
-        return drawn(self._name, share=share, rows=self._rows, size=share * self._bytes,
-                     seconds=self._clock() - self._start)
+        return drawn(
+            self._name,
+            share=share,
+            rows=self._rows,
+            size=share * self._bytes,
+            seconds=self._clock() - self._start,
+        )
 
 
 class JobProgress:
@@ -67,7 +80,9 @@ class JobProgress:
         start, done = time.monotonic(), threading.Event()
         if not self._moves:
             self.say(f"{name} …")
-        watcher = threading.Thread(target=self._watch, args=(name, start, done), name="sluice-progress", daemon=True)
+        watcher = threading.Thread(
+            target=self._watch, args=(name, start, done), name="sluice-progress", daemon=True
+        )
         watcher.start()
         try:
             yield

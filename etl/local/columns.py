@@ -29,7 +29,9 @@ class RowGroups:
     groups: tuple[int, ...]
     size: int  # in rows
     source: Input
-    constant: Mapping[str, Any]  # the values that a Delta table's log, not the file, has for its rows
+    constant: Mapping[
+        str, Any
+    ]  # the values that a Delta table's log, not the file, has for its rows
 
     def batches(self, _headers: tuple[bytes, ...]) -> Iterator[pa.RecordBatch]:
         """The spec's columns, and `_bad`, the name of the first that does not fit its type."""
@@ -37,7 +39,9 @@ class RowGroups:
             reader = pq.ParquetFile(stream)
             names = {part.name for part in parts(reader.schema_arrow)}
             there = [name for name in self.source.columns if name in names]
-            width = sum(reader.metadata.row_group(g).total_byte_size for g in self.groups) // max(1, self.size)
+            width = sum(reader.metadata.row_group(g).total_byte_size for g in self.groups) // max(
+                1, self.size
+            )
             rows = max(1024, min(_PIECE_ROWS, _BATCH_BYTES // max(1, width)))
             for batch in reader.iter_batches(rows, list(self.groups), there, use_threads=False):
                 yield self._typed(flattened(batch))
@@ -45,34 +49,56 @@ class RowGroups:
     def _typed(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         columns, bad = [], np.full(batch.num_rows, "", object)
         for name, kind in self.source.read_as.items():
-            known = batch[name] if name in batch.schema.names else pa.array([self.constant.get(name)] * batch.num_rows)
+            known = (
+                batch[name]
+                if name in batch.schema.names
+                else pa.array([self.constant.get(name)] * batch.num_rows)
+            )
             values, lost = converted(known, kind)
             columns.append(values)
             if lost is not None:
                 bad[lost & (bad == "")] = name
-        return pa.record_batch([*columns, pa.array(bad, pa.string(), mask=bad == "")], [*self.source.columns, "_bad"])
+        return pa.record_batch(
+            [*columns, pa.array(bad, pa.string(), mask=bad == "")], [*self.source.columns, "_bad"]
+        )
 
 
-def row_groups_of(files: Iterable[InputFile], source: Input, constants: Mapping[str, Mapping[str, Any]]
-                  ) -> Iterator[RowGroups]:
+def row_groups_of(
+    files: Iterable[InputFile], source: Input, constants: Mapping[str, Mapping[str, Any]]
+) -> Iterator[RowGroups]:
     for file in files:
         footer = pq.read_metadata(file.open())
         rows = [footer.row_group(number).num_rows for number in range(footer.num_row_groups)]
         step = max(1, _PIECE_ROWS // max([1, *rows]))
         for first in range(0, len(rows), step):
             groups = range(first, min(first + step, len(rows)))
-            yield RowGroups(file, first, tuple(groups), sum(rows[g] for g in groups), source,
-                            constants.get(file.path, {}))
+            yield RowGroups(
+                file,
+                first,
+                tuple(groups),
+                sum(rows[g] for g in groups),
+                source,
+                constants.get(file.path, {}),
+            )
 
 
-def check_columns(named: str, schemas: Mapping[str, pa.Schema], source: Input, constant: Iterable[str]) -> None:
+def check_columns(
+    named: str, schemas: Mapping[str, pa.Schema], source: Input, constant: Iterable[str]
+) -> None:
     """Refuses files whose columns do not agree, or are not those of the spec, or cannot become them here."""
-    stored = {file: {part.name: part.type for part in parts(schema)} for file, schema in schemas.items()}
-    types = {file: {name: spark_name(kind) for name, kind in kinds.items()} for file, kinds in stored.items()}
+    stored = {
+        file: {part.name: part.type for part in parts(schema)} for file, schema in schemas.items()
+    }
+    types = {
+        file: {name: spark_name(kind) for name, kind in kinds.items()}
+        for file, kinds in stored.items()
+    }
     everywhere = dict.fromkeys([*(name for found in types.values() for name in found), *constant])
     if source.format == "parquet":
         refuse_differences(types, source.read_as, source.optional)
-    refuse_missing(named, everywhere, [name for name in source.columns if name not in source.optional])
+    refuse_missing(
+        named, everywhere, [name for name in source.columns if name not in source.optional]
+    )
     for file in schemas:
         for name in source.columns.keys() & types[file].keys():
             kind = source.read_as[name]
@@ -81,7 +107,12 @@ def check_columns(named: str, schemas: Mapping[str, pa.Schema], source: Input, c
             except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
                 have = stored[file][name]
                 unread = pa.types.is_time(have) or pa.types.is_duration(have)
-                better = "write the column in another type, or leave it out of input.columns" if unread else \
-                    "run it with --engine spark"
-                raise InputError(f"{file}: column {name!r} holds {types[file][name]}, which the local engine does not "
-                                 f"read as {kind}; {better}") from None
+                better = (
+                    "write the column in another type, or leave it out of input.columns"
+                    if unread
+                    else "run it with --engine spark"
+                )
+                raise InputError(
+                    f"{file}: column {name!r} holds {types[file][name]}, which the local engine does not "
+                    f"read as {kind}; {better}"
+                ) from None

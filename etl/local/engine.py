@@ -50,20 +50,29 @@ from sluice.etl.table.sketch import Gathered, Sketch, gather
 def _names_in(folder: str) -> list[tuple[str, bool]]:
     fs, inner, _ = store_of(folder)
     this = fs.get_file_info(inner)
-    there = [this] if this.is_file else fs.get_file_info(pafs.FileSelector(inner, allow_not_found=True))
+    there = (
+        [this] if this.is_file else fs.get_file_info(pafs.FileSelector(inner, allow_not_found=True))
+    )
     return [(info.base_name, info.is_file) for info in there]
 
 
 class LocalEngine(Engine):
     name: ClassVar[str] = "local"
 
-    def __init__(self, job: Job, progress: JobProgress, *, threads: int = 0, memory: int = 0) -> None:
+    def __init__(
+        self, job: Job, progress: JobProgress, *, threads: int = 0, memory: int = 0
+    ) -> None:
         super().__init__(job, progress)
         # A thread takes some 200 MiB. Nobody promises that a user's function may run twice at once.
         most = 1 if job.spec.functions else max(1, memory_limit() >> 28)
-        self._threads, self._budget = Threads(min(most, threads or processors())), (memory or memory_limit()) // 4
+        self._threads, self._budget = (
+            Threads(min(most, threads or processors())),
+            (memory or memory_limit()) // 4,
+        )
         pa.set_cpu_count(self._threads.count)
-        self._headers = tuple(header.encode(job.spec.input.encoding) for header in headers_of(job.spec.input))
+        self._headers = tuple(
+            header.encode(job.spec.input.encoding) for header in headers_of(job.spec.input)
+        )
         self._input = LocalInput(job.spec.input, job.inputs, self._threads)
         free = shutil.disk_usage(tempfile.gettempdir()).free
         self._kept: dict[tuple[str, int], list[Ticket]] = {}
@@ -78,13 +87,26 @@ class LocalEngine(Engine):
         if self.job.rejects is not None:
             refuse_others(self.job.rejects, _names_in(self.job.rejects))
         self._input.check()
-        if self.spec.input.place:  # read once more, as nobody knows before how many rows lie before a piece
-            self._before = rows_before(dict(self._threads.over(lambda piece: ((piece.file.name, piece.number), sum(
-                batch.num_rows for batch in piece.batches(self._headers))), self._input.pieces())))
+        if (
+            self.spec.input.place
+        ):  # read once more, as nobody knows before how many rows lie before a piece
+            self._before = rows_before(
+                dict(
+                    self._threads.over(
+                        lambda piece: (
+                            (piece.file.name, piece.number),
+                            sum(batch.num_rows for batch in piece.batches(self._headers)),
+                        ),
+                        self._input.pieces(),
+                    )
+                )
+            )
 
     def sample(self, rows: int) -> Mapping[str, pa.Array]:
         self.check()
-        return first_rows((columns for piece in self._input.pieces() for columns, _ in self._rows(piece)), rows)
+        return first_rows(
+            (columns for piece in self._input.pieces() for columns, _ in self._rows(piece)), rows
+        )
 
     def sums(self, level: int | None, state: FittedState, operators: Mapping[int, Learned]) -> Sums:
         counts = CountsOfRows(self.spec, level, Features(self.spec, state, ahead=False))
@@ -92,20 +114,29 @@ class LocalEngine(Engine):
 
         def read(piece: Piece | RowGroups) -> int:
             rows = 0
-            for columns, keys in self._rows(piece, None if level else lambda found: sums.add(counts.of_parsed(found))):
+            for columns, keys in self._rows(
+                piece, None if level else lambda found: sums.add(counts.of_parsed(found))
+            ):
                 sums.add(counts.of_selected(columns, keys))
                 rows += len(keys)
             return rows
 
         with contextlib.closing(CountSums(self._threads, self._budget, least)) as sums:
-            self._over(read, "" if level is None else f"pass {level + 1} of {max(1, self.spec.levels)}, ")
+            self._over(
+                read, "" if level is None else f"pass {level + 1} of {max(1, self.spec.levels)}, "
+            )
             table = sums.total(MAX_VALUES)
         if table is None:
             raise too_many_values(self.job.named, MAX_VALUES)
         return Sums(table)
 
-    def _rows(self, piece: Piece | RowGroups, first: Callable[[Parsed], None] | None = None, *, last: bool = False
-              ) -> Iterator[tuple[dict[str, pa.Array], Keys]]:
+    def _rows(
+        self,
+        piece: Piece | RowGroups,
+        first: Callable[[Parsed], None] | None = None,
+        *,
+        last: bool = False,
+    ) -> Iterator[tuple[dict[str, pa.Array], Keys]]:
         """The rows of a piece that filters and the sample leave, with their keys. The `first` pass is shown all that is
         parsed, and keeps what is left of it if there is room; later ones take that, or parse again."""
         place, parsed_rows = (piece.file.name, piece.number), self._spools[0]
@@ -113,7 +144,10 @@ class LocalEngine(Engine):
         for ticket in there or ():
             self._threads.wanted()
             batch = parsed_rows.get(ticket)
-            yield dict(zip(batch.schema.names[:-1], batch.columns[:-1], strict=True)), batch["_key"].to_numpy()
+            yield (
+                dict(zip(batch.schema.names[:-1], batch.columns[:-1], strict=True)),
+                batch["_key"].to_numpy(),
+            )
         if there is not None:
             return
         parser, kept, number = InputParser(self.spec), list[Ticket | None](), 0
@@ -125,14 +159,20 @@ class LocalEngine(Engine):
             keys = row_keys(columns, self.spec) if keys is None else keys
             if first is not None:
                 first(parsed)
-                kept.append(parsed_rows.put(pa.record_batch([*columns.values(), pa.array(keys)], [*columns, "_key"])))
+                kept.append(
+                    parsed_rows.put(
+                        pa.record_batch([*columns.values(), pa.array(keys)], [*columns, "_key"])
+                    )
+                )
                 if parsed.rejected:
                     self._bad.add(place)
             yield columns, keys
         if first is not None and None not in kept:
             self._kept[place] = [ticket for ticket in kept if ticket is not None]
 
-    def _places(self, part: tuple[str, int], upto: int, rows: int) -> npt.NDArray[np.float64] | None:
+    def _places(
+        self, part: tuple[str, int], upto: int, rows: int
+    ) -> npt.NDArray[np.float64] | None:
         """The places in the input of so many rows, the last of which has the number `upto` in its part."""
         if self._before is None:
             return None
@@ -147,7 +187,9 @@ class LocalEngine(Engine):
             try:
                 self._pass.add(function(piece), piece.size)
             except FeatureError as failure:
-                raise JobFailure(f"{piece.file.name}: {failure}; nothing was published") from failure
+                raise JobFailure(
+                    f"{piece.file.name}: {failure}; nothing was published"
+                ) from failure
 
         deque(self._threads.over(counted, self._input.pieces()), 0)
 
@@ -162,7 +204,9 @@ class LocalEngine(Engine):
         fs.delete_dir_contents(inner)
         with fs.open_output_stream(f"{inner}/part-00000.json") as sink:
             counts = Counter[str]()
-            for found in self._rejects(None if state is None else Features(self.spec, state, ahead=False)):
+            for found in self._rejects(
+                None if state is None else Features(self.spec, state, ahead=False)
+            ):
                 self._examples.setdefault(found.reason, found)
                 counts[found.reason] += 1
                 sink.write(f"{found.to_json()}\n".encode())
@@ -177,11 +221,14 @@ class LocalEngine(Engine):
             name, numbered = piece.file.name, isinstance(piece, Piece)
             for number, reason, raw, coded in found:
                 line = before[name] + number + 1 if numbered else None
-                yield Reject(name.replace("file:///", "file:/"), line, reason, raw, coded)  # as Spark names it here
+                yield Reject(
+                    name.replace("file:///", "file:/"), line, reason, raw, coded
+                )  # as Spark names it here
             before[name] += lines
 
-    def _rejects_of(self, features: Features | None, piece: Piece | RowGroups
-                    ) -> tuple[Piece | RowGroups, int, list[tuple[Any, ...]]]:
+    def _rejects_of(
+        self, features: Features | None, piece: Piece | RowGroups
+    ) -> tuple[Piece | RowGroups, int, list[tuple[Any, ...]]]:
         place, lines, before = (piece.file.name, piece.number), 0, 0
         refused, found = Refused(self.spec, self._headers, features), list[tuple[Any, ...]]()
 
@@ -202,10 +249,19 @@ class LocalEngine(Engine):
 
     def write(self, state: FittedState, counted: Counted) -> Mapping[str, Mapping[str, Sketch]]:
         spec, job = self.spec, self.job
-        placement = FileAssignment.of(spec, counted.rows, counted.pairs, counted.nulls.get(spec.label, 0.0))
-        look, features = SketchInputs.of(placement, counted.rows, job.rule_before), Features(spec, state)
+        placement = FileAssignment.of(
+            spec, counted.rows, counted.pairs, counted.nulls.get(spec.label, 0.0)
+        )
+        look, features = (
+            SketchInputs.of(placement, counted.rows, job.rule_before),
+            Features(spec, state),
+        )
         self._spools.append(Spool(self._budget))
-        runs, seen, lock = SpooledRows(placement.total, self._spools[-1]), Gathered(), threading.Lock()
+        runs, seen, lock = (
+            SpooledRows(placement.total, self._spools[-1]),
+            Gathered(),
+            threading.Lock(),
+        )
         made_here = [column.name for column in spec.columns]
         names = [*made_here, *RowPlacement.order(placement)]
 

@@ -25,8 +25,11 @@ _NUMBER = re.compile(r"[-+]?[\d.]+([eE][-+]?\d+)?")
 
 def only_spark(spec: Spec) -> str | None:
     """Why only Spark can do a job of this spec; None if the local engine can, too."""
-    found = [*(["[dedup]"] if spec.rows.dedup else []), *(["[[join]]"] if spec.rows.joins else []),
-             *dict.fromkeys("[[lag]]" if h.lag else "[[history]]" for h in spec.rows.histories)]
+    found = [
+        *(["[dedup]"] if spec.rows.dedup else []),
+        *(["[[join]]"] if spec.rows.joins else []),
+        *dict.fromkeys("[[lag]]" if h.lag else "[[history]]" for h in spec.rows.histories),
+    ]
     if found:
         return f"{' and '.join(found)} of {spec.name}: rows meet other rows there, which only Spark brings together"
     if spec.input.multiline:
@@ -53,11 +56,19 @@ class LocalInput:
         found = files_of_delta(path)
         added = pa.table(DeltaTable(path).get_add_actions(flatten=True)).to_pylist()
         for file, one in zip(found, added, strict=True):
-            values = {name[10:]: value for name, value in one.items() if name.startswith("partition.")}
+            values = {
+                name[10:]: value for name, value in one.items() if name.startswith("partition.")
+            }
             for name, value in values.items():
-                if isinstance(value, str) and name in self._source.columns and _NUMBER.fullmatch(value):
-                    raise InputError(f"{path}: partition {name!r} holds {value!r}, a number as text, which the local "
-                                     "engine does not read as Spark does; run it with --engine spark")
+                if (
+                    isinstance(value, str)
+                    and name in self._source.columns
+                    and _NUMBER.fullmatch(value)
+                ):
+                    raise InputError(
+                        f"{path}: partition {name!r} holds {value!r}, a number as text, which the local "
+                        "engine does not read as Spark does; run it with --engine spark"
+                    )
             self._constants[store_of(file)[1]] = values
         return found
 
@@ -78,13 +89,25 @@ class LocalInput:
         """Refuses a file whose header differs from the spec's columns, or a Parquet file with other columns; and one
         that is compressed and not whole."""
         if self._has_columns:
-            schemas = dict(zip([f.name for f in self._files], self._threads.over(_schema, self._files), strict=True))
-            check_columns(self._named, schemas, self._source,
-                          [name for values in self._constants.values() for name in values])
+            schemas = dict(
+                zip(
+                    [f.name for f in self._files],
+                    self._threads.over(_schema, self._files),
+                    strict=True,
+                )
+            )
+            check_columns(
+                self._named,
+                schemas,
+                self._source,
+                [name for values in self._constants.values() for name in values],
+            )
             self._groups = list(row_groups_of(self._files, self._source, self._constants))
             return
         packed = [file for file in self._files if file.name.endswith((".gz", ".bz2"))]
-        refuse_faults(zip([f.name for f in packed], self._threads.over(_fault, packed), strict=True))
+        refuse_faults(
+            zip([f.name for f in packed], self._threads.over(_fault, packed), strict=True)
+        )
         first = partial(first_line, encoding=self._source.encoding)
         for file, line in zip(self._files, self._threads.over(first, self._files), strict=True):
             if self._source.header:

@@ -52,10 +52,16 @@ def files_of(paths: Iterable[str], *, by_log: bool = False) -> list[InputFile]:
                 raise InputError(f"{path}: matches no file")
             taken: list[pafs.FileInfo] = []
             for info in matched:
-                below = fs.get_file_info(pafs.FileSelector(info.path, recursive=True)) if info.type == _FOLDER else []
+                below = (
+                    fs.get_file_info(pafs.FileSelector(info.path, recursive=True))
+                    if info.type == _FOLDER
+                    else []
+                )
                 listed += below
                 base = len(info.path if info.type == _FOLDER else os.path.dirname(info.path))
-                taken += [f for f in below or [info] if f.type == _FILE and not _hidden(f.path[base:])]
+                taken += [
+                    f for f in below or [info] if f.type == _FILE and not _hidden(f.path[base:])
+                ]
             if not by_log:
                 _refuse_tables(fs, [*matched, *taken], listed, prefix)
             found += [InputFile(fs, f.path, f.size, prefix + f.path) for f in taken]
@@ -63,8 +69,10 @@ def files_of(paths: Iterable[str], *, by_log: bool = False) -> list[InputFile]:
             raise InputError(f"{path}: cannot be read ({error})") from None
     found.sort(key=lambda file: file.name)
     if again := next((one.name for one, other in pairwise(found) if one.name == other.name), None):
-        raise SameFile(f"{again}: is meant twice, so that each of its rows would be there twice; name it, or a folder "
-                       "or glob that holds it, once")
+        raise SameFile(
+            f"{again}: is meant twice, so that each of its rows would be there twice; name it, or a folder "
+            "or glob that holds it, once"
+        )
     return found
 
 
@@ -72,7 +80,11 @@ def store_of(path: str) -> tuple[pafs.FileSystem, str, str]:
     """The file system of a path or URI, the path within it, and what stands before that in a URI."""
     scheme, mark, rest = path.partition("://")
     if not mark or scheme == "file":
-        return pafs.LocalFileSystem(), os.path.abspath(rest or path.removeprefix("file:")), "file://"
+        return (
+            pafs.LocalFileSystem(),
+            os.path.abspath(rest or path.removeprefix("file:")),
+            "file://",
+        )
     query = found[0] if (found := _QUERY.search(rest)) else ""
     rest, scheme = rest.removesuffix(query), "s3" if scheme in ("s3a", "s3n") else scheme
     host = rest.partition("/")[0]
@@ -85,12 +97,18 @@ def store_of(path: str) -> tuple[pafs.FileSystem, str, str]:
 
         other, inner = fsspec.core.url_to_fs(path)
     except (ValueError, ImportError) as error:
-        raise InputError(f"{path}: neither Arrow nor fsspec knows a store {scheme!r} here ({error})") from None
+        raise InputError(
+            f"{path}: neither Arrow nor fsspec knows a store {scheme!r} here ({error})"
+        ) from None
     return pafs.PyFileSystem(pafs.FSSpecHandler(other)), inner, f"{scheme}://"
 
 
-def _refuse_tables(fs: pafs.FileSystem, taken: Iterable[pafs.FileInfo], listed: Iterable[pafs.FileInfo], prefix: str
-                   ) -> None:
+def _refuse_tables(
+    fs: pafs.FileSystem,
+    taken: Iterable[pafs.FileInfo],
+    listed: Iterable[pafs.FileInfo],
+    prefix: str,
+) -> None:
     """Raises a ForeignTableError if one of these files or folders lies in a table's folder. In a store far away a look
     at a folder takes up to eight requests, so what a listing has shown is not asked for again."""
     known: dict[str, set[str]] = {}
@@ -107,24 +125,31 @@ def _refuse_tables(fs: pafs.FileSystem, taken: Iterable[pafs.FileInfo], listed: 
     paths = (f"{info.path}/" if info.type == _FOLDER else info.path for info in taken)
     if table := next(filter(None, map(tables.above, paths)), None):
         named = table._replace(path=prefix.removeprefix("file://") + table.path)
-        raise ForeignTableError(named.refusal("read it with input.format = \"delta\""))
+        raise ForeignTableError(named.refusal('read it with input.format = "delta"'))
 
 
 def _is_folder(fs: pafs.FileSystem, path: str) -> bool:
     try:
         return bool(fs.get_file_info(path).type == _FOLDER)
     except OSError as error:
-        if _DENIED.search(str(error)):  # a right to one folder alone does not show what lies above it
+        if _DENIED.search(
+            str(error)
+        ):  # a right to one folder alone does not show what lies above it
             return False
         raise
 
 
 def _names_in(fs: pafs.FileSystem, folder: str) -> list[str]:
-    return [info.base_name for info in fs.get_file_info(pafs.FileSelector(folder, allow_not_found=True))]
+    return [
+        info.base_name for info in fs.get_file_info(pafs.FileSelector(folder, allow_not_found=True))
+    ]
 
 
 def _hidden(path: str) -> bool:
-    return any(part.startswith(".") or (part.startswith("_") and "=" not in part) for part in path.split("/"))
+    return any(
+        part.startswith(".") or (part.startswith("_") and "=" not in part)
+        for part in path.split("/")
+    )
 
 
 def _braces(path: str) -> Iterator[str]:
@@ -133,7 +158,7 @@ def _braces(path: str) -> Iterator[str]:
         yield path
         return
     for one in found[1].split(","):
-        yield from _braces(path[:found.start()] + one + path[found.end():])
+        yield from _braces(path[: found.start()] + one + path[found.end() :])
 
 
 def _matched(fs: pafs.FileSystem, path: str, listed: list[pafs.FileInfo]) -> list[pafs.FileInfo]:
@@ -144,10 +169,17 @@ def _matched(fs: pafs.FileSystem, path: str, listed: list[pafs.FileInfo]) -> lis
     found = ["/".join(parts[:first])]
     for part in parts[first:]:
         if _MAGIC.search(part):
-            below = [info for folder in found
-                     for info in fs.get_file_info(pafs.FileSelector(folder or "/", allow_not_found=True))]
+            below = [
+                info
+                for folder in found
+                for info in fs.get_file_info(pafs.FileSelector(folder or "/", allow_not_found=True))
+            ]
             listed += below
-            found = [one for one in (info.path for info in below) if fnmatch.fnmatchcase(one.rsplit("/", 1)[-1], part)]
+            found = [
+                one
+                for one in (info.path for info in below)
+                if fnmatch.fnmatchcase(one.rsplit("/", 1)[-1], part)
+            ]
         else:
             found = [f"{folder}/{part}" for folder in found]
     return [info for info in fs.get_file_info(found) if info.type in (_FILE, _FOLDER)]

@@ -26,8 +26,11 @@ _BEYOND = 1 << 16  # what is read beyond a piece for the end of its last line
 _CODECS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}
 SPARK_ONLY = (".lz4", ".snappy", ".lzo", ".deflate")
 # What Arrow says of damage, and Spark's jobs say it in these words.
-_FAULTS = {"Truncated": "it is cut short", "": "it is damaged",
-           "incorrect header check": "it is no gzip file, or something else follows its end"}
+_FAULTS = {
+    "Truncated": "it is cut short",
+    "": "it is damaged",
+    "incorrect header check": "it is no gzip file, or something else follows its end",
+}
 
 
 class Room:
@@ -62,14 +65,26 @@ class Piece:
     def batches(self, headers: tuple[bytes, ...]) -> Iterator[pa.RecordBatch]:
         """Its lines, with their ends, as a column `line`; those that repeat a header are left out. They lie in the
         piece's room: once this has ended they are others."""
-        with self.room.taken() if self.content is None else contextlib.nullcontext(bytearray()) as room:
+        with (
+            self.room.taken()
+            if self.content is None
+            else contextlib.nullcontext(bytearray()) as room
+        ):
             content = memoryview(self._read(room) if self.content is None else self.content)
-            content = content[len(_MARK):] if not self.number and content[:len(_MARK)] == _MARK else content
-            if len(content):  # lines are laid over the bytes, which are not copied unless the last line has no end
+            content = (
+                content[len(_MARK) :]
+                if not self.number and content[: len(_MARK)] == _MARK
+                else content
+            )
+            if len(
+                content
+            ):  # lines are laid over the bytes, which are not copied unless the last line has no end
                 whole = content if content[-1] == ord("\n") else memoryview(bytes(content) + b"\n")
                 ends = _ends(np.frombuffer(whole, np.uint8))
                 offsets = pa.py_buffer(np.concatenate([[0], ends]).astype(np.int32))
-                lines = pa.Array.from_buffers(pa.binary(), len(ends), [None, offsets, pa.py_buffer(whole)])
+                lines = pa.Array.from_buffers(
+                    pa.binary(), len(ends), [None, offsets, pa.py_buffer(whole)]
+                )
                 yield _without(headers, pa.record_batch([lines], ["line"]))
 
     def _read(self, room: bytearray) -> memoryview | bytes:
@@ -78,13 +93,17 @@ class Piece:
             before = min(1, self.start)  # the line that began before ends here at the earliest
             stream.seek(self.start - before)
             end, count = before + self.size, 0
-            while got := stream.readinto(whole[count:end + _BEYOND]):
+            while got := stream.readinto(whole[count : end + _BEYOND]):
                 count += got
             first = room.find(b"\n", 0, min(count, end - 1)) + 1 if before else 0
             if before and not first:  # a line that began before is longer than this
                 return b""
             last = room.find(b"\n", end - 1, count) + 1
-            return memoryview(room)[first:last] if last else bytes(whole[first:count]) + _to_line_end(stream)
+            return (
+                memoryview(room)[first:last]
+                if last
+                else bytes(whole[first:count]) + _to_line_end(stream)
+            )
 
 
 def pieces_of(files: list[InputFile], piece_bytes: int) -> Iterator[Piece]:
@@ -100,7 +119,9 @@ def pieces_of(files: list[InputFile], piece_bytes: int) -> Iterator[Piece]:
 def first_line(file: InputFile, encoding: str) -> str:
     """The first line of a file, without a byte order mark and its end; InputError if only Spark can read it."""
     if file.path.endswith(SPARK_ONLY):
-        raise InputError(f"{file.name}: is compressed in a way that Spark alone reads; run it with --engine spark")
+        raise InputError(
+            f"{file.name}: is compressed in a way that Spark alone reads; run it with --engine spark"
+        )
     with file.open() as stream:
         held = b""
         for chunk in _chunks(file, stream):
@@ -113,8 +134,12 @@ def first_line(file: InputFile, encoding: str) -> str:
 
 def _ends(content: npt.NDArray[np.uint8]) -> npt.NDArray[np.intp]:
     """Where each line ends; looked for bit by bit, so that what is compared stays in a core's cache."""
-    return np.concatenate([np.flatnonzero(content[start:start + _CHUNK // 4] == ord("\n")) + (start + 1)
-                           for start in range(0, len(content), _CHUNK // 4)])
+    return np.concatenate(
+        [
+            np.flatnonzero(content[start : start + _CHUNK // 4] == ord("\n")) + (start + 1)
+            for start in range(0, len(content), _CHUNK // 4)
+        ]
+    )
 
 
 def _without(headers: tuple[bytes, ...], batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -127,7 +152,7 @@ def _to_line_end(stream: Any) -> bytes:
     held = b""
     while b"\n" not in held and (chunk := stream.read(_CHUNK // 16)):
         held += chunk
-    return held[:held.find(b"\n") + 1] or held
+    return held[: held.find(b"\n") + 1] or held
 
 
 def _decompressed(file: InputFile, piece_bytes: int, room: Room) -> Iterator[Piece]:
@@ -154,4 +179,6 @@ def _chunks(file: InputFile, stream: Any) -> Iterator[bytes]:
         yield from iter(lambda: plain.read(_CHUNK), b"")
     except OSError as error:
         words = _FAULTS[max((what for what in _FAULTS if what in str(error)), key=len)]
-        raise JobFailure(f"{file.name}: {words}: copy it here anew ({error}); nothing was published") from error
+        raise JobFailure(
+            f"{file.name}: {words}: copy it here anew ({error}); nothing was published"
+        ) from error

@@ -34,7 +34,9 @@ def numbered_rows(spec: Spec, paths: tuple[str, ...], file: str, line: str) -> p
             name = piece.file.name
             for batch in piece.batches(headers):
                 parsed = parser.parse(batch)
-                good = np.delete(np.arange(batch.num_rows), [number for number, _ in parsed.rejected])
+                good = np.delete(
+                    np.arange(batch.num_rows), [number for number, _ in parsed.rejected]
+                )
                 lines = good + seen[name] + (2 if spec.input.header else 1)
                 names = pa.array([name]).take(pa.array(np.zeros(len(good), np.int64)))
                 tables.append(pa.table({**parsed.columns, file: names, line: lines}))
@@ -47,7 +49,9 @@ def numbered_rows(spec: Spec, paths: tuple[str, ...], file: str, line: str) -> p
     return found.combine_chunks()
 
 
-def cut(source: Input, paths: tuple[str, ...], folder: Path, rows: int, parts: int) -> tuple[int, float] | None:
+def cut(
+    source: Input, paths: tuple[str, ...], folder: Path, rows: int, parts: int
+) -> tuple[int, float] | None:
     """Writes about so many rows to `parts` files, and returns how many rows they are, and the share of the input's
     bytes that they come from; None of formats whose rows are not in files alone."""
     if source.format == "delta":
@@ -70,6 +74,7 @@ def cut(source: Input, paths: tuple[str, ...], folder: Path, rows: int, parts: i
     head = lines[0].as_py() if source.header else b""
     for number in range(parts):
         step = -(-len(some) // parts)
-        (folder / f"{number}.txt").write_bytes((head if number else b"") + b"".join(
-            some.slice(number * step, step).to_pylist()))
+        (folder / f"{number}.txt").write_bytes(
+            (head if number else b"") + b"".join(some.slice(number * step, step).to_pylist())
+        )
     return len(some), share

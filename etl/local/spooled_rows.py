@@ -21,7 +21,9 @@ from sluice.etl.local.threads import Threads
 from sluice.etl.table.data_files import arrow_schema, folder_of, with_dictionaries
 from sluice.etl.table.store import TableStore
 
-_ESCAPED = re.compile(r"[\x01-\x1f\x7f\"#%'*/:=?\\{\[\]^]")  # in a folder's name, as Hive and Spark escape it
+_ESCAPED = re.compile(
+    r"[\x01-\x1f\x7f\"#%'*/:=?\\{\[\]^]"
+)  # in a folder's name, as Hive and Spark escape it
 
 _AS_STORED = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
 
@@ -50,7 +52,9 @@ class Spool:
         self._file: Any = None
         self._end = 0
 
-    def put(self, batch: pa.RecordBatch, ends: npt.NDArray[np.int64] | None = None) -> Ticket | None:
+    def put(
+        self, batch: pa.RecordBatch, ends: npt.NDArray[np.int64] | None = None
+    ) -> Ticket | None:
         """Takes a batch, and returns what `get` gives its parts back for; None if there is no room for it."""
         ends = np.array([0, batch.num_rows]) if ends is None else ends
         with self._lock:
@@ -65,7 +69,7 @@ class Spool:
                 if last > first:
                     writer.write_batch(batch.slice(first, last - first))
                 places.append(stored.tell())
-        content = memoryview(stored.getvalue())[places[0]:places[-1]]
+        content = memoryview(stored.getvalue())[places[0] : places[-1]]
         with self._lock:
             start, end = self._end, self._end + len(content)
             if self._most is not None and end > self._most:
@@ -82,12 +86,12 @@ class Spool:
 
     def get(self, ticket: Ticket, part: int = 0) -> pa.RecordBatch:
         """A part of a batch."""
-        first, last = ticket.ends[part:part + 2].tolist()
+        first, last = ticket.ends[part : part + 2].tolist()
         if isinstance(ticket.held, pa.RecordBatch):
             return ticket.held.slice(first, last - first)
         if ticket.places is None or last == first:
             return pa.RecordBatch.from_pylist([], ticket.held)
-        start, end = ticket.places[part:part + 2].tolist()
+        start, end = ticket.places[part : part + 2].tolist()
         content = os.pread(self._file.fileno(), end - start, start)
         return pa.ipc.read_record_batch(pa.py_buffer(content), ticket.held)
 
@@ -107,9 +111,13 @@ class SpooledRows:
         """About how many bytes a row takes."""
 
     def add(self, batch: pa.RecordBatch, files: npt.NDArray[np.int32]) -> None:
-        order = np.argsort(files.astype(np.uint16 if self._files < 1 << 16 else np.int32), kind="stable")
+        order = np.argsort(
+            files.astype(np.uint16 if self._files < 1 << 16 else np.int32), kind="stable"
+        )
         counts = np.bincount(files, minlength=self._files)
-        ticket = self._spool.put(batch.take(pa.array(order)), np.concatenate([[0], np.cumsum(counts)]))
+        ticket = self._spool.put(
+            batch.take(pa.array(order)), np.concatenate([[0], np.cumsum(counts)])
+        )
         assert ticket is not None  # its file has no bound
         with self._lock:
             self._batches.append(ticket)
@@ -137,7 +145,9 @@ class FileWriter:
         ends = zip(self.placement.spec.table.split, self.placement.ends, strict=True)
         folder = f"{folder_of(self.job)}/split={next(split for split, end in ends if file < end)}"
         if self.placement.pairs:
-            value = _ESCAPED.sub(lambda found: f"%{ord(found[0]):02X}", self.placement.partitions[file])
+            value = _ESCAPED.sub(
+                lambda found: f"%{ord(found[0]):02X}", self.placement.partitions[file]
+            )
             folder += f"/partition={value}"
         return f"{folder}/part-{file:05}.parquet"
 
@@ -145,15 +155,30 @@ class FileWriter:
         """Sorts a file's rows and writes them as `etl.spark.write.parquet_options` describes it. Returns how many."""
         rows, spec = self.runs.of(file), self.placement.spec
         self.threads.wanted()
-        by = [rows[name].to_numpy() for name in ("_row", "_key", "_first") if name in rows.column_names]
+        by = [
+            rows[name].to_numpy()
+            for name in ("_row", "_key", "_first")
+            if name in rows.column_names
+        ]
         order = np.argsort(by[0]) if len(by) == 1 else np.lexsort(by)
         schema, group = arrow_schema(spec.fields({})), spec.table.row_group_rows
         rows, path = rows.select(schema.names), self.store.path(self.path(file))
         self.store.fs.create_dir(path.rsplit("/", 1)[0], recursive=True)
-        with self.store.fs.open_output_stream(path) as sink, pq.ParquetWriter(
-                sink, schema, compression="lz4", use_dictionary=with_dictionaries(schema), write_page_checksum=True,
-                store_schema=False) as writer:
+        with (
+            self.store.fs.open_output_stream(path) as sink,
+            pq.ParquetWriter(
+                sink,
+                schema,
+                compression="lz4",
+                use_dictionary=with_dictionaries(schema),
+                write_page_checksum=True,
+                store_schema=False,
+            ) as writer,
+        ):
             for start in range(0, len(order), group):
                 self.threads.wanted()
-                writer.write_table(rows.take(pa.array(order[start:start + group])).cast(schema), row_group_size=group)
+                writer.write_table(
+                    rows.take(pa.array(order[start : start + group])).cast(schema),
+                    row_group_size=group,
+                )
         return len(order)

@@ -25,7 +25,10 @@ class CountSums:
 
     def __init__(self, threads: Threads, budget: int, least: Mapping[int, int]) -> None:
         self._threads, self._least, self._lock = threads, least, threading.Lock()
-        self._most_rows, self._spool = budget // _ROW_BYTES, Spool(0)  # what is set down goes to the disk
+        self._most_rows, self._spool = (
+            budget // _ROW_BYTES,
+            Spool(0),
+        )  # what is set down goes to the disk
         self._held: dict[int, list[pa.Table]] = defaultdict(list)
         self._limit: dict[int, int] = defaultdict(lambda: _ROWS_BEFORE_SUM)
         self._parts: dict[int, SpooledRows] = defaultdict(lambda: SpooledRows(_PARTS, self._spool))
@@ -77,15 +80,23 @@ class CountSums:
         whole = summed(held if part < 0 else [self._parts[key].of(part)])
         if self._least.get(key, 1) > 1:
             whole = whole.filter(pa.compute.greater_equal(whole["count"], self._least[key]))
-        return whole.add_column(0, COUNTS.field("key"), pa.array(np.full(whole.num_rows, key, np.int32))).cast(COUNTS)
+        return whole.add_column(
+            0, COUNTS.field("key"), pa.array(np.full(whole.num_rows, key, np.int32))
+        ).cast(COUNTS)
 
     def close(self) -> None:
         self._spool.close()
 
 
 def summed(tables: list[pa.Table]) -> pa.Table:
-    whole = pa.concat_tables([pa.table(COUNTS.empty_table().columns[1:], ["value", "count"]), *tables])
-    return whole.group_by("value", use_threads=False).aggregate([("count", "sum")]).rename_columns(["value", "count"])
+    whole = pa.concat_tables(
+        [pa.table(COUNTS.empty_table().columns[1:], ["value", "count"]), *tables]
+    )
+    return (
+        whole.group_by("value", use_threads=False)
+        .aggregate([("count", "sum")])
+        .rename_columns(["value", "count"])
+    )
 
 
 def _set_down(counts: pa.Table, parts: SpooledRows) -> None:

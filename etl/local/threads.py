@@ -34,7 +34,9 @@ class Threads:
         if self._stopped.is_set():
             raise JobEnded
 
-    def over(self, function: Callable[[T], R], items: Iterable[T], ahead: int | None = None) -> Iterator[R]:
+    def over(
+        self, function: Callable[[T], R], items: Iterable[T], ahead: int | None = None
+    ) -> Iterator[R]:
         """Calls a function on each item, and yields the results in order; no more than `ahead` calls wait or run."""
         most, waiting = ahead or 2 * self.count, deque[Future[R]]()
         for item in items:
@@ -55,7 +57,9 @@ class Threads:
             raise
         except Exception as error:  # a user's function may raise anything
             kind = type(error)
-            raise JobFailure(f"{kind.__module__}.{kind.__qualname__}: {error}; nothing was published") from error
+            raise JobFailure(
+                f"{kind.__module__}.{kind.__qualname__}: {error}; nothing was published"
+            ) from error
 
     def close(self) -> None:
         """Ends the threads: what has not begun never does, and what runs ends at its next step."""

@@ -14,7 +14,18 @@ from sluice.etl.ops.base import FIRST, NULL, PADDING, Fitted, Operator, Operator
 from sluice.etl.ops.chain import step
 from sluice.etl.ops.ids import Categorify, Cross, Hash, Modulus, Vocabulary
 from sluice.etl.ops.lists import Bag, FirstX, Flags, Overlap, Recent, Vectors
-from sluice.etl.ops.numeric import BoxCox, Bucketize, Clip, Compare, Fill, Log, Logit, Missing, OneHot, Scale
+from sluice.etl.ops.numeric import (
+    BoxCox,
+    Bucketize,
+    Clip,
+    Compare,
+    Fill,
+    Log,
+    Logit,
+    Missing,
+    OneHot,
+    Scale,
+)
 from sluice.etl.ops.scaling import FillMean, FillMedian, MinMax, Quantiles, Standardise
 from sluice.etl.ops.statistics import Count, Group, Target
 from sluice.etl.ops.text import Concat, Lower, Map, Ngram, Replace, Split
@@ -25,21 +36,73 @@ if TYPE_CHECKING:
     from sluice.etl.schema import Field
     from sluice.etl.table.fitted_state import FittedState
 
-OPERATORS: dict[str, type[Operator]] = {kind.name: kind for kind in (
-    Fill, FillMean, FillMedian, Missing, Clip, Scale, Log, BoxCox, Logit, Compare, Standardise, MinMax, Bucketize,
-    Quantiles, OneHot, Categorify, Vocabulary, Hash, Cross, Modulus, Map, Lower,
-    Replace, Concat, Split, Ngram, FirstX, Bag, Flags, Overlap, Recent, Count, Target, Group,
-    ParseTime, Hour, Weekday, Vectors, Python)}
+OPERATORS: dict[str, type[Operator]] = {
+    kind.name: kind
+    for kind in (
+        Fill,
+        FillMean,
+        FillMedian,
+        Missing,
+        Clip,
+        Scale,
+        Log,
+        BoxCox,
+        Logit,
+        Compare,
+        Standardise,
+        MinMax,
+        Bucketize,
+        Quantiles,
+        OneHot,
+        Categorify,
+        Vocabulary,
+        Hash,
+        Cross,
+        Modulus,
+        Map,
+        Lower,
+        Replace,
+        Concat,
+        Split,
+        Ngram,
+        FirstX,
+        Bag,
+        Flags,
+        Overlap,
+        Recent,
+        Count,
+        Target,
+        Group,
+        ParseTime,
+        Hour,
+        Weekday,
+        Vectors,
+        Python,
+    )
+}
 
 Online = Callable[[npt.NDArray[Any] | pa.Array], npt.NDArray[Any] | pa.Array]
 
-__all__ = ["FIRST", "NULL", "OPERATORS", "PADDING", "Fitted", "Operator", "OperatorError", "made", "online"]
+__all__ = [
+    "FIRST",
+    "NULL",
+    "OPERATORS",
+    "PADDING",
+    "Fitted",
+    "Operator",
+    "OperatorError",
+    "made",
+    "online",
+]
 
 
 def made(described: Mapping[str, Any]) -> Operator:
     """The operator that `described` names with its parameters, as a spec or a `Field` does."""
-    given = {key: tuple(value) if isinstance(value, list) else value for key, value in described.items()
-             if key not in ("op", "state")}
+    given = {
+        key: tuple(value) if isinstance(value, list) else value
+        for key, value in described.items()
+        if key not in ("op", "state")
+    }
     return OPERATORS[described["op"]](**given)
 
 
@@ -51,20 +114,28 @@ def online(field: Field, state: FittedState | None) -> Online:
     steps: list[tuple[Operator, Any]] = []
     for described in field.online:
         kind = OPERATORS.get(str(described.get("op")))
-        if kind is None or kind is Python:  # a table is no program: it cannot name a function to be called
-            raise OperatorError(f"column {field.name!r}: {described.get('op')!r} is no operator for the loader")
+        if (
+            kind is None or kind is Python
+        ):  # a table is no program: it cannot name a function to be called
+            raise OperatorError(
+                f"column {field.name!r}: {described.get('op')!r} is no operator for the loader"
+            )
         op = made(described)
         learned = None
         if isinstance(op, Fitted):
             if state is None:
-                raise OperatorError(f"column {field.name!r}: {op.name} needs the table's fitted state")
+                raise OperatorError(
+                    f"column {field.name!r}: {op.name} needs the table's fitted state"
+                )
             learned = op.prepare(state[described["state"]])
         steps.append((op, learned))
     stored_as = None if field.nullable else np.dtype(steps[0][0].left_as)
 
     def applied(column: pa.Array) -> pa.Array:
         for number, (op, learned) in enumerate(steps):
-            whole = not number and stored_as == np.int64  # as `whole_numbers` made them: no text again
+            whole = (
+                not number and stored_as == np.int64
+            )  # as `whole_numbers` made them: no text again
             column = op.apply(column, learned) if whole else step(op, column, learned, {})
         return column
 

@@ -145,8 +145,10 @@ def values_of(column: pa.Array) -> tuple[npt.NDArray[np.float64], npt.NDArray[np
     """The column's numbers as numpy, with 0 in place of nulls, and a mask of the nulls."""
     if not column.null_count:
         return column.to_numpy(zero_copy_only=False), None
-    return (pc.fill_null(column, 0.0).to_numpy(zero_copy_only=False),
-            pc.is_null(column).to_numpy(zero_copy_only=False))
+    return (
+        pc.fill_null(column, 0.0).to_numpy(zero_copy_only=False),
+        pc.is_null(column).to_numpy(zero_copy_only=False),
+    )
 
 
 def finite_of(column: pa.Array) -> npt.NDArray[np.float64]:
@@ -167,7 +169,9 @@ def id_kind(cardinality: int | None) -> type[np.int32 | np.uint32]:
 
 def spread(keys: npt.NDArray[np.uint64], size: int) -> npt.NDArray[Any]:
     """Ids from FIRST on, `size` of them, by the remainders of hashes."""
-    ids: npt.NDArray[Any] = (keys % np.uint64(size)).astype(np.int64 if is_wide(FIRST + size) else np.int32)
+    ids: npt.NDArray[Any] = (keys % np.uint64(size)).astype(
+        np.int64 if is_wide(FIRST + size) else np.int32
+    )
     ids += FIRST
     return ids
 
@@ -183,4 +187,6 @@ def within(op: Operator, **bounds: tuple[float, float]) -> None:
     """Refuses, by its name, a parameter outside its bounds."""
     for key, (low, high) in bounds.items():
         if not low <= getattr(op, key) <= high:
-            raise OperatorError(f"{key} = {getattr(op, key)}: must be from {low:,} to {high:,}".replace(",", ""))
+            raise OperatorError(
+                f"{key} = {getattr(op, key)}: must be from {low:,} to {high:,}".replace(",", "")
+            )

@@ -28,10 +28,15 @@ def follow(op: Operator, kind: str) -> str | None:
 
 def shaped(op: Operator, values: pa.Array, extras: Mapping[str, pa.Array]) -> pa.Array:
     """The column as the operator wants it: text or number, together with what it must know besides."""
-    if not (pa.types.is_struct(values.type) or pa.types.is_list(values.type)) and op.name != "python":
+    if (
+        not (pa.types.is_struct(values.type) or pa.types.is_list(values.type))
+        and op.name != "python"
+    ):
         values = as_number(values) if op.takes[0] == "number" else as_text(values)
     if op.needs:
-        values = pa.StructArray.from_arrays([values, *(extras[n] for n in op.needs)], ["value", *op.needs])
+        values = pa.StructArray.from_arrays(
+            [values, *(extras[n] for n in op.needs)], ["value", *op.needs]
+        )
     return values
 
 
@@ -44,7 +49,9 @@ def step(op: Operator, values: pa.Array, state: Any, extras: Mapping[str, pa.Arr
     if lifted(op, values):
         elements, lengths = flat(values)
         return relisted(step(op, elements, state, extras), lengths)
-    with np.errstate(over="ignore", invalid="ignore"):  # too large is infinite, and infinite less infinite NaN
+    with np.errstate(
+        over="ignore", invalid="ignore"
+    ):  # too large is infinite, and infinite less infinite NaN
         return op.apply(shaped(op, values, extras), state)
 
 

@@ -70,7 +70,11 @@ def quotient(numerator: int, denominator: int) -> float:
 def root(numerator: int, denominator: int) -> float:
     """The square root of a quotient that is 0 or above, and that may itself be beyond any float."""
     half = (numerator.bit_length() - denominator.bit_length()) // 2
-    scaled = numerator / (denominator << 2 * half) if half > 0 else (numerator << -2 * half) / denominator
+    scaled = (
+        numerator / (denominator << 2 * half)
+        if half > 0
+        else (numerator << -2 * half) / denominator
+    )
     return math.ldexp(math.sqrt(scaled), half)
 
 
@@ -94,5 +98,9 @@ def quantiles(table: pa.Table, shares: Iterable[float]) -> list[float]:
     if not len(values):
         return [0.0 for _ in shares]
     below = np.cumsum(counts)
-    return [float(values[int(np.searchsorted(below, math.ceil(share * int(below[-1]) - 1e-9)))]) if share > 0
-            else float(values[0]) for share in shares]
+    return [
+        float(values[int(np.searchsorted(below, math.ceil(share * int(below[-1]) - 1e-9)))])
+        if share > 0
+        else float(values[0])
+        for share in shares
+    ]

@@ -29,7 +29,9 @@ class Lookup:
     def of(cls, values: pa.Array) -> Lookup:
         hashes = hash_texts(values)
         if len(np.unique(hashes)) < len(hashes):
-            raise ValueError("two values of one vocabulary have the same 64-bit hash; leave one out")
+            raise ValueError(
+                "two values of one vocabulary have the same 64-bit hash; leave one out"
+            )
         slots = 1 << max(4, (2 * len(hashes)).bit_length())
         owners = np.full(slots, -1, np.int32)
         waiting = np.arange(len(hashes), dtype=np.int32)

@@ -40,7 +40,9 @@ def hash_texts(column: pa.Array, salt: int = 0) -> U64:
     """Hashes each value of a string or binary array; many of them in turns, whose steps stay in a core's cache."""
     if len(column) <= _TURN:
         return _hash_texts(column, salt)
-    return np.concatenate([_hash_texts(column.slice(start, _TURN), salt) for start in range(0, len(column), _TURN)])
+    return np.concatenate(
+        [_hash_texts(column.slice(start, _TURN), salt) for start in range(0, len(column), _TURN)]
+    )
 
 
 def _hash_texts(column: pa.Array, salt: int) -> U64:
@@ -49,12 +51,16 @@ def _hash_texts(column: pa.Array, salt: int) -> U64:
     if not count:
         return np.empty(0, np.uint64)
     _, offsets_buffer, data = column.buffers()
-    offsets = np.frombuffer(offsets_buffer, width)[column.offset:column.offset + count + 1].astype(np.int64, copy=False)
+    offsets = np.frombuffer(offsets_buffer, width)[
+        column.offset : column.offset + count + 1
+    ].astype(np.int64, copy=False)
     start, length = offsets[:-1], offsets[1:] - offsets[:-1]
     first, last = int(offsets[0]) & ~7, int(offsets[-1])
-    words = np.zeros((last - first + 7) // 8 + 2, np.uint64)  # aligned, and padded so that no gather goes beyond it
+    words = np.zeros(
+        (last - first + 7) // 8 + 2, np.uint64
+    )  # aligned, and padded so that no gather goes beyond it
     if last > first:
-        words.view(np.uint8)[:last - first] = np.frombuffer(data, np.uint8)[first:last]
+        words.view(np.uint8)[: last - first] = np.frombuffer(data, np.uint8)[first:last]
     h: U64 = (length.astype(np.uint64) ^ np.uint64(salt & 0xFFFFFFFFFFFFFFFF)) * G
     start = start - first
     longest = int(length.max())
@@ -89,7 +95,9 @@ def _absorb(h: U64, words: U64, at: npt.NDArray[np.int64], rest: npt.NDArray[np.
 def hash_numbers(column: pa.Array, salt: int = 0) -> U64:
     """Hashes each value of an integer or floating array; equal numbers of one type have equal hashes."""
     if pa.types.is_floating(column.type):
-        values = column.cast(pa.float64()).fill_null(0.0).to_numpy(zero_copy_only=False) + 0.0  # -0.0 is 0.0
+        values = (
+            column.cast(pa.float64()).fill_null(0.0).to_numpy(zero_copy_only=False) + 0.0
+        )  # -0.0 is 0.0
         bits = np.where(np.isnan(values), np.float64("nan"), values).view(np.uint64)
     else:
         bits = column.cast(pa.int64()).fill_null(0).to_numpy(zero_copy_only=False).view(np.uint64)

@@ -89,7 +89,9 @@ class Modulus(Operator):
         within(self, size=(1, MAX_ID - FIRST))
 
     def apply(self, column: pa.Array, _state: Any) -> pa.Array:
-        numbers = (column if pa.types.is_int64(column.type) else self.whole_numbers(column)).to_numpy()
+        numbers = (
+            column if pa.types.is_int64(column.type) else self.whole_numbers(column)
+        ).to_numpy()
         ids = spread(np.mod(numbers, np.int64(self.size)).view(np.uint64), self.size)
         ids[numbers == NO_NUMBER] = NULL
         return pa.array(ids)
@@ -101,7 +103,9 @@ class Modulus(Operator):
         negative = pc.starts_with(column, "-")
         try:
             signed = pc.if_else(pc.and_(whole, negative), column, "0").cast(pa.int64())
-            unsigned = pc.if_else(pc.and_(whole, pc.invert(negative)), column, "0").cast(pa.uint64())
+            unsigned = pc.if_else(pc.and_(whole, pc.invert(negative)), column, "0").cast(
+                pa.uint64()
+            )
         except pa.ArrowInvalid:  # a number of 20 digits may exceed 64 bits
             return pa.array([self._held(_whole(text)) for text in column.to_pylist()], pa.int64())
         low = signed.fill_null(0).to_numpy(zero_copy_only=False)
@@ -188,7 +192,9 @@ class Categorify(Fitted):
         return pa.concat_tables([old, added]).combine_chunks()
 
     def prepare(self, state: pa.Table) -> Lookup:
-        return Lookup.of(state["value"].combine_chunks() if state.num_rows else pa.array([], pa.string()))
+        return Lookup.of(
+            state["value"].combine_chunks() if state.num_rows else pa.array([], pa.string())
+        )
 
     def apply(self, column: pa.Array, state: Lookup) -> pa.Array:
         return looked_up(column, state, self.oov)

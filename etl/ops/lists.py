@@ -22,7 +22,11 @@ STATISTICS = ("size", "sum", "mean", "min", "max")
 def flat(column: pa.Array) -> tuple[pa.Array, Lengths]:
     """The elements of all lists one after the other, and the length of each list; a null list counts as an empty
     one."""
-    lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False).astype(np.int64)
+    lengths = (
+        pc.fill_null(pc.list_value_length(column), 0)
+        .to_numpy(zero_copy_only=False)
+        .astype(np.int64)
+    )
     return pc.list_flatten(column), lengths
 
 
@@ -38,7 +42,9 @@ def packed(column: pa.Array) -> pa.Array:
     values, lengths = flat(column)
     content = values.cast(pa.uint32()).to_numpy(zero_copy_only=False).astype("<u4", copy=False)
     offsets = np.concatenate([[0], np.cumsum(lengths * 4)]).astype(np.int32)
-    return pa.BinaryArray.from_buffers(pa.binary(), len(column), [None, pa.py_buffer(offsets), pa.py_buffer(content)])
+    return pa.BinaryArray.from_buffers(
+        pa.binary(), len(column), [None, pa.py_buffer(offsets), pa.py_buffer(content)]
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +91,9 @@ class Bag(Operator):
             return pa.array(lengths.astype(np.float64))
         row = np.repeat(np.arange(len(lengths)), lengths)
         there = pc.is_valid(values).to_numpy(zero_copy_only=False)
-        number = pc.cast(values.drop_null(), pa.float64(), safe=False).to_numpy(zero_copy_only=False)
+        number = pc.cast(values.drop_null(), pa.float64(), safe=False).to_numpy(
+            zero_copy_only=False
+        )
         row = row[there]
         counts = np.bincount(row, minlength=len(lengths))
         if self.of in ("sum", "mean"):
@@ -114,8 +122,10 @@ class Overlap(Operator):
             raise OperatorError("overlap takes two columns of lists")
         count = len(column)
         sides = [_distinct(f) for f in fields]
-        every, *each = (np.bincount(pairs[:, 0].astype(np.int64), minlength=count)
-                        for pairs in (np.unique(np.concatenate(sides), axis=0), *sides))
+        every, *each = (
+            np.bincount(pairs[:, 0].astype(np.int64), minlength=count)
+            for pairs in (np.unique(np.concatenate(sides), axis=0), *sides)
+        )
         both = each[0] + each[1] - every
         return pa.array(both / np.maximum(every, 1) if self.share else both.astype(np.float64))
 
@@ -149,9 +159,14 @@ class Recent(Operator):
         values, lengths = flat(lists)
         times = pc.fill_null(as_number(values), np.nan).to_numpy(zero_copy_only=False)
         row = np.repeat(np.arange(len(at)), lengths)
-        earlier = (times < at[row]) & (times >= at[row] - (np.inf if self.within is None else self.within))
+        earlier = (times < at[row]) & (
+            times >= at[row] - (np.inf if self.within is None else self.within)
+        )
         # Each row's own time stands behind the earlier ones, so that they end there.
-        row, times = np.concatenate([row[earlier], np.arange(len(at))]), np.concatenate([times[earlier], at])
+        row, times = (
+            np.concatenate([row[earlier], np.arange(len(at))]),
+            np.concatenate([times[earlier], at]),
+        )
         ordered = times[np.lexsort((times, row))]
         ends = np.cumsum(np.bincount(row, minlength=len(at))) - 1
         first = np.concatenate([[0], ends[:-1] + 1]) if len(at) else ends
@@ -172,11 +187,21 @@ class Flags(Operator):
     gives: ClassVar[str] = "texts"
 
     def apply(self, column: pa.Array, _state: Any) -> pa.Array:
-        wrong = next((f.name for f in column.type if pa.types.is_string(f.type) or pa.types.is_list(f.type)), None)
+        wrong = next(
+            (f.name for f in column.type if pa.types.is_string(f.type) or pa.types.is_list(f.type)),
+            None,
+        )
         if wrong is not None:
-            raise OperatorError(f"flags takes columns of numbers, and {wrong!r} is {column.type.field(wrong).type}")
-        raised = np.stack([pc.fill_null(pc.not_equal(field, 0), False).to_numpy(zero_copy_only=False)
-                           for field in column.flatten()], axis=1)
+            raise OperatorError(
+                f"flags takes columns of numbers, and {wrong!r} is {column.type.field(wrong).type}"
+            )
+        raised = np.stack(
+            [
+                pc.fill_null(pc.not_equal(field, 0), False).to_numpy(zero_copy_only=False)
+                for field in column.flatten()
+            ],
+            axis=1,
+        )
         names = pa.array([field.name for field in column.type], pa.string())
         return relisted(names.take(pa.array(np.nonzero(raised)[1])), raised.sum(axis=1))
 
@@ -200,28 +225,40 @@ class Vectors(Operator):
         try:
             found = np.load(self.file, mmap_mode="r", allow_pickle=False)
         except OSError as error:
-            raise OperatorError(f"lookup: {self.file} cannot be read ({error.strerror or error}); put the matrix "
-                                "there") from None
+            raise OperatorError(
+                f"lookup: {self.file} cannot be read ({error.strerror or error}); put the matrix "
+                "there"
+            ) from None
         except ValueError as error:
-            raise OperatorError(f"lookup: {self.file} holds no matrix in numpy's format ({error})") from None
+            raise OperatorError(
+                f"lookup: {self.file} holds no matrix in numpy's format ({error})"
+            ) from None
         if not isinstance(found, np.ndarray) or found.ndim != 2 or found.dtype.kind not in "fiu":
-            raise OperatorError(f"lookup: {self.file} holds no matrix of numbers, one row for each id")
+            raise OperatorError(
+                f"lookup: {self.file} holds no matrix of numbers, one row for each id"
+            )
         if found.shape[1] != self.width:
-            raise OperatorError(f"lookup: the vectors in {self.file} have {found.shape[1]} numbers, not width = "
-                                f"{self.width}")
+            raise OperatorError(
+                f"lookup: the vectors in {self.file} have {found.shape[1]} numbers, not width = "
+                f"{self.width}"
+            )
         return found
 
     def check_reach(self, cardinality: int | None, column: str) -> None:
         """Raises OperatorError if ids may be beyond the last vector."""
         if cardinality is not None and cardinality > len(self.matrix):
-            raise OperatorError(f"lookup for {column!r}: ids go up to {cardinality - 1}, and {self.file} has "
-                                f"{len(self.matrix)} vectors; write one for each id")
+            raise OperatorError(
+                f"lookup for {column!r}: ids go up to {cardinality - 1}, and {self.file} has "
+                f"{len(self.matrix)} vectors; write one for each id"
+            )
 
     def apply(self, column: pa.Array, _state: Any) -> pa.Array:
         ids = column.cast(pa.int64()).to_numpy(zero_copy_only=False)
         if len(ids) and not (ids.min() >= 0 and ids.max() < len(self.matrix)):
             wrong = ids[(ids < 0) | (ids >= len(self.matrix))][0]
-            raise OperatorError(f"lookup: id {wrong} is beyond the {len(self.matrix)} vectors in {self.file}")
+            raise OperatorError(
+                f"lookup: id {wrong} is beyond the {len(self.matrix)} vectors in {self.file}"
+            )
         found = np.asarray(self.matrix[ids], np.float64)
         return relisted(pa.array(found.reshape(-1)), np.full(len(ids), self.width))
 

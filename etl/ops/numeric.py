@@ -15,8 +15,14 @@ import pyarrow.compute as pc
 
 from sluice.etl.ops.base import FIRST, NULL, Operator, OperatorError, values_of, within
 
-COMPARISONS = {"==": pc.equal, "!=": pc.not_equal, "<=": pc.less_equal, "<": pc.less, ">=": pc.greater_equal,
-               ">": pc.greater}
+COMPARISONS = {
+    "==": pc.equal,
+    "!=": pc.not_equal,
+    "<=": pc.less_equal,
+    "<": pc.less,
+    ">=": pc.greater_equal,
+    ">": pc.greater,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,7 +157,9 @@ class BoxCox(Operator):
     def apply(self, column: pa.Array, _state: Any) -> pa.Array:
         values, nulls = values_of(column)
         logs = np.log(np.maximum(values + self.shift, self.floor))
-        return pa.array(logs if self.power == 0 else np.expm1(self.power * logs) / self.power, mask=nulls)
+        return pa.array(
+            logs if self.power == 0 else np.expm1(self.power * logs) / self.power, mask=nulls
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,8 +200,10 @@ class Compare(Operator):
         try:
             return ("", float("")) if found is None else (found[1], float(found[2]))
         except ValueError:
-            raise OperatorError(f"to = {self.to!r}: must be one of {' '.join(COMPARISONS)} and a number, for instance "
-                                ">= 4") from None
+            raise OperatorError(
+                f"to = {self.to!r}: must be one of {' '.join(COMPARISONS)} and a number, for instance "
+                ">= 4"
+            ) from None
 
     def apply(self, column: pa.Array, _state: Any) -> pa.Array:
         sign, number = self._parts()
@@ -241,7 +251,9 @@ class OneHot(Operator):
 
     def __post_init__(self) -> None:
         if not self.values or len(set(self.values)) < len(self.values):
-            raise OperatorError(f"values = {list(self.values)}: must be one or more different texts")
+            raise OperatorError(
+                f"values = {list(self.values)}: must be one or more different texts"
+            )
 
     def apply(self, column: pa.Array, _state: Any) -> pa.Array:
         """Gives 1 where the text is any of the values: the spec gives each of its columns an operator of one value."""

@@ -55,8 +55,11 @@ def running(state: pa.Table, names: tuple[str, ...]) -> pa.Table:
     for name in names:
         amounts = ordered[name].to_numpy()
         sums = np.cumsum(amounts)
-        ordered = ordered.set_column(ordered.column_names.index(name), name,
-                                     pa.array(sums - (sums[first] - amounts[first]), pa.int64()))
+        ordered = ordered.set_column(
+            ordered.column_names.index(name),
+            name,
+            pa.array(sums - (sums[first] - amounts[first]), pa.int64()),
+        )
     return ordered
 
 
@@ -96,7 +99,9 @@ class Timeline:
         """The number of the state's last row that has the given value and is before the given rank; -1 if there is
         none."""
         place, steps = self.lookup.places(hashes).astype(np.int64), len(self.moments) + 1
-        found = np.searchsorted(self.places * steps + self.ranks, place * steps + rank, side="left") - 1
+        found = (
+            np.searchsorted(self.places * steps + self.ranks, place * steps + rank, side="left") - 1
+        )
         known = (place >= 0) & (found >= 0)
         known[known] = self.places[found[known]] == place[known]
         return np.where(known, found, -1)

@@ -32,7 +32,9 @@ def _moments(column: pa.Array, powers: tuple[int, ...]) -> tuple[pa.Array, pa.Ar
 
 def _sum_of(kept: pa.Table, power: int) -> Any:
     found = zip(kept["value"].to_pylist(), kept["count"].to_pylist(), strict=True)
-    return total((int(name.split(":")[1]), count) for name, count in found if name.startswith(f"{power}:"))
+    return total(
+        (int(name.split(":")[1]), count) for name, count in found if name.startswith(f"{power}:")
+    )
 
 
 def _rows(kept: pa.Table) -> int:
@@ -100,7 +102,9 @@ class Standardise(Fitted):
         rows = max(1, _rows(counted))
         mean = _sum_of(counted, 1) / rows
         variance = _sum_of(counted, 2) / rows - mean**2
-        return pa.table({"mean": [float(mean)], "spread": [root(variance.numerator, variance.denominator)]})
+        return pa.table(
+            {"mean": [float(mean)], "spread": [root(variance.numerator, variance.denominator)]}
+        )
 
     def prepare(self, state: pa.Table) -> tuple[float, float]:
         return float(state["mean"][0].as_py()), float(state["spread"][0].as_py())
@@ -125,8 +129,10 @@ class MinMax(Fitted):
         values = finite_of(column)
         if not len(values):
             return _named([], [])
-        return _named([repr(float(v)) for v in {values.min() + 0.0, values.max() + 0.0}],
-                      [1] * len({values.min() + 0.0, values.max() + 0.0}))
+        return _named(
+            [repr(float(v)) for v in {values.min() + 0.0, values.max() + 0.0}],
+            [1] * len({values.min() + 0.0, values.max() + 0.0}),
+        )
 
     def learn(self, counted: pa.Table) -> pa.Table:
         ends = [float(v) for v in counted["value"].to_pylist()] or [0.0]
@@ -138,7 +144,9 @@ class MinMax(Fitted):
     def apply(self, column: pa.Array, state: tuple[float, float]) -> pa.Array:
         values, nulls = values_of(column)
         low, high = state
-        return pa.array(np.clip((values / 2 - low / 2) / ((high / 2 - low / 2) or 1.0), 0.0, 1.0), mask=nulls)
+        return pa.array(
+            np.clip((values / 2 - low / 2) / ((high / 2 - low / 2) or 1.0), 0.0, 1.0), mask=nulls
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

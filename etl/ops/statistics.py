@@ -18,7 +18,15 @@ from sluice.etl.ops.base import Fitted, OperatorError, as_number, as_text, value
 from sluice.etl.ops.exact_sums import parts, quotient, root, total
 from sluice.etl.ops.hash_table import Lookup
 from sluice.etl.ops.hashing import hash_texts, mix
-from sluice.etl.ops.past_values import Timeline, check_step, coded, moments_of, running, stamped, unstamped
+from sluice.etl.ops.past_values import (
+    Timeline,
+    check_step,
+    coded,
+    moments_of,
+    running,
+    stamped,
+    unstamped,
+)
 
 _FOLD = np.uint64(0xF01DF01D00000001)
 _NULL_TEXT = "n"
@@ -50,8 +58,11 @@ class _Encoded(Fitted):
         """The description, without the parameters of `past` where it is not asked for. Fitted states are known by a
         hash of it."""
         whole = super().described
-        return whole if self.past else {name: given for name, given in whole.items()
-                                        if name not in ("past", "past_step")}
+        return (
+            whole
+            if self.past
+            else {name: given for name, given in whole.items() if name not in ("past", "past_step")}
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +85,9 @@ class Count(_Encoded):
     def learn(self, counted: pa.Table) -> pa.Table:
         if self.past:
             values, at = unstamped(_one(counted["value"]))
-            return running(pa.table({"value": values, "at": at, "count": _one(counted["count"])}), ("count",))
+            return running(
+                pa.table({"value": values, "at": at, "count": _one(counted["count"])}), ("count",)
+            )
         return counted.select(["value", "count"]).sort_by("value").combine_chunks()
 
     def prepare(self, state: pa.Table) -> Any:
@@ -84,7 +97,9 @@ class Count(_Encoded):
         counts = state["count"].to_numpy().astype(np.float64)
         if self.share:
             counts = counts / max(1.0, float(counts.sum()))
-        return Lookup.of(_one(state["value"])), np.append(counts, 0.0)  # the last count is for place -1
+        return Lookup.of(_one(state["value"])), np.append(
+            counts, 0.0
+        )  # the last count is for place -1
 
     def apply(self, column: pa.Array, state: Any) -> pa.Array:
         if self.past:
@@ -93,13 +108,20 @@ class Count(_Encoded):
         nulls = pc.is_null(column).to_numpy(zero_copy_only=False)
         return pa.array(counts[lookup.places(hash_texts(column))], mask=nulls)
 
-    def _before(self, column: pa.Array, timeline: Timeline, counts: npt.NDArray[np.int64],
-                totals: npt.NDArray[np.int64]) -> pa.Array:
+    def _before(
+        self,
+        column: pa.Array,
+        timeline: Timeline,
+        counts: npt.NDArray[np.int64],
+        totals: npt.NDArray[np.int64],
+    ) -> pa.Array:
         value, time = column.flatten()
         rank = timeline.rank(*moments_of(time, self.past_step))
         found = counts[timeline.before(hash_texts(value), rank)].astype(np.float64)
-        return pa.array(found / np.maximum(totals[rank], 1) if self.share else found,
-                        mask=pc.is_null(value).to_numpy(zero_copy_only=False))
+        return pa.array(
+            found / np.maximum(totals[rank], 1) if self.share else found,
+            mask=pc.is_null(value).to_numpy(zero_copy_only=False),
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,10 +160,14 @@ class Target(_Encoded):
         value, label, keys = column.flatten()
         if self.past:
             stamp = stamped(keys, self.past_step, _keys(value))
-            counted = pc.value_counts(pc.binary_join_element_wise(label.cast(pa.string()), stamp, ""))
+            counted = pc.value_counts(
+                pc.binary_join_element_wise(label.cast(pa.string()), stamp, "")
+            )
             return counted.field("values"), counted.field("counts")
         cell = self._folds(keys) * 2 + label.cast(pa.int64()).to_numpy(zero_copy_only=False)
-        counted = pc.value_counts(pc.binary_join_element_wise(pa.array(np.char.mod("%03d", cell)), _keys(value), ""))
+        counted = pc.value_counts(
+            pc.binary_join_element_wise(pa.array(np.char.mod("%03d", cell)), _keys(value), "")
+        )
         return counted.field("values"), counted.field("counts")
 
     def learn(self, counted: pa.Table) -> pa.Table:
@@ -150,13 +176,23 @@ class Target(_Encoded):
             values, at = unstamped(pc.utf8_slice_codeunits(names, 1))
             counts = counted["count"].to_numpy()
             clicked = pc.starts_with(names, "1").to_numpy(zero_copy_only=False)
-            both = pa.table({"value": values, "at": at, "count": counts, "clicks": np.where(clicked, counts, 0)})
+            both = pa.table(
+                {"value": values, "at": at, "count": counts, "clicks": np.where(clicked, counts, 0)}
+            )
             both = both.group_by(["value", "at"]).aggregate([("count", "sum"), ("clicks", "sum")])
-            return running(both.rename_columns(["value", "at", "count", "clicks"]), ("count", "clicks"))
+            return running(
+                both.rename_columns(["value", "at", "count", "clicks"]), ("count", "clicks")
+            )
         cell = pc.utf8_slice_codeunits(names, 0, 3).cast(pa.int32()).to_numpy(zero_copy_only=False)
         counts = counted["count"].to_numpy()
-        table = pa.table({"value": pc.utf8_slice_codeunits(names, 3), "fold": pa.array(cell // 2),
-                          "count": counts, "clicks": np.where(cell % 2 == 1, counts, 0)})
+        table = pa.table(
+            {
+                "value": pc.utf8_slice_codeunits(names, 3),
+                "fold": pa.array(cell // 2),
+                "count": counts,
+                "clicks": np.where(cell % 2 == 1, counts, 0),
+            }
+        )
         grouped = table.group_by(["value", "fold"]).aggregate([("count", "sum"), ("clicks", "sum")])
         renamed = grouped.rename_columns(["value", "fold", "count", "clicks"])
         return renamed.sort_by([("value", "ascending"), ("fold", "ascending")]).combine_chunks()
@@ -165,8 +201,15 @@ class Target(_Encoded):
         """The encodings by the value's place and the fold left out; the last row is for values not seen, the last
         column for rows of no fold. With `past`, what was known at which time."""
         if self.past:
-            timeline, both = Timeline.of(state), [state[name].to_numpy() for name in ("clicks", "count")]
-            return timeline, [np.append(known, 0) for known in both], [timeline.totals(known) for known in both]
+            timeline, both = (
+                Timeline.of(state),
+                [state[name].to_numpy() for name in ("clicks", "count")],
+            )
+            return (
+                timeline,
+                [np.append(known, 0) for known in both],
+                [timeline.totals(known) for known in both],
+            )
         values = pc.unique(_one(state["value"]))
         place = pc.index_in(_one(state["value"]), values).to_numpy(zero_copy_only=False)
         sums = np.zeros((2, len(values) + 1, self.folds + 1))
@@ -176,14 +219,18 @@ class Target(_Encoded):
         without = sums.sum(axis=2, keepdims=True) - sums
         whole = without[:, :-1].sum(axis=1)
         prior = whole[0] / np.maximum(whole[1], 1.0)
-        return Lookup.of(values), (without[0] + self.smoothing * prior) / (without[1] + self.smoothing)
+        return Lookup.of(values), (without[0] + self.smoothing * prior) / (
+            without[1] + self.smoothing
+        )
 
     def apply(self, column: pa.Array, state: Any) -> pa.Array:
         value, _, keys = column.flatten()
         if self.past:
             timeline, sums, totals = state
             rank = timeline.rank(*moments_of(keys, self.past_step))
-            clicks, count = (known[timeline.before(hash_texts(_keys(value)), rank)] for known in sums)
+            clicks, count = (
+                known[timeline.before(hash_texts(_keys(value)), rank)] for known in sums
+            )
             prior = totals[0][rank] / np.maximum(totals[1][rank], 1.0)
             return pa.array((clicks + self.smoothing * prior) / (count + self.smoothing))
         lookup, encodings = state
@@ -210,7 +257,9 @@ class Group(_Encoded):
         if self.past:
             keys = stamped(column.flatten()[-1], self.past_step, keys)
         values, nulls = values_of(numbers)
-        there = np.flatnonzero(np.isfinite(values) if nulls is None else np.isfinite(values) & ~nulls)
+        there = np.flatnonzero(
+            np.isfinite(values) if nulls is None else np.isfinite(values) & ~nulls
+        )
         coded = keys.take(pa.array(there)).dictionary_encode()
         values = values[there]
         place = coded.indices.to_numpy(zero_copy_only=False)
@@ -220,7 +269,10 @@ class Group(_Encoded):
             (np.minimum if self.of == "min" else np.maximum).at(ends, place, values)
             named = pc.binary_join_element_wise(pa.array(ends).cast(pa.string()), kinds, ":")
             return named, pa.array(np.ones(len(kinds), np.int64))
-        names, sums = [pc.binary_join_element_wise("n:", kinds, "")], [np.bincount(place, minlength=len(kinds))]
+        names, sums = (
+            [pc.binary_join_element_wise("n:", kinds, "")],
+            [np.bincount(place, minlength=len(kinds))],
+        )
         for power in (1, 2):
             for scale, whole in parts(values, power).items():
                 of_group = np.zeros(len(kinds), np.int64)
@@ -236,15 +288,19 @@ class Group(_Encoded):
         """The least, or the largest, number of each key among those that the batches found."""
         cut = pc.extract_regex(_one(kept["value"]), "(?s)^(?P<number>[^:]*):(?P<key>.*)$")
         found = pa.table({"value": cut.field("key"), "end": cut.field("number").cast(pa.float64())})
-        ends = found.group_by("value").aggregate([("end", self.of)]).rename_columns(["value", "end"])
+        ends = (
+            found.group_by("value").aggregate([("end", self.of)]).rename_columns(["value", "end"])
+        )
         if not self.past:
             return ends.sort_by("value").combine_chunks()
         values, at = unstamped(_one(ends["value"]))
         ordered = running(pa.table({"value": values, "at": at, "end": _one(ends["end"])}), ())
         _, place = coded(ordered)
         further = np.minimum if self.of == "min" else np.maximum
-        whole = [further.accumulate(part) for part in np.split(ordered["end"].to_numpy(),
-                                                               np.flatnonzero(np.diff(place)) + 1)]
+        whole = [
+            further.accumulate(part)
+            for part in np.split(ordered["end"].to_numpy(), np.flatnonzero(np.diff(place)) + 1)
+        ]
         return ordered.set_column(2, "end", pa.array(np.concatenate(whole), pa.float64()))
 
     def _moments(self, kept: pa.Table) -> pa.Table:
@@ -259,46 +315,77 @@ class Group(_Encoded):
         for key in sorted(sums):
             rows = sums[key]["n"][0][1]
             first, second = (total(sums[key].get(power, ())) for power in "12")
-            variance = second / rows - (first / rows)**2
-            for name, value in (("value", key), ("count", rows), ("sum", quotient(*first.as_integer_ratio())),
-                                ("std", root(*variance.as_integer_ratio()))):
+            variance = second / rows - (first / rows) ** 2
+            for name, value in (
+                ("value", key),
+                ("count", rows),
+                ("sum", quotient(*first.as_integer_ratio())),
+                ("std", root(*variance.as_integer_ratio())),
+            ):
                 table[name].append(value)
-        return pa.table(table, schema=pa.schema([("value", pa.string()), ("count", pa.int64()),
-                                                 ("sum", pa.float64()), ("std", pa.float64())]))
+        return pa.table(
+            table,
+            schema=pa.schema(
+                [
+                    ("value", pa.string()),
+                    ("count", pa.int64()),
+                    ("sum", pa.float64()),
+                    ("std", pa.float64()),
+                ]
+            ),
+        )
 
     def _running_moments(self, sums: dict[str, dict[str, list[tuple[int, int]]]]) -> pa.Table:
         """The same for each key and moment, over all its rows up to that moment: in whole numbers, without rounding."""
         names, times = unstamped(pa.array(sums, pa.string()))
         table: dict[str, list[Any]] = {name: [] for name in ("value", "at", "count", "sum", "std")}
-        scales = (scale for found in sums.values() for power in "12" for scale, _ in found.get(power, ()))
+        scales = (
+            scale for found in sums.values() for power in "12" for scale, _ in found.get(power, ())
+        )
         finest = max(0, -min(scales, default=0))
         last, rows, first, second = None, 0, 0, 0
         for key, at, stamp in sorted(zip(names.to_pylist(), times.to_pylist(), sums, strict=True)):
             rows, first, second = (rows, first, second) if key == last else (0, 0, 0)
             last, found = key, sums[stamp]
             rows += found["n"][0][1]
-            first, second = (known + sum(count << (scale + finest) for scale, count in found.get(power, ()))
-                             for known, power in ((first, "1"), (second, "2")))
+            first, second = (
+                known + sum(count << (scale + finest) for scale, count in found.get(power, ()))
+                for known, power in ((first, "1"), (second, "2"))
+            )
             spread = root((second * rows << finest) - first * first, rows * rows << 2 * finest)
-            for name, value in (("value", key), ("at", at), ("count", rows), ("sum", quotient(first, 1 << finest)),
-                                ("std", spread)):
+            for name, value in (
+                ("value", key),
+                ("at", at),
+                ("count", rows),
+                ("sum", quotient(first, 1 << finest)),
+                ("std", spread),
+            ):
                 table[name].append(value)
         kinds = {"value": pa.string(), "count": pa.int64()}
-        return pa.table(table, schema=pa.schema([(name, kinds.get(name, pa.float64())) for name in table]))
+        return pa.table(
+            table, schema=pa.schema([(name, kinds.get(name, pa.float64())) for name in table])
+        )
 
     def prepare(self, state: pa.Table) -> Any:
         known = Timeline.of(state) if self.past else Lookup.of(_one(state["value"]))
         if self.of in ("min", "max"):
             return known, np.append(state["end"].to_numpy(), 0.0)
         counts, sums = state["count"].to_numpy(), state["sum"].to_numpy()
-        chosen = {"count": counts, "sum": sums, "mean": sums / np.maximum(counts, 1), "std": state["std"].to_numpy()}
+        chosen = {
+            "count": counts,
+            "sum": sums,
+            "mean": sums / np.maximum(counts, 1),
+            "std": state["std"].to_numpy(),
+        }
         return known, np.append(chosen[self.of].astype(np.float64), 0.0)
 
     def apply(self, column: pa.Array, state: Any) -> pa.Array:
         known, statistic = state
         hashes = hash_texts(self._pair(column)[0])
         if self.past:
-            place = known.before(hashes, known.rank(*moments_of(column.flatten()[-1], self.past_step)))
+            place = known.before(
+                hashes, known.rank(*moments_of(column.flatten()[-1], self.past_step))
+            )
         else:
             place = known.places(hashes)
         return pa.array(statistic[place], mask=place < 0)

@@ -15,7 +15,11 @@ from sluice.etl.ops.lists import flat, relisted
 
 _BETWEEN = "\x1f"  # a character that no keyboard types
 _NO_VALUE = "\x00"
-_ESCAPED = {"\x1b": "\x1b0", _BETWEEN: "\x1b1", _NO_VALUE: "\x1b2"}  # so that no text is taken for one of these
+_ESCAPED = {
+    "\x1b": "\x1b0",
+    _BETWEEN: "\x1b1",
+    _NO_VALUE: "\x1b2",
+}  # so that no text is taken for one of these
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +36,9 @@ class Map(Operator):
 
     def __post_init__(self) -> None:
         if not self.values or len(set(self.values)) < len(self.values):
-            raise OperatorError(f"values = {list(self.values)}: must be one or more different texts")
+            raise OperatorError(
+                f"values = {list(self.values)}: must be one or more different texts"
+            )
         if len(self.to) != len(self.values):
             raise OperatorError(f"to: has {len(self.to)} texts for {len(self.values)} values")
         if self.others not in ("keep", "null"):
@@ -94,7 +100,10 @@ class Concat(Operator):
 
 def _part(column: pa.Array) -> pa.Array:
     texts = as_text(column)
-    if pa.types.is_string(column.type) and pc.any(pc.match_substring_regex(texts, r"[\x00\x1b\x1f]")).as_py():
+    if (
+        pa.types.is_string(column.type)
+        and pc.any(pc.match_substring_regex(texts, r"[\x00\x1b\x1f]")).as_py()
+    ):
         for character, code in _ESCAPED.items():
             texts = pc.replace_substring(texts, character, code)
     return pc.fill_null(texts, _NO_VALUE)
@@ -115,7 +124,9 @@ class Split(Operator):
 
     def apply(self, column: pa.Array, _state: Any) -> pa.Array:
         empty = pc.equal(column, "")
-        cut = pc.split_pattern(pc.if_else(empty, pa.scalar(None, pa.string()), column), self.separator)
+        cut = pc.split_pattern(
+            pc.if_else(empty, pa.scalar(None, pa.string()), column), self.separator
+        )
         return pc.if_else(pc.is_valid(cut), cut, pa.scalar([], pa.list_(pa.string())))
 
 
@@ -135,7 +146,9 @@ class Ngram(Operator):
         values, lengths = flat(column)
         values = _part(values)
         many = max(0, len(values) - self.size + 1)
-        grams = pc.binary_join_element_wise(*[values.slice(i, many) for i in range(self.size)], _BETWEEN)
+        grams = pc.binary_join_element_wise(
+            *[values.slice(i, many) for i in range(self.size)], _BETWEEN
+        )
         # Among the windows over the elements of all rows, those that are within one row stay.
         ends = np.repeat(np.cumsum(lengths), lengths)[:many]
         inside = np.arange(many) + self.size <= ends

@@ -31,12 +31,16 @@ class ParseTime(Operator):
 
     def __post_init__(self) -> None:
         if not self._formats or len(set(self._formats)) < len(self._formats):
-            raise OperatorError(f"format = {list(self._formats)}: must be one format, or several different ones")
+            raise OperatorError(
+                f"format = {list(self._formats)}: must be one format, or several different ones"
+            )
         for one in self._formats:
             if "%" not in one:
                 raise OperatorError(f"format = {one!r}: must hold directives such as %Y-%m-%d")
             if "%z" in one[:-2] or "%f" in re.sub("%S[.,]%f", "", one):
-                raise OperatorError(f"format = {one!r}: %f must follow %S, as in %S.%f, and %z must come last")
+                raise OperatorError(
+                    f"format = {one!r}: %f must follow %S, as in %S.%f, and %z must come last"
+                )
         _known(self.zone)
 
     @property
@@ -50,16 +54,27 @@ class ParseTime(Operator):
         part = 0.0
         if "%f" in how:
             sign = how[how.index("%f") - 1]
-            found = pc.extract_regex(column, rf"^(?P<a>.*[0-9]{{2}})[{sign}](?P<part>[0-9]{{1,9}})(?P<b>[^0-9].*)?$")
-            part = pc.binary_join_element_wise("0", pc.struct_field(found, "part"), ".").cast(pa.float64())
-            column = pc.binary_join_element_wise(pc.struct_field(found, "a"), pc.struct_field(found, "b"), "")
+            found = pc.extract_regex(
+                column, rf"^(?P<a>.*[0-9]{{2}})[{sign}](?P<part>[0-9]{{1,9}})(?P<b>[^0-9].*)?$"
+            )
+            part = pc.binary_join_element_wise("0", pc.struct_field(found, "part"), ".").cast(
+                pa.float64()
+            )
+            column = pc.binary_join_element_wise(
+                pc.struct_field(found, "a"), pc.struct_field(found, "b"), ""
+            )
             how = how.replace(f"{sign}%f", "")
         if how.endswith("%z"):
-            local = _parsed(pc.replace_substring_regex(column, r"(Z|[+-](0[0-9]|1[0-4])(:?[0-9]{2})?)$", ""), how[:-2])
+            local = _parsed(
+                pc.replace_substring_regex(column, r"(Z|[+-](0[0-9]|1[0-4])(:?[0-9]{2})?)$", ""),
+                how[:-2],
+            )
             aware = pc.strptime(column, format=how, unit="s", error_is_null=True)
             aware = pc.if_else(pc.is_valid(local), aware, None)
         else:
-            aware = pc.assume_timezone(_parsed(column, how), self.zone, ambiguous="earliest", nonexistent="earliest")
+            aware = pc.assume_timezone(
+                _parsed(column, how), self.zone, ambiguous="earliest", nonexistent="earliest"
+            )
         return pc.add(aware.cast(pa.int64()).cast(pa.float64()), part)
 
 
@@ -79,15 +94,28 @@ def _parsed(column: pa.Array, how: str) -> pa.Array:
     wrong = pc.and_(pc.less(local.cast(pa.int64()), _FIRST_YEAR), "%Y" in how)
     directives = re.findall("%(.)", how)
     if set(directives) <= _DIGITS.keys() and not re.sub("%.", "", how):
-        wrong = pc.or_(wrong, pc.not_equal(pc.utf8_length(column), sum(_DIGITS[d] for d in directives)))
+        wrong = pc.or_(
+            wrong, pc.not_equal(pc.utf8_length(column), sum(_DIGITS[d] for d in directives))
+        )
     if {"d", "j"} & set(directives) and set(directives) <= {*_DIGITS, *"bBaAIp"}:
         # Arrow makes a day that its month does not have one of the first three of the next month.
-        maybe = pc.is_valid(local) if "j" in directives else pc.fill_null(pc.less_equal(pc.day(local), 3), False)
+        maybe = (
+            pc.is_valid(local)
+            if "j" in directives
+            else pc.fill_null(pc.less_equal(pc.day(local), 3), False)
+        )
         early = np.flatnonzero(maybe.to_numpy(zero_copy_only=False))
         if len(early):
-            text, back = column.take(pa.array(early)), pc.strftime(local.take(pa.array(early)), format=how)
-            differs = pc.not_equal(*(pc.replace_substring_regex(pc.utf8_lower(side), _WRITTEN, r"\1\2")
-                                     for side in (text, back)))
+            text, back = (
+                column.take(pa.array(early)),
+                pc.strftime(local.take(pa.array(early)), format=how),
+            )
+            differs = pc.not_equal(
+                *(
+                    pc.replace_substring_regex(pc.utf8_lower(side), _WRITTEN, r"\1\2")
+                    for side in (text, back)
+                )
+            )
             mask = np.zeros(len(column), bool)
             mask[early] = differs.to_numpy(zero_copy_only=False)
             wrong = pc.or_(wrong, pa.array(mask))
@@ -135,7 +163,9 @@ def _known(zone: str) -> None:
     try:
         zoneinfo.ZoneInfo(zone)
     except (zoneinfo.ZoneInfoNotFoundError, ValueError, OSError):
-        raise OperatorError(f"zone = {zone!r}: no such time zone; write for instance Europe/Berlin") from None
+        raise OperatorError(
+            f"zone = {zone!r}: no such time zone; write for instance Europe/Berlin"
+        ) from None
 
 
 _LATEST = 253_402_300_799.0  # the last second of the year 9999

@@ -14,8 +14,14 @@ import pyarrow as pa
 
 from sluice.etl.ops.base import KINDS, Operator, OperatorError
 
-_TYPES = {"text": pa.string(), "number": pa.float64(), "id": pa.int32(), "texts": pa.list_(pa.string()),
-          "numbers": pa.list_(pa.float64()), "ids": pa.list_(pa.int32())}
+_TYPES = {
+    "text": pa.string(),
+    "number": pa.float64(),
+    "id": pa.int32(),
+    "texts": pa.list_(pa.string()),
+    "numbers": pa.list_(pa.float64()),
+    "ids": pa.list_(pa.int32()),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,8 +55,9 @@ class Python(Operator):
         try:
             signature.bind(*self.inputs)
         except TypeError as error:
-            raise OperatorError(f"function = {self.function!r}: cannot take {len(self.inputs)} arrays ({error})"
-                                ) from None
+            raise OperatorError(
+                f"function = {self.function!r}: cannot take {len(self.inputs)} arrays ({error})"
+            ) from None
 
     def kind(self, _taken: str) -> str:
         return self.output
@@ -58,15 +65,27 @@ class Python(Operator):
     def apply(self, column: pa.Array, state: Callable[..., Any]) -> pa.Array:
         given = column.flatten() if pa.types.is_struct(column.type) else [column]
         if len(given) != len(self.inputs):
-            raise OperatorError(f"{self.function} takes {len(self.inputs)} columns, but has {len(given)} here")
+            raise OperatorError(
+                f"{self.function} takes {len(self.inputs)} columns, but has {len(given)} here"
+            )
         # A whole number beyond 2^53 becomes the nearest float, as it does for every other operator.
-        result = state(*[c.cast(_TYPES[kind], safe=not kind.startswith("number"))
-                         for c, kind in zip(given, self.inputs, strict=True)])
+        result = state(
+            *[
+                c.cast(_TYPES[kind], safe=not kind.startswith("number"))
+                for c, kind in zip(given, self.inputs, strict=True)
+            ]
+        )
         if not isinstance(result, pa.Array) or len(result) != len(column):
-            what = f"{len(result)} values" if isinstance(result, pa.Array) else type(result).__name__
-            raise OperatorError(f"{self.function} returned {what}, not an Arrow array for {len(column)} rows")
+            what = (
+                f"{len(result)} values" if isinstance(result, pa.Array) else type(result).__name__
+            )
+            raise OperatorError(
+                f"{self.function} returned {what}, not an Arrow array for {len(column)} rows"
+            )
         if result.type != _TYPES[self.output]:
-            raise OperatorError(f"{self.function} returned {result.type}, not {_TYPES[self.output]}")
+            raise OperatorError(
+                f"{self.function} returned {result.type}, not {_TYPES[self.output]}"
+            )
         if self.output == "id":
             result = result.fill_null(1)
         return result

@@ -59,7 +59,11 @@ class SparkEngine(Engine):
         if job.mode != "append" or job.parent is None or not job.parent.tails:
             return {}
         folders = {h.name: folder_of_tails(job.parent.job, h.name) for h in job.spec.rows.histories}
-        return {name: job.store.spark_url(folder) for name, folder in folders.items() if job.store.files(folder)}
+        return {
+            name: job.store.spark_url(folder)
+            for name, folder in folders.items()
+            if job.store.files(folder)
+        }
 
     def check(self) -> None:
         if self.job.rejects is not None:
@@ -67,15 +71,27 @@ class SparkEngine(Engine):
         self._raw.check_headers()
         for join in self.spec.rows.joins:
             refuse_unread(self._spark, join, self.job.accept_nulls)
-        fit_partitions(self._spark, [self._raw.read(), *(side_table(self._spark, j) for j in self.spec.rows.joins)])
+        fit_partitions(
+            self._spark,
+            [self._raw.read(), *(side_table(self._spark, j) for j in self.spec.rows.joins)],
+        )
 
     def sample(self, rows: int) -> Mapping[str, pa.Array]:
         self.check()
         parser, raw, placed = InputParser(self.spec), self._raw, bool(self.spec.input.place)
         some = (raw.frame if self.spec.rows.relational else raw.read()).limit(rows)
-        batches = some.toArrow().to_batches()  # where its rows lie changes nothing of what they cost
-        return first_rows((selected(self.spec, parser.parse(one, np.zeros(one.num_rows) if placed else None))[0]
-                           for one in batches), rows)
+        batches = (
+            some.toArrow().to_batches()
+        )  # where its rows lie changes nothing of what they cost
+        return first_rows(
+            (
+                selected(self.spec, parser.parse(one, np.zeros(one.num_rows) if placed else None))[
+                    0
+                ]
+                for one in batches
+            ),
+            rows,
+        )
 
     def url(self, relative: str) -> str:
         return self.job.store.spark_url(relative)
@@ -88,11 +104,17 @@ class SparkEngine(Engine):
         return extended(op, old, new, self._large.of_level(level), number)
 
     def set_aside(self, folder: str, state: FittedState | None = None) -> Mapping[str, int]:
-        return write_rejects(self._raw, folder, state, self._joins(state).names if state is not None else ())
+        return write_rejects(
+            self._raw, folder, state, self._joins(state).names if state is not None else ()
+        )
 
     def _joins(self, state: FittedState) -> Joins:
         met = choose_lookup(self.spec, state, self.job.worker_bytes)
-        return Joins.of(self.spec, [key for key, way in met.items() if way == JOIN], hot_values(self.job.worker_bytes))
+        return Joins.of(
+            self.spec,
+            [key for key, way in met.items() if way == JOIN],
+            hot_values(self.job.worker_bytes),
+        )
 
     def reject(self, folder: str, reason: str) -> Reject | None:
         return reject_of(self._spark, folder, reason)
@@ -104,9 +126,17 @@ class SparkEngine(Engine):
     def write(self, state: FittedState, counted: Counted) -> Mapping[str, Mapping[str, Sketch]]:
         job, joins = self.job, self._joins(state)
         with self._naming_files():
-            sketches = write(self._raw, state, FileAssignment.of(
-                self.spec, counted.rows, counted.pairs, counted.nulls.get(self.spec.label, 0.0)),
-                             job.store.spark_url(folder_of(job.name)), joins, rows=counted.rows, before=job.rule_before)
+            sketches = write(
+                self._raw,
+                state,
+                FileAssignment.of(
+                    self.spec, counted.rows, counted.pairs, counted.nulls.get(self.spec.label, 0.0)
+                ),
+                job.store.spark_url(folder_of(job.name)),
+                joins,
+                rows=counted.rows,
+                before=job.rule_before,
+            )
         if self.spec.rows.looks_back:
             write_tails(self._raw, job.store, job.name)
         return sketches
@@ -123,8 +153,9 @@ class SparkEngine(Engine):
             if part is None:
                 raise
             files = [] if self.spec.rows.relational else self._raw.files_of(part)
-            raise JobFailure(f"{' or '.join(files[:2])}{' …' if len(files) > 2 else ''}{': ' if files else ''}{said}"
-                             ) from error
+            raise JobFailure(
+                f"{' or '.join(files[:2])}{' …' if len(files) > 2 else ''}{': ' if files else ''}{said}"
+            ) from error
 
     def each(self, function: Callable[[str], Any], paths: Sequence[str]) -> list[Any]:
         """Calls a function on each path in the session's workers, a few paths a task."""
@@ -149,7 +180,9 @@ def passes_of(spark: Any, clock: Callable[[], float] = time.monotonic) -> Callab
         try:
             active = store.activeStages()
             stages = [active.apply(number) for number in range(active.size())]
-        except Exception:  # the session may be ending just now: a progress line is not worth a failure
+        except (
+            Exception
+        ):  # the session may be ending just now: a progress line is not worth a failure
             return "…"
         if not stages:
             return "…"
@@ -159,8 +192,16 @@ def passes_of(spark: Any, clock: Callable[[], float] = time.monotonic) -> Callab
             began[ids] = now
         total = max(1, sum(stage.numTasks() for stage in stages))
         done = sum(stage.numCompleteTasks() for stage in stages)
-        rows, size = (sum(getattr(stage, what)() for stage in stages) for what in ("inputRecords", "inputBytes"))
-        return drawn("", share=done / total, rows=rows if size <= _LONGEST * rows else 0, size=size,
-                     seconds=now - began[ids])
+        rows, size = (
+            sum(getattr(stage, what)() for stage in stages)
+            for what in ("inputRecords", "inputBytes")
+        )
+        return drawn(
+            "",
+            share=done / total,
+            rows=rows if size <= _LONGEST * rows else 0,
+            size=size,
+            seconds=now - began[ids],
+        )
 
     return so_far

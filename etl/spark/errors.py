@@ -11,12 +11,27 @@ from sluice.etl.jobs.engine import JobFailure
 # Errors that are explained: what Java says, and what to do.
 _KNOWN = (
     (r"No space left on device", "the disk is full: make room for output and spark.local.dir"),
-    (r"Read-only file system|Permission denied", "a folder cannot be written: the output, or spark.local.dir"),
-    (r"OutOfMemoryError: (Java heap space|GC overhead)", "Spark needs more --driver-memory or --executor-memory"),
-    (r"EOFException: Unexpected end of input stream|unexpected end of stream", "it is cut short: copy it here anew"),
-    (r"not a gzip file", "it is no gzip file, or something else follows its end: copy it here anew"),
+    (
+        r"Read-only file system|Permission denied",
+        "a folder cannot be written: the output, or spark.local.dir",
+    ),
+    (
+        r"OutOfMemoryError: (Java heap space|GC overhead)",
+        "Spark needs more --driver-memory or --executor-memory",
+    ),
+    (
+        r"EOFException: Unexpected end of input stream|unexpected end of stream",
+        "it is cut short: copy it here anew",
+    ),
+    (
+        r"not a gzip file",
+        "it is no gzip file, or something else follows its end: copy it here anew",
+    ),
     (r"gzip stream CRC failure|crc error|CRC error", "it is damaged: copy it here anew"),
-    (r"No module named '?(pyarrow|numpy|etl)", "workers need pyarrow, numpy and --py-files build/sluice.zip"),
+    (
+        r"No module named '?(pyarrow|numpy|etl)",
+        "workers need pyarrow, numpy and --py-files build/sluice.zip",
+    ),
 )
 
 _OURS = re.compile(r"^sluice\.[\w.]+: ")  # our own errors say it all in their words
@@ -33,7 +48,9 @@ def clearly() -> Iterator[None]:
     except (PySparkException, Py4JError) as error:
         raise JobFailure(cause(str(error))) from error
     except OSError as error:
-        raise JobFailure(f"{error.filename}: {cause(str(error))}" if error.filename else cause(str(error))) from error
+        raise JobFailure(
+            f"{error.filename}: {cause(str(error))}" if error.filename else cause(str(error))
+        ) from error
 
 
 def cause(text: str) -> str:
@@ -46,5 +63,9 @@ def cause(text: str) -> str:
     python = re.findall(r"^((?:\w+\.)*\w*(?:Error|Exception|Interrupt)\b: .+)$", text, re.M)
     caused = re.findall(r"^Caused by: (.+)$", text, re.M)
     first = next((line for line in text.splitlines() if line.strip()), "Spark failed")
-    own = [_OURS.sub("", line) for line in python if not line.startswith(("java.", "org.", "scala.", "py4j."))]
+    own = [
+        _OURS.sub("", line)
+        for line in python
+        if not line.startswith(("java.", "org.", "scala.", "py4j."))
+    ]
     return f"{file}{(own or caused or [first])[-1].strip()}; nothing was published"

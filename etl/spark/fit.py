@@ -31,13 +31,19 @@ if TYPE_CHECKING:
 _COUNTS = "key int, value string, count bigint"
 
 
-def sums_of(raw: Raw, level: int | None, state: FittedState, wanted: Mapping[int, Learned], large: Large) -> Sums:
+def sums_of(
+    raw: Raw, level: int | None, state: FittedState, wanted: Mapping[int, Learned], large: Large
+) -> Sums:
     """What the operators of one level keep of the counts, together with the counts of rows: a table on the driver,
     except for vocabularies that are too large for it, which are written to files."""
     from pyspark import StorageLevel
 
-    may = {number: learned for number, learned in wanted.items() if may_be_stored(raw.spec, learned)}
-    table = _collected(_kept(_counted(raw, level, state), wanted), large.values if may else MAX_VALUES)
+    may = {
+        number: learned for number, learned in wanted.items() if may_be_stored(raw.spec, learned)
+    }
+    table = _collected(
+        _kept(_counted(raw, level, state), wanted), large.values if may else MAX_VALUES
+    )
     stored: dict[int, FileBackedState] = {}
     if table is None and may:
         kept = _kept(_counted(raw, level, state), wanted).persist(StorageLevel.DISK_ONLY)
@@ -49,8 +55,13 @@ def sums_of(raw: Raw, level: int | None, state: FittedState, wanted: Mapping[int
             kept.unpersist()
     if table is None:
         raise too_many_values(raw.named, MAX_VALUES)
-    return Sums(table, stored, None if level or not raw.spec.rows.relational else Counted.of(
-        _summed(raw.parsed.mapInArrow(partial(counts_of), _COUNTS)).toArrow()))
+    return Sums(
+        table,
+        stored,
+        None
+        if level or not raw.spec.rows.relational
+        else Counted.of(_summed(raw.parsed.mapInArrow(partial(counts_of), _COUNTS)).toArrow()),
+    )
 
 
 def _kept(counts: DataFrame, wanted: Mapping[int, Learned]) -> DataFrame:
@@ -77,7 +88,9 @@ def _counted(raw: Raw, level: int | None, state: FittedState) -> DataFrame:
     if not level and not raw.spec.rows.relational:
         return _summed(raw.parsed.select("counts").mapInArrow(partial(counts_of), _COUNTS))
     shipped = raw.spark.sparkContext.broadcast(state.packed())
-    return _summed(raw.frame.mapInArrow(partial(_count, raw.spec, level, lambda: shipped.value), _COUNTS))
+    return _summed(
+        raw.frame.mapInArrow(partial(_count, raw.spec, level, lambda: shipped.value), _COUNTS)
+    )
 
 
 def _summed(counts: DataFrame) -> DataFrame:
@@ -87,7 +100,9 @@ def _summed(counts: DataFrame) -> DataFrame:
 
 
 @naming_part
-def _count(spec: Spec, level: int | None, packed: Callable[[], Packed], batches: Batches) -> Batches:
+def _count(
+    spec: Spec, level: int | None, packed: Callable[[], Packed], batches: Batches
+) -> Batches:
     """In a worker: counts the values that this level learns from."""
     counts = CountsOfRows(spec, level, features_of(spec, packed(), ahead=False)[1])
     if spec.rows.relational:

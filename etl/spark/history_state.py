@@ -18,8 +18,11 @@ if TYPE_CHECKING:
     from sluice.etl.spark.read_input import Raw
     from sluice.etl.spec.spec import Spec
 
-_OPTIONS = {"compression": "zstd", "mapreduce.fileoutputcommitter.algorithm.version": "1",
-            "mapreduce.fileoutputcommitter.marksuccessfuljobs": "false"}
+_OPTIONS = {
+    "compression": "zstd",
+    "mapreduce.fileoutputcommitter.algorithm.version": "1",
+    "mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
+}
 
 
 def write_tails(raw: Raw, store: TableStore, job: str) -> None:
@@ -31,7 +34,9 @@ def write_tails(raw: Raw, store: TableStore, job: str) -> None:
     for history in spec.rows.histories:
         frames[history.name] = _tail(raw.frame, history, spec, raw.earlier)
     for name, frame in frames.items():
-        frame.write.mode("overwrite").options(**_OPTIONS).parquet(store.spark_url(folder_of_tails(job, name)))
+        frame.write.mode("overwrite").options(**_OPTIONS).parquet(
+            store.spark_url(folder_of_tails(job, name))
+        )
 
 
 def _tail(rows: DataFrame, history: History, spec: Spec, earlier: Mapping[str, str]) -> DataFrame:
@@ -41,20 +46,34 @@ def _tail(rows: DataFrame, history: History, spec: Spec, earlier: Mapping[str, s
     from pyspark.sql import functions as sql
 
     most, key = history.lag or history.length, sql.col(f"`{history.by}`")
-    rank = sql.rank().over(Window.partitionBy(key).orderBy(sql.desc_nulls_last(f"`{history.order}`")))
-    turn = sql.row_number().over(Window.partitionBy(key, "_last").orderBy(*newest_first(history, spec)))
+    rank = sql.rank().over(
+        Window.partitionBy(key).orderBy(sql.desc_nulls_last(f"`{history.order}`"))
+    )
+    turn = sql.row_number().over(
+        Window.partitionBy(key, "_last").orderBy(*newest_first(history, spec))
+    )
     last = rows.where(key.isNotNull() & counted(history, spec)).withColumn("_last", rank == 1)
     last = last.withColumn("_turn", turn).where(sql.col("_turn") <= most)
-    now = last.groupBy(key.alias("key")).agg(sql.sort_array(sql.collect_list(entry(history))).alias("entries"))
+    now = last.groupBy(key.alias("key")).agg(
+        sql.sort_array(sql.collect_list(entry(history))).alias("entries")
+    )
     if history.name in earlier:
         kind = now.schema["entries"].dataType.simpleString()  # in which everything may be null
         before = rows.sparkSession.read.parquet(earlier[history.name]).select(
-            "key", sql.col("entries").cast(kind).alias("_earlier"))
+            "key", sql.col("entries").cast(kind).alias("_earlier")
+        )
         parts = [sql.coalesce(name, sql.array().cast(kind)) for name in ("_earlier", "entries")]
-        whole = before.join(now, "key", "full").select("key", sql.sort_array(sql.concat(*parts)).alias("entries"))
+        whole = before.join(now, "key", "full").select(
+            "key", sql.sort_array(sql.concat(*parts)).alias("entries")
+        )
         moment = sql.element_at("entries", -1)["at"]
         older = sql.filter("entries", lambda one: ~one["at"].eqNullSafe(moment))
         same = sql.filter("entries", lambda one: one["at"].eqNullSafe(moment))
-        now = whole.select("key", sql.concat(newest(older, most), newest(same, most)).alias("entries"))
-    return now.select("key", sql.transform(newest(sql.col("entries"), most), lambda one: one["value"]).alias("value"),
-                      "entries")
+        now = whole.select(
+            "key", sql.concat(newest(older, most), newest(same, most)).alias("entries")
+        )
+    return now.select(
+        "key",
+        sql.transform(newest(sql.col("entries"), most), lambda one: one["value"]).alias("value"),
+        "entries",
+    )

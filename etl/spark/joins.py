@@ -22,7 +22,13 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
 _BROADCAST_BYTES, _SALTS = 32 * 2**20, 4096
-_SPARK = {"int": "bigint", "float": "double", "text": "string", "texts": "array<string>", "floats": "array<double>"}
+_SPARK = {
+    "int": "bigint",
+    "float": "double",
+    "text": "string",
+    "texts": "array<string>",
+    "floats": "array<double>",
+}
 
 
 def relate(rows: DataFrame, spec: Spec, earlier: Mapping[str, str]) -> DataFrame:
@@ -59,10 +65,11 @@ def _dedup(rows: DataFrame, how: Dedup) -> DataFrame:
 def side_table(spark: SparkSession, join: Join) -> DataFrame:
     """The columns of a side table that a join uses, with its keys as text."""
     side = read_side(spark, join)
-    return side.select(*[side[name].cast("string").alias(f"_on{i}") for i, name in enumerate(join.on)],
-                       *[side[name].try_cast(_SPARK[kind]).alias(name) for name, kind in join.columns.items()],
-                       *([side[join.their_time].try_cast("double").alias("_since")] if join.their_time else [])
-                       ).where(" and ".join(f"_on{i} is not null" for i in range(len(join.on))))
+    return side.select(
+        *[side[name].cast("string").alias(f"_on{i}") for i, name in enumerate(join.on)],
+        *[side[name].try_cast(_SPARK[kind]).alias(name) for name, kind in join.columns.items()],
+        *([side[join.their_time].try_cast("double").alias("_since")] if join.their_time else []),
+    ).where(" and ".join(f"_on{i} is not null" for i in range(len(join.on))))
 
 
 def refuse_unread(spark: SparkSession, join: Join, accepted: Container[str]) -> None:
@@ -70,10 +77,18 @@ def refuse_unread(spark: SparkSession, join: Join, accepted: Container[str]) -> 
     type: they would be null in every row that is joined to them."""
     from pyspark.sql import functions as sql
 
-    side, kinds = read_side(spark, join), {name: _SPARK[kind] for name, kind in join.columns.items()}
+    side, kinds = (
+        read_side(spark, join),
+        {name: _SPARK[kind] for name, kind in join.columns.items()},
+    )
     kinds |= {join.their_time: "double"} if join.their_time else {}
-    lost = {name: side[name].isNotNull() & side[name].try_cast(kind).isNull() for name, kind in kinds.items()
-            if name not in accepted and dict(side.dtypes)[name] == "string" and kind in ("bigint", "double")}
+    lost = {
+        name: side[name].isNotNull() & side[name].try_cast(kind).isNull()
+        for name, kind in kinds.items()
+        if name not in accepted
+        and dict(side.dtypes)[name] == "string"
+        and kind in ("bigint", "double")
+    }
     if not lost:
         return
     counts = [sql.count_if(flag).alias(f"{name}/lost") for name, flag in lost.items()]
@@ -82,9 +97,11 @@ def refuse_unread(spark: SparkSession, join: Join, accepted: Container[str]) -> 
     for name in lost:
         share = row[f"{name}/lost"] / max(1, row["_rows"])
         if row[f"{name}/lost"] and (share >= MORE or name == join.their_time):
-            raise InputError(f"join.path = {join.path!r}: column {name!r}: {share:.1%} of its values are not of its "
-                             f"type, {kinds[name]}, for instance {row[name][:100]!r}; nothing was published; mend "
-                             f"them, or accept that they are null with --accept-nulls {name}")
+            raise InputError(
+                f"join.path = {join.path!r}: column {name!r}: {share:.1%} of its values are not of its "
+                f"type, {kinds[name]}, for instance {row[name][:100]!r}; nothing was published; mend "
+                f"them, or accept that they are null with --accept-nulls {name}"
+            )
 
 
 def read_side(spark: SparkSession, join: Join) -> DataFrame:
@@ -95,25 +112,37 @@ def read_side(spark: SparkSession, join: Join) -> DataFrame:
         if join.format == "delta":
             from deltalake import DeltaTable
 
-            side = spark.read.option("basePath", join.path).parquet(*DeltaTable(join.path).file_uris())
+            side = spark.read.option("basePath", join.path).parquet(
+                *DeltaTable(join.path).file_uris()
+            )
         elif join.format == "csv":
-            options = {"header": str(not join.fields).lower(), "sep": join.delimiter, "encoding": join.encoding}
+            options = {
+                "header": str(not join.fields).lower(),
+                "sep": join.delimiter,
+                "encoding": join.encoding,
+            }
             side = spark.read.options(**options).csv(join.path)
         else:
             side = spark.read.format(join.format).load(join.path)
             refuse_tables(spark, side.inputFiles())
     except (AnalysisException, IllegalArgumentException, OSError) as error:
-        raise SpecError(f"join.path = {join.path!r}: cannot be read ({str(error).splitlines()[0]})") from None
+        raise SpecError(
+            f"join.path = {join.path!r}: cannot be read ({str(error).splitlines()[0]})"
+        ) from None
     if join.fields:
         if len(side.columns) != len(join.fields):
-            raise SpecError(f"join.path = {join.path!r}: has {len(side.columns)} columns, and join.fields names "
-                            f"{len(join.fields)}; name all of them, in order")
+            raise SpecError(
+                f"join.path = {join.path!r}: has {len(side.columns)} columns, and join.fields names "
+                f"{len(join.fields)}; name all of them, in order"
+            )
         side = side.toDF(*join.fields)
     wanted = [*join.on, *join.columns, *([join.their_time] if join.their_time else [])]
     missing = [name for name in wanted if name not in side.columns]
     if missing:
-        raise SpecError(f"join.path = {join.path!r}: there is no column {missing[0]!r} (there are: "
-                        f"{', '.join(side.columns)})")
+        raise SpecError(
+            f"join.path = {join.path!r}: there is no column {missing[0]!r} (there are: "
+            f"{', '.join(side.columns)})"
+        )
     return side
 
 
@@ -127,7 +156,9 @@ def write_until(join: Join, ends: Sequence[float | None], number: str, path: str
     ended = spark.createDataFrame(list(enumerate(ends)), f"{number} bigint, _end double")
     side = read_side(spark, join).crossJoin(ended)
     if join.their_time:
-        side = side.where(~sql.coalesce(side[join.their_time].try_cast("double") > side["_end"], sql.lit(False)))
+        side = side.where(
+            ~sql.coalesce(side[join.their_time].try_cast("double") > side["_end"], sql.lit(False))
+        )
     side.drop("_end").write.parquet(path)
 
 
@@ -137,8 +168,10 @@ def _salted(rows: DataFrame, keys: list[str]) -> DataFrame:
     from pyspark.sql import functions as sql
 
     missing = " or ".join(f"`{key}` is null" for key in keys)
-    return rows.withColumn("_salt", sql.when(sql.expr(missing), sql.monotonically_increasing_id() % _SALTS + 1)
-                           .otherwise(0))
+    return rows.withColumn(
+        "_salt",
+        sql.when(sql.expr(missing), sql.monotonically_increasing_id() % _SALTS + 1).otherwise(0),
+    )
 
 
 def _join(rows: DataFrame, join: Join, spec: Spec) -> DataFrame:
@@ -148,28 +181,57 @@ def _join(rows: DataFrame, join: Join, spec: Spec) -> DataFrame:
     side = side_table(rows.sparkSession, join)
     keys = [f"_on{i}" for i in range(len(join.on))]
     added = list(join.columns)
-    left = _salted(rows.select("*", *[sql.col(f"`{name}`").cast("string").alias(key)
-                                      for key, name in zip(keys, join.on, strict=True)]), keys)
+    left = _salted(
+        rows.select(
+            "*",
+            *[
+                sql.col(f"`{name}`").cast("string").alias(key)
+                for key, name in zip(keys, join.on, strict=True)
+            ],
+        ),
+        keys,
+    )
     if join.time is None:
         # If several rows have one key, the largest counts, so that no row of the input is doubled.
         one = side.groupBy(*keys).agg(sql.max(sql.struct(*added)).alias("_side"))
-        one = one.select(*keys, sql.lit(0).alias("_salt"),
-                         *[sql.col("_side").getField(name).alias(name) for name in added])
+        one = one.select(
+            *keys,
+            sql.lit(0).alias("_salt"),
+            *[sql.col("_side").getField(name).alias(name) for name in added],
+        )
         one = sql.broadcast(one) if joined_by(rows.sparkSession, join) == "broadcast" else one
         return left.join(one, [*keys, "_salt"], "left").drop(*keys, "_salt")
     # Both sides share one column of time: each row takes the last side row before it, without a join of ranges.
     values = sql.struct(*added)
-    ours = left.select("*", sql.col(f"`{join.time}`").cast("double").alias("_at"), sql.lit(1).alias("_side_first"),
-                       sql.lit(None).cast(side.select(values.alias("v")).schema["v"].dataType).alias("_side"))
-    theirs = side.select(*keys, sql.lit(0).alias("_salt"), sql.col("_since").alias("_at"),
-                         sql.lit(0).alias("_side_first"), values.alias("_side"))
+    ours = left.select(
+        "*",
+        sql.col(f"`{join.time}`").cast("double").alias("_at"),
+        sql.lit(1).alias("_side_first"),
+        sql.lit(None).cast(side.select(values.alias("v")).schema["v"].dataType).alias("_side"),
+    )
+    theirs = side.select(
+        *keys,
+        sql.lit(0).alias("_salt"),
+        sql.col("_since").alias("_at"),
+        sql.lit(0).alias("_side_first"),
+        values.alias("_side"),
+    )
     both = ours.unionByName(theirs.where("_at is not null"), allowMissingColumns=True)
-    window = Window.partitionBy(*keys, "_salt").orderBy("_at", "_side_first", "_side").rowsBetween(
-        Window.unboundedPreceding, Window.currentRow)
-    seen = both.withColumn("_side", sql.last("_side", ignorenulls=True).over(window)).where("_side_first = 1")
-    known = sql.col("_at").isNotNull() & sql.expr(" and ".join(f"{key} is not null" for key in keys))
-    return seen.select(*[f"`{name}`" for name in rows.columns],
-                       *[sql.when(known, sql.col("_side").getField(name)).alias(name) for name in added])
+    window = (
+        Window.partitionBy(*keys, "_salt")
+        .orderBy("_at", "_side_first", "_side")
+        .rowsBetween(Window.unboundedPreceding, Window.currentRow)
+    )
+    seen = both.withColumn("_side", sql.last("_side", ignorenulls=True).over(window)).where(
+        "_side_first = 1"
+    )
+    known = sql.col("_at").isNotNull() & sql.expr(
+        " and ".join(f"{key} is not null" for key in keys)
+    )
+    return seen.select(
+        *[f"`{name}`" for name in rows.columns],
+        *[sql.when(known, sql.col("_side").getField(name)).alias(name) for name in added],
+    )
 
 
 def newest_of(side: DataFrame, join: Join) -> DataFrame:
@@ -202,7 +264,9 @@ def newest_first(history: History, spec: Spec) -> list[Column]:
     """The order of a history, reversed."""
     from pyspark.sql import functions as sql
 
-    return [sql.desc_nulls_last(f"`{name}`") for name in (history.order, *TIES, *spec.input.with_place)]
+    return [
+        sql.desc_nulls_last(f"`{name}`") for name in (history.order, *TIES, *spec.input.with_place)
+    ]
 
 
 def counted(history: History, spec: Spec) -> Column:
@@ -219,7 +283,9 @@ def entry(history: History) -> Column:
     """What a later job must know of a row: its value, and where that belongs among those of other rows."""
     from pyspark.sql import functions as sql
 
-    return sql.struct(sql.col(f"`{history.order}`").alias("at"), *TIES, sql.col(f"`{history.of}`").alias("value"))
+    return sql.struct(
+        sql.col(f"`{history.order}`").alias("at"), *TIES, sql.col(f"`{history.of}`").alias("value")
+    )
 
 
 def newest(values: Column, length: int) -> Column:
@@ -240,27 +306,40 @@ def _history(rows: DataFrame, history: History, spec: Spec, earlier: str | None)
     names, ties = rows.columns, _tied(rows.select(*spec.input.with_place))
     length = history.lag or history.length
     rows = _salted(rows, [history.by])
-    window = Window.partitionBy(by, "_salt").orderBy(sql.asc_nulls_first(f"`{history.order}`"), *ties)
+    window = Window.partitionBy(by, "_salt").orderBy(
+        sql.asc_nulls_first(f"`{history.order}`"), *ties
+    )
     moment = sql.first("_found").over(Window.partitionBy(by, "_salt", at).orderBy(*ties))
     if history.lag and earlier is None:
-        made = rows.withColumn("_found", sql.lag(value, length).over(window)).withColumn("_found", moment)
+        made = rows.withColumn("_found", sql.lag(value, length).over(window)).withColumn(
+            "_found", moment
+        )
     else:
         # Rows are numbered by how many values lie before them, so that a frame of `length` numbers holds as many
         # values, however many other rows; these are gathered as null, and nulls are not kept.
         enters, kept = counted(history, spec), value if earlier is None else entry(history)
-        lie_before = sql.sum(sql.when(enters, 1).otherwise(0)).over(window.rowsBetween(Window.unboundedPreceding, -1))
+        lie_before = sql.sum(sql.when(enters, 1).otherwise(0)).over(
+            window.rowsBetween(Window.unboundedPreceding, -1)
+        )
         frame = Window.partitionBy(by, "_salt").orderBy("_before").rangeBetween(-length, -1)
-        made = rows.withColumn("_before", sql.coalesce(lie_before, sql.lit(0))).withColumn(
-            "_found", sql.collect_list(sql.when(enters, kept)).over(frame)).withColumn("_found", moment)
+        made = (
+            rows.withColumn("_before", sql.coalesce(lie_before, sql.lit(0)))
+            .withColumn("_found", sql.collect_list(sql.when(enters, kept)).over(frame))
+            .withColumn("_found", moment)
+        )
         if earlier is not None:
             made = _continued(made, history, earlier)
     there = by.isNotNull()
     if history.lag:
-        found = sql.when(there, value - sql.col("_found") if history.difference else sql.col("_found"))
+        found = sql.when(
+            there, value - sql.col("_found") if history.difference else sql.col("_found")
+        )
     else:
         kind = {"number": "array<double>"}.get(spec_kind(spec, history.of), "array<string>")
         found = sql.when(there, sql.col("_found")).otherwise(sql.array()).cast(kind)
-    return made.withColumn(history.name, found).select(*[f"`{name}`" for name in names], f"`{history.name}`")
+    return made.withColumn(history.name, found).select(
+        *[f"`{name}`" for name in names], f"`{history.name}`"
+    )
 
 
 def _continued(rows: DataFrame, history: History, earlier: str) -> DataFrame:
@@ -270,12 +349,20 @@ def _continued(rows: DataFrame, history: History, earlier: str) -> DataFrame:
 
     kind = rows.schema["_found"].dataType.simpleString()  # in which everything may be null
     left = rows.sparkSession.read.parquet(earlier).select(
-        sql.col("key").alias("_key"), sql.lit(0).alias("_no_salt"), sql.col("entries").cast(kind).alias("_earlier"))
-    rows = rows.join(left, (sql.col(f"`{history.by}`") == sql.col("_key")) & (sql.col("_salt") == sql.col("_no_salt")),
-                     "left")
+        sql.col("key").alias("_key"),
+        sql.lit(0).alias("_no_salt"),
+        sql.col("entries").cast(kind).alias("_earlier"),
+    )
+    rows = rows.join(
+        left,
+        (sql.col(f"`{history.by}`") == sql.col("_key")) & (sql.col("_salt") == sql.col("_no_salt")),
+        "left",
+    )
     at, length = sql.col(f"`{history.order}`"), history.lag or history.length
     before = sql.filter("_earlier", lambda one: sql.coalesce(one["at"] < at, at.isNotNull()))
-    whole = newest(sql.sort_array(sql.concat(sql.coalesce(before, sql.array().cast(kind)), "_found")), length)
+    whole = newest(
+        sql.sort_array(sql.concat(sql.coalesce(before, sql.array().cast(kind)), "_found")), length
+    )
     if history.lag:
         return rows.withColumn("_found", sql.get(whole, sql.size(whole) - length)["value"])
     return rows.withColumn("_found", sql.transform(whole, lambda one: one["value"]))
@@ -283,5 +370,8 @@ def _continued(rows: DataFrame, history: History, earlier: str) -> DataFrame:
 
 def spec_kind(spec: Spec, name: str) -> str:
     """Whether an input column, or one that a join adds, holds texts or numbers."""
-    types = {**spec.input.with_place, **{n: k for join in spec.rows.joins for n, k in join.columns.items()}}
+    types = {
+        **spec.input.with_place,
+        **{n: k for join in spec.rows.joins for n, k in join.columns.items()},
+    }
     return "text" if types.get(name) == "text" else "number"

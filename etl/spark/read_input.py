@@ -38,10 +38,18 @@ from sluice.etl.table.foreign_tables import files_of_delta
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-SPARK_TYPES = {"int": "bigint", "float": "double", "text": "string", "texts": "array<string>",
-               "floats": "array<double>"}
-_SAFE = {"int": ("tinyint", "smallint", "int", "bigint"), "text": ("string",),
-         "float": ("tinyint", "smallint", "int", "bigint", "float", "double")}
+SPARK_TYPES = {
+    "int": "bigint",
+    "float": "double",
+    "text": "string",
+    "texts": "array<string>",
+    "floats": "array<double>",
+}
+_SAFE = {
+    "int": ("tinyint", "smallint", "int", "bigint"),
+    "text": ("string",),
+    "float": ("tinyint", "smallint", "int", "bigint", "float", "double"),
+}
 _READERS = 8
 _SORTS = re.compile(r"0+|0000-00-00([ T]00:00(:00(\.0+)?)?)?Z?")
 _FORMS = 3  # how many forms are shown, each by an example
@@ -94,20 +102,32 @@ class Raw:
             if self.spec.input.format in ("parquet", "delta"):
                 frame = self._columns()
                 if placed:
-                    extra += [sql.lit(0).cast("bigint").alias("_from"), sql.col("_metadata.row_index").alias("_at")]
+                    extra += [
+                        sql.lit(0).cast("bigint").alias("_from"),
+                        sql.col("_metadata.row_index").alias("_at"),
+                    ]
                 cells = self._cells(frame)
                 typed = self._typed(frame, cells)
-                return frame.select(*(column.alias(name) for name, column in typed.items()),
-                                    self._bad(frame, cells, typed).alias("_bad"), *extra)
+                return frame.select(
+                    *(column.alias(name) for name, column in typed.items()),
+                    self._bad(frame, cells, typed).alias("_bad"),
+                    *extra,
+                )
             if self.spec.input.multiline:
                 return self._records(*extra)
             # Only a line feed ends a line here: the parser removes a carriage return before it.
-            lines = self.spark.read.option("recursiveFileLookup", "true").option("lineSep", "\n").text(list(self.paths))
+            lines = (
+                self.spark.read.option("recursiveFileLookup", "true")
+                .option("lineSep", "\n")
+                .text(list(self.paths))
+            )
             if with_file or placed:
                 extra.append(sql.col("_metadata.file_block_start").alias("_from"))
             if not with_file and self.headers:  # to number lines, all have to be there
                 bare = sql.rtrim("value", sql.lit("\r")).cast("binary")
-                heads = [sql.lit(header.encode(self.spec.input.encoding)) for header in self.headers]
+                heads = [
+                    sql.lit(header.encode(self.spec.input.encoding)) for header in self.headers
+                ]
                 lines = lines.where(~bare.isin(*heads))
             ended = sql.concat(sql.col("value"), sql.lit("\n"))
             return lines.select(ended.cast("binary").alias("line"), *extra)
@@ -122,7 +142,9 @@ class Raw:
         except AnalysisException as error:
             if error.getCondition() == "PATH_NOT_FOUND":
                 raise InputError(f"{self.named}: matches no file") from None
-            raise InputError(f"{self.named}: cannot be read ({str(error).splitlines()[0]})") from None
+            raise InputError(
+                f"{self.named}: cannot be read ({str(error).splitlines()[0]})"
+            ) from None
 
     def _records(self, *extra: Column) -> DataFrame:
         """Reads CSV whose quoted fields may hold a line's end: a file is read whole, by one task. Bytes are passed on
@@ -131,15 +153,32 @@ class Raw:
 
         names = list(self.spec.input.columns)
         schema = ", ".join([*(f"`{name}` string" for name in names), "_broken string"])
-        options = {"multiLine": "true", "sep": self.spec.input.delimiter, "quote": '"', "escape": '"',
-                   "encoding": "ISO-8859-1", "header": str(self.spec.input.header).lower(), "mode": "PERMISSIVE",
-                   "columnNameOfCorruptRecord": "_broken", "recursiveFileLookup": "true", "lineSep": "\n"}
+        options = {
+            "multiLine": "true",
+            "sep": self.spec.input.delimiter,
+            "quote": '"',
+            "escape": '"',
+            "encoding": "ISO-8859-1",
+            "header": str(self.spec.input.header).lower(),
+            "mode": "PERMISSIVE",
+            "columnNameOfCorruptRecord": "_broken",
+            "recursiveFileLookup": "true",
+            "lineSep": "\n",
+        }
         frame = self.spark.read.schema(schema).options(**options).csv(list(self.paths))
-        last = frame[names[-1]]  # only a line feed ends a record: a carriage return before it is not part of a cell
+        last = frame[
+            names[-1]
+        ]  # only a line feed ends a record: a carriage return before it is not part of a cell
         ended = sql.when(last != "\r", sql.rtrim(last, sql.lit("\r")))
         cells = [*(frame[name] for name in names[:-1]), ended]
-        return frame.select(*[sql.encode(cell, "ISO-8859-1").alias(name)
-                              for name, cell in zip(names, cells, strict=True)], "_broken", *extra)
+        return frame.select(
+            *[
+                sql.encode(cell, "ISO-8859-1").alias(name)
+                for name, cell in zip(names, cells, strict=True)
+            ],
+            "_broken",
+            *extra,
+        )
 
     def _columns(self) -> DataFrame:
         """Reads Parquet, or the files that a Delta table's newest version holds."""
@@ -150,21 +189,38 @@ class Raw:
             files = [f for path in self.paths for f in files_of_delta(path)]
             if not files:
                 raise InputError(f"{self.named}: holds no rows")
-            reader = self.spark.read.option("mergeSchema", "true")  # older files may lack a newer column
-            frame = (reader.option("basePath", self.paths[0]) if len(self.paths) == 1 else reader).parquet(*files)
+            reader = self.spark.read.option(
+                "mergeSchema", "true"
+            )  # older files may lack a newer column
+            frame = (
+                reader.option("basePath", self.paths[0]) if len(self.paths) == 1 else reader
+            ).parquet(*files)
         else:
             schema = ", ".join(f"{_quoted(name)} {kind}" for name, kind in self._stored.items())
             schema = schema.replace(NANOSECONDS, "bigint")
-            frame = self.spark.read.schema(schema).option("recursiveFileLookup", "true").parquet(*self.paths)
-            frame = frame.withColumns({name: sql.lit(None).cast(SPARK_TYPES[source.read_as[name]])
-                                       for name in source.optional if name not in self._stored})
+            frame = (
+                self.spark.read.schema(schema)
+                .option("recursiveFileLookup", "true")
+                .parquet(*self.paths)
+            )
+            frame = frame.withColumns(
+                {
+                    name: sql.lit(None).cast(SPARK_TYPES[source.read_as[name]])
+                    for name in source.optional
+                    if name not in self._stored
+                }
+            )
         refuse_missing(self.named, frame.columns, source.columns)
         return frame
 
     @cached_property
     def _parquet_files(self) -> list[str]:
         with self._named():
-            files = self.spark.read.option("recursiveFileLookup", "true").text(list(self.paths)).inputFiles()
+            files = (
+                self.spark.read.option("recursiveFileLookup", "true")
+                .text(list(self.paths))
+                .inputFiles()
+            )
             refuse_tables(self.spark, files)  # listed as text, so that no footer is read before
         return sorted(str(file) for file in files)
 
@@ -180,11 +236,16 @@ class Raw:
             if types and (common := common_type(types, kind)):
                 found[name] = common
             if {"bigint", "double"} <= {*types, found.get(name, "")}:
-                raise InputError(f"{types['bigint']}: column {name!r} holds bigint, and double in others, which Spark "
-                                 "does not read together; run the job with `sluice etl --engine local`, or write the "
-                                 "files with one type")
-        refuse_missing(self.named, dict.fromkeys(name for one in files.values() for name in one),
-                       [name for name in source.columns if name not in source.optional])
+                raise InputError(
+                    f"{types['bigint']}: column {name!r} holds bigint, and double in others, which Spark "
+                    "does not read together; run the job with `sluice etl --engine local`, or write the "
+                    "files with one type"
+                )
+        refuse_missing(
+            self.named,
+            dict.fromkeys(name for one in files.values() for name in one),
+            [name for name in source.columns if name not in source.optional],
+        )
         return found
 
     def _cells(self, frame: DataFrame) -> dict[str, Column]:
@@ -199,8 +260,10 @@ class Raw:
                 cells[name] = cells[name].cast("timestamp")
             if self.spec.input.format == "parquet" and self._stored.get(name) == NANOSECONDS:
                 if kind not in ("int", "float"):
-                    raise InputError(f"{self.named}: column {name!r} holds times, which are not read as {kind}; read "
-                                     "them as float, seconds since 1970")
+                    raise InputError(
+                        f"{self.named}: column {name!r} holds times, which are not read as {kind}; read "
+                        "them as float, seconds since 1970"
+                    )
                 cells[name] = sql.timestamp_micros(sql.expr(f"{_quoted(name)} div 1000"))
         return cells
 
@@ -211,13 +274,17 @@ class Raw:
         kinds, found = dict(frame.dtypes), {}
         for name, kind in self.spec.input.read_as.items():
             typed = cells[name].try_cast(SPARK_TYPES[kind])
-            if kind == "float" and kinds[name] == "string":  # Spark reads a number that is too large as an infinity
+            if (
+                kind == "float" and kinds[name] == "string"
+            ):  # Spark reads a number that is too large as an infinity
                 typed = sql.when((sql.abs(typed) != math.inf) | cells[name].rlike(INFINITY), typed)
             fractions = kind == "int" and kinds[name].startswith(("float", "double", "decimal"))
             found[name] = sql.when(cells[name] % 1 == 0, typed) if fractions else typed
         return found
 
-    def _bad(self, frame: DataFrame, cells: Mapping[str, Column], typed: Mapping[str, Column]) -> Column:
+    def _bad(
+        self, frame: DataFrame, cells: Mapping[str, Column], typed: Mapping[str, Column]
+    ) -> Column:
         from pyspark.sql import functions as sql
 
         kinds = dict(frame.dtypes)
@@ -233,10 +300,15 @@ class Raw:
         that is compressed and not whole."""
         source = self.spec.input
         dotted = next((name for name in source.columns if "." in name), None)
-        if dotted and source.format in ("parquet", "delta"):  # Spark would look for a part of a struct at each step
-            raise InputError(f"{self.spec.name}: input column {dotted!r}: names with dots, as parts of structs have, "
-                             "are read by the local engine alone; run it with --engine local, or write the part as a "
-                             "column of its own")
+        if dotted and source.format in (
+            "parquet",
+            "delta",
+        ):  # Spark would look for a part of a struct at each step
+            raise InputError(
+                f"{self.spec.name}: input column {dotted!r}: names with dots, as parts of structs have, "
+                "are read by the local engine alone; run it with --engine local, or write the part as a "
+                "column of its own"
+            )
         if source.format == "parquet":
             _ = self._stored
         if source.format not in ("parquet", "delta"):
@@ -270,7 +342,9 @@ class Raw:
         """What fitting and writing start from: cells, or, if rows must meet other rows, the good ones after that."""
         if not self.spec.rows.relational:
             return self.parsed
-        kinds = [f"`{name}` {SPARK_TYPES[kind]}" for name, kind in self.spec.input.with_place.items()]
+        kinds = [
+            f"`{name}` {SPARK_TYPES[kind]}" for name, kind in self.spec.input.with_place.items()
+        ]
         kinds += [f"{name} bigint" for name in TIES]
         typed = self.parsed.mapInArrow(partial(rows_with_ties, self.spec), ", ".join(kinds))
         check_orders(typed, self.spec)
@@ -304,8 +378,11 @@ def _first_lines(spark: SparkSession, files: list[str], encoding: str) -> Iterat
         path = jvm.org.apache.hadoop.fs.Path(jvm.java.net.URI(file))
         stream = path.getFileSystem(conf).open(path)
         codec = codecs.getCodec(path)
-        reader = jvm.java.io.BufferedReader(jvm.java.io.InputStreamReader(
-            stream if codec is None else codec.createInputStream(stream), "ISO-8859-1"))
+        reader = jvm.java.io.BufferedReader(
+            jvm.java.io.InputStreamReader(
+                stream if codec is None else codec.createInputStream(stream), "ISO-8859-1"
+            )
+        )
         try:
             line = str(reader.readLine() or "").encode("latin-1").decode(encoding, "replace")
             yield file, line.removeprefix("\ufeff")  # Spark skips a byte order mark there, too
@@ -338,7 +415,11 @@ def refuse_cut(spark: SparkSession, files: Iterable[str]) -> None:
                 return zstd_fault(read, size)
             head = bytes(jvm.org.apache.commons.io.IOUtils.toByteArray(stream, min(size, HEAD)))
             stream.seek(max(0, size - TAIL))
-            return fault(file, head, bytes(jvm.org.apache.commons.io.IOUtils.toByteArray(stream, min(size, TAIL))))
+            return fault(
+                file,
+                head,
+                bytes(jvm.org.apache.commons.io.IOUtils.toByteArray(stream, min(size, TAIL))),
+            )
         finally:
             stream.close()
 
@@ -355,18 +436,32 @@ def check_orders(frame: DataFrame, spec: Spec) -> None:
         if spec.kinds.get(name) == "text" and name in spec.input.columns:
             cell = sql.col(f"`{name}`")
             form = sql.regexp_replace(cell, "[0-9]", "0").alias("form")
-            rows = frame.where(cell.isNotNull()).groupBy(form).agg(sql.min(cell).alias("least")).orderBy("form").limit(
-                _FORMS).collect()
+            rows = (
+                frame.where(cell.isNotNull())
+                .groupBy(form)
+                .agg(sql.min(cell).alias("least"))
+                .orderBy("form")
+                .limit(_FORMS)
+                .collect()
+            )
             if (why := unsorted([(row["form"], row["least"]) for row in rows])) is not None:
-                raise InputError(f"{key} = {name!r}: holds text that does not sort as times do ({why}); nothing was "
-                                 "published; read the column as int or float, or write all its times alike, as in "
-                                 "2024-01-31 10:00:00")
+                raise InputError(
+                    f"{key} = {name!r}: holds text that does not sort as times do ({why}); nothing was "
+                    "published; read the column as int or float, or write all its times alike, as in "
+                    "2024-01-31 10:00:00"
+                )
 
 
 def _orders(spec: Spec) -> list[tuple[str, str]]:
     rows = spec.rows
     found = [("dedup.order", rows.dedup.order)] if rows.dedup and rows.dedup.order else []
-    return [*found, *(("lag.order" if history.lag else "history.order", history.order) for history in rows.histories)]
+    return [
+        *found,
+        *(
+            ("lag.order" if history.lag else "history.order", history.order)
+            for history in rows.histories
+        ),
+    ]
 
 
 def unsorted(forms: Sequence[tuple[str, str]]) -> str | None:
@@ -380,7 +475,9 @@ def unsorted(forms: Sequence[tuple[str, str]]) -> str | None:
     return None
 
 
-def types_of(spark: SparkSession, files: Iterable[str], names: Collection[str]) -> dict[str, Mapping[str, str]]:
+def types_of(
+    spark: SparkSession, files: Iterable[str], names: Collection[str]
+) -> dict[str, Mapping[str, str]]:
     """Those of the columns that each file has, with their types as Spark has them; read through Spark's own file
     systems. InputError if Spark cannot read one. Spark would assume that all files have one file's columns, and read a
     column that another file lacks as nulls."""
@@ -391,7 +488,8 @@ def types_of(spark: SparkSession, files: Iterable[str], names: Collection[str]) 
     def schema_of(file: str) -> Any:
         path = jvm.org.apache.hadoop.fs.Path(jvm.java.net.URI(file))
         reader = jvm.org.apache.parquet.hadoop.ParquetFileReader.open(
-            jvm.org.apache.parquet.hadoop.util.HadoopInputFile.fromPath(path, conf))
+            jvm.org.apache.parquet.hadoop.util.HadoopInputFile.fromPath(path, conf)
+        )
         try:
             return reader.getFooter().getFileMetaData().getSchema()
         finally:
@@ -406,18 +504,25 @@ def types_of(spark: SparkSession, files: Iterable[str], names: Collection[str]) 
         try:
             fields = parquet.ParquetToSparkSchemaConverter(settings).convert(alone).fields()
         except Exception as error:  # py4j's own, which wraps Spark's
-            better = "run the job with `sluice etl --engine local`" if "FLOAT16" in stored else \
-                "write the column in another type, or leave it out of input.columns"
-            raise InputError(f"{file}: column {column.getName()!r} holds {stored}, which Spark does not read; {better}"
-                             ) from error
+            better = (
+                "run the job with `sluice etl --engine local`"
+                if "FLOAT16" in stored
+                else "write the column in another type, or leave it out of input.columns"
+            )
+            raise InputError(
+                f"{file}: column {column.getName()!r} holds {stored}, which Spark does not read; {better}"
+            ) from error
         return str(fields[0].dataType().simpleString())
 
     def described(file: str) -> tuple[str, Mapping[str, str]]:
         schema = schema_of(file)
         text = str(schema.toString())
         if text not in known:  # most often all files have the same schema
-            known[text] = {column.getName(): type_of(file, column) for column in schema.getFields()
-                           if column.getName() in names}
+            known[text] = {
+                column.getName(): type_of(file, column)
+                for column in schema.getFields()
+                if column.getName() in names
+            }
         return file, known[text]
 
     with ThreadPool(_READERS) as pool:

@@ -22,9 +22,15 @@ from sluice.etl.table.fitted_state import FittedState, Packed
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-_TYPES = "file string, start bigint, line bigint, lines bigint, reason string, raw string, base64 string"
-_SCHEMA = pa.schema([(name, pa.int64() if kind == "bigint" else pa.string())
-                     for name, kind in (column.split() for column in _TYPES.split(", "))])
+_TYPES = (
+    "file string, start bigint, line bigint, lines bigint, reason string, raw string, base64 string"
+)
+_SCHEMA = pa.schema(
+    [
+        (name, pa.int64() if kind == "bigint" else pa.string())
+        for name, kind in (column.split() for column in _TYPES.split(", "))
+    ]
+)
 
 
 def check_rejects(spark: SparkSession, url: str) -> None:
@@ -39,7 +45,9 @@ def check_rejects(spark: SparkSession, url: str) -> None:
     refuse_others(url, found)
 
 
-def write_rejects(raw: Raw, url: str, state: FittedState | None = None, but: Collection[str] = ()) -> dict[str, int]:
+def write_rejects(
+    raw: Raw, url: str, state: FittedState | None = None, but: Collection[str] = ()
+) -> dict[str, int]:
     """Writes rows that do not parse as JSON lines of file, line, reason and raw text, and, where the text cannot show
     every byte, base64 of them; with a `state`, also rows whose features cannot be published, not looking at columns
     that `but` names. Lines are numbered from 1; records over several lines and rows of columns have no number, and rows
@@ -51,9 +59,12 @@ def write_rejects(raw: Raw, url: str, state: FittedState | None = None, but: Col
     before = raw.rows_before if late is not None and raw.spec.input.place else None
     alone = None if raw.spec.rows.relational else late
     found = raw.read(with_file=True, placed=before is not None).mapInArrow(
-        partial(_rejects, raw.spec, raw.headers, alone, before), _TYPES)
+        partial(_rejects, raw.spec, raw.headers, alone, before), _TYPES
+    )
     if raw.spec.rows.relational:
-        found = found.unionByName(raw.frame.mapInArrow(partial(_related_rejects, raw.spec, late), _TYPES))
+        found = found.unionByName(
+            raw.frame.mapInArrow(partial(_related_rejects, raw.spec, late), _TYPES)
+        )
     found = found.persist()
     try:
         # Each file comes in parts: a line's number is its number in its part plus the lines of earlier parts.
@@ -64,19 +75,34 @@ def write_rejects(raw: Raw, url: str, state: FittedState | None = None, but: Col
             firsts.append((file, start, lines.get(file, 0)))
             lines[file] = lines.get(file, 0) + count
         offsets = raw.spark.createDataFrame(firsts, "file string, start bigint, first bigint")
-        numbered = found.where("lines is null").join(sql.broadcast(offsets), ["file", "start"], "left").select(
-            "file", (sql.col("line") + sql.col("first")).alias("line"), "reason", "raw", "base64")
+        numbered = (
+            found.where("lines is null")
+            .join(sql.broadcast(offsets), ["file", "start"], "left")
+            .select(
+                "file",
+                (sql.col("line") + sql.col("first")).alias("line"),
+                "reason",
+                "raw",
+                "base64",
+            )
+        )
         numbered.write.mode("overwrite").json(url)
-        return {row["reason"]: row["count"]
-                for row in found.where("lines is null").groupBy("reason").count().collect()}
+        return {
+            row["reason"]: row["count"]
+            for row in found.where("lines is null").groupBy("reason").count().collect()
+        }
     finally:
         found.unpersist()
 
 
 def reject_of(spark: SparkSession, url: str, reason: str) -> Reject | None:
     """One of the rows that were written for this reason."""
-    row = spark.read.schema("file string, line bigint, reason string, raw string, base64 string").json(url).where(
-        f"reason = {json.dumps(reason)}").first()
+    row = (
+        spark.read.schema("file string, line bigint, reason string, raw string, base64 string")
+        .json(url)
+        .where(f"reason = {json.dumps(reason)}")
+        .first()
+    )
     return None if row is None else Reject(**row.asDict())
 
 
@@ -101,8 +127,13 @@ def _related_rejects(spec: Spec, late: _Late | None, batches: Batches) -> Batche
         yield _batch([(None, None, None, None, *rest) for _, *rest in refused.of(batch)])
 
 
-def _rejects(spec: Spec, headers: tuple[str, ...], late: _Late | None, before: Before | None, batches: Batches
-             ) -> Batches:
+def _rejects(
+    spec: Spec,
+    headers: tuple[str, ...],
+    late: _Late | None,
+    before: Before | None,
+    batches: Batches,
+) -> Batches:
     """In a worker: returns rejects with their numbers in their parts of files, and how many lines each part has."""
     refused = _Late.refused(late, spec, [header.encode(spec.input.encoding) for header in headers])
     seen = Counter[tuple[str, int]]()
@@ -114,13 +145,18 @@ def _rejects(spec: Spec, headers: tuple[str, ...], late: _Late | None, before: B
             starts = batch["_from"].to_pylist()
             for number, part in enumerate(zip(files, starts, strict=True)):
                 numbers[number] = lines[part] = lines.get(part, 0) + 1
-        given = refused.of(batch) if before is None else \
-            refused.of(batch, partial(places_of, before=before, seen=seen))
+        given = (
+            refused.of(batch)
+            if before is None
+            else refused.of(batch, partial(places_of, before=before, seen=seen))
+        )
         yield _batch([(files[n], starts[n], numbers[n], None, *rest) for n, *rest in given])
     yield _batch([(*part, None, count, None, None, None) for part, count in lines.items()])
 
 
 def _batch(rows: list[tuple[Any, ...]]) -> pa.RecordBatch:
     columns = list(zip(*rows, strict=True)) or [()] * len(_SCHEMA)
-    return pa.record_batch([pa.array(column, field.type) for column, field in zip(columns, _SCHEMA, strict=True)],
-                           schema=_SCHEMA)
+    return pa.record_batch(
+        [pa.array(column, field.type) for column, field in zip(columns, _SCHEMA, strict=True)],
+        schema=_SCHEMA,
+    )

@@ -33,8 +33,7 @@ DEFAULTS = {
     "spark.sql.legacy.javaCharsets": "true",
     # If many rows have one key, a join with a side table or a vocabulary takes them in pieces.
     "spark.sql.adaptive.skewJoin.enabled": "true",
-    "spark.sql.sources.commitProtocolClass":
-        "org.apache.spark.sql.execution.datasources.SQLHadoopMapReduceCommitProtocol",
+    "spark.sql.sources.commitProtocolClass": "org.apache.spark.sql.execution.datasources.SQLHadoopMapReduceCommitProtocol",  # noqa: E501
 }
 
 
@@ -51,7 +50,10 @@ def fit_partitions(spark: SparkSession, frames: Iterable[DataFrame]) -> None:
     """Makes shuffles as wide as what is read needs, unless somebody has said how wide they are."""
     context = spark.sparkContext
     if not context.getConf().contains(_PARTITIONS):
-        size = sum(int(str(frame._jdf.queryExecution().optimizedPlan().stats().sizeInBytes())) for frame in frames)
+        size = sum(
+            int(str(frame._jdf.queryExecution().optimizedPlan().stats().sizeInBytes()))
+            for frame in frames
+        )
         spark.conf.set(_PARTITIONS, str(partitions_for(size, context.defaultParallelism)))
 
 
@@ -68,13 +70,19 @@ def open_session(name: str) -> SparkSession:
     defaults = dict(DEFAULTS)
     master = conf.get("spark.master", "local[*]") or "local[*]"
     if master.startswith("local"):
-        defaults |= {"spark.master": master, "spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+        defaults |= {
+            "spark.master": master,
+            "spark.driver.host": "127.0.0.1",
+            "spark.driver.bindAddress": "127.0.0.1",
+        }
         # Its ports answer on this machine, which others may use, too: Spark makes a secret that callers must have.
         defaults["spark.authenticate"] = "true"
         # Workers run what the driver runs, and find our code where the driver found it.
         defaults["spark.executorEnv.PYTHONPATH"] = str(ROOT)
         defaults["spark.python.daemon.module"] = "sluice.etl.spark.processes.daemon"
-        os.environ.setdefault("PYSPARK_PYTHON", conf.get("spark.pyspark.python", sys.executable) or sys.executable)
+        os.environ.setdefault(
+            "PYSPARK_PYTHON", conf.get("spark.pyspark.python", sys.executable) or sys.executable
+        )
     for key, value in defaults.items():
         conf.setIfMissing(key, value)
     return SparkSession.builder.appName(name).config(conf=conf).getOrCreate()

@@ -35,8 +35,13 @@ def refuse_tables(spark: SparkSession, files: Iterable[str]) -> None:
 
     files = sorted(files)
     here = [unquote(file.removeprefix("file:")) for file in files if file.startswith("file:")]
-    folders = dict.fromkeys(f"{file.rpartition('/')[0]}/" for file in files if not file.startswith("file:"))
+    folders = dict.fromkeys(
+        f"{file.rpartition('/')[0]}/" for file in files if not file.startswith("file:")
+    )
     with ThreadPool(_LOOKS) as pool:
-        found = [*map(LocalTables().above, here), *pool.imap(TableFinder(is_folder, names_in).above, folders)]
+        found = [
+            *map(LocalTables().above, here),
+            *pool.imap(TableFinder(is_folder, names_in).above, folders),
+        ]
     if table := next(filter(None, found), None):
-        raise ForeignTableError(table.refusal("read it with format = \"delta\""))
+        raise ForeignTableError(table.refusal('read it with format = "delta"'))

@@ -25,14 +25,31 @@ from sluice.etl.table.sketch import Gathered, Sketch, SketchSum
 if TYPE_CHECKING:
     from pyspark.accumulators import Accumulator
 
-_SPARK_TYPES = {"int8": "tinyint", "int32": "int", "int64": "bigint", "float": "float", "double": "double",
-                "string": "string", "binary": "binary", "list<element: int32>": "array<int>",
-                "list<element: int64>": "array<bigint>", "list<element: string>": "array<string>",
-                "list<element: double>": "array<double>"}
+_SPARK_TYPES = {
+    "int8": "tinyint",
+    "int32": "int",
+    "int64": "bigint",
+    "float": "float",
+    "double": "double",
+    "string": "string",
+    "binary": "binary",
+    "list<element: int32>": "array<int>",
+    "list<element: int64>": "array<bigint>",
+    "list<element: string>": "array<string>",
+    "list<element: double>": "array<double>",
+}
 
 
-def write(raw: Raw, state: FittedState, placement: FileAssignment, url: str, joins: Joins, *, rows: int,
-          before: Identity | None = None) -> dict[str, dict[str, Sketch]]:
+def write(
+    raw: Raw,
+    state: FittedState,
+    placement: FileAssignment,
+    url: str,
+    joins: Joins,
+    *,
+    rows: int,
+    before: Identity | None = None,
+) -> dict[str, dict[str, Sketch]]:
     """Applies the operators, sends each row to its file, sorts each file by key, and writes plain Parquet. Returns
     sketches of the rows, about `rows` of them, by how they are recognised: by this table's rule, and also by the rule
     `before`, if that is another one."""
@@ -40,10 +57,17 @@ def write(raw: Raw, state: FittedState, placement: FileAssignment, url: str, joi
 
     spec = raw.spec
     schema = arrow_schema(spec.fields({}))
-    types = {f.name: f"`{f.name}` {_SPARK_TYPES[str(f.type)]}{'' if f.nullable else ' not null'}" for f in schema}
+    types = {
+        f.name: f"`{f.name}` {_SPARK_TYPES[str(f.type)]}{'' if f.nullable else ' not null'}"
+        for f in schema
+    }
     columns = [*(kind for name, kind in types.items() if name not in joins.names), *joins.types]
     context = raw.spark.sparkContext
-    order = [*(["_first"] if placement.sorted_by_value else []), "_key", *(["_row"] if placement.has_ties else [])]
+    order = [
+        *(["_first"] if placement.sorted_by_value else []),
+        "_key",
+        *(["_row"] if placement.has_ties else []),
+    ]
     columns += ["_first double not null"] if placement.sorted_by_value else []
     columns += ["_row bigint not null"] if placement.has_ties else []
     nothing: Gathered = {}
@@ -64,7 +88,9 @@ def write(raw: Raw, state: FittedState, placement: FileAssignment, url: str, joi
     folders = ["split"]
     if placement.pairs:
         values = sql.array(*[sql.lit(value) for value in placement.partitions])
-        placed = placed.withColumn("partition", sql.coalesce(sql.get(values, "_file"), sql.lit(NO_PARTITION)))
+        placed = placed.withColumn(
+            "partition", sql.coalesce(sql.get(values, "_file"), sql.lit(NO_PARTITION))
+        )
         folders.append("partition")
     placed = placed.sortWithinPartitions(*order).select(*[f"`{n}`" for n in schema.names], *folders)
     placed.write.partitionBy(*folders).options(
@@ -79,8 +105,11 @@ def parquet_options(row_group_rows: int, texts: Sequence[str] = ()) -> dict[str,
     page. Columns of `texts` have a dictionary: the loader's operators then look at each value once."""
     return {
         **{f"parquet.enable.dictionary#{name}": "true" for name in texts},
-        "compression": "lz4_raw", "parquet.enable.dictionary": "false", "parquet.page.write-checksum.enabled": "true",
-        "parquet.block.row.count.limit": str(row_group_rows), "parquet.block.size": str(2**31 - 1),
+        "compression": "lz4_raw",
+        "parquet.enable.dictionary": "false",
+        "parquet.page.write-checksum.enabled": "true",
+        "parquet.block.row.count.limit": str(row_group_rows),
+        "parquet.block.size": str(2**31 - 1),
         # A failed task's output must not be visible: only the first algorithm ensures that.
         "mapreduce.fileoutputcommitter.algorithm.version": "1",
         "mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
@@ -88,8 +117,13 @@ def parquet_options(row_group_rows: int, texts: Sequence[str] = ()) -> dict[str,
 
 
 @naming_part
-def _apply(placement: FileAssignment, joins: Joins, sketching: tuple[SketchInputs, Accumulator[Gathered]],
-           packed: Callable[[], Packed], batches: Batches) -> Batches:
+def _apply(
+    placement: FileAssignment,
+    joins: Joins,
+    sketching: tuple[SketchInputs, Accumulator[Gathered]],
+    packed: Callable[[], Packed],
+    batches: Batches,
+) -> Batches:
     """In a worker: returns finished columns, key and file number of each good row."""
     spec, (look, gathered) = placement.spec, sketching
     state, features = features_of(spec, packed(), ahead=True)
@@ -98,8 +132,10 @@ def _apply(placement: FileAssignment, joins: Joins, sketching: tuple[SketchInput
     names = [*made_here, *RowPlacement.order(placement), "_file"]
     for columns, keys in selected_rows(spec, batches):
         rows = placing.of(columns, keys)
-        made = [*features.apply(rows.columns, rows.keys, joins.names, rows.split, rows.folds),
-                *joins.opened(features, rows.columns, rows.keys, rows.split, rows.folds)]
+        made = [
+            *features.apply(rows.columns, rows.keys, joins.names, rows.split, rows.folds),
+            *joins.opened(features, rows.columns, rows.keys, rows.split, rows.folds),
+        ]
         rows, made = placing.fit(rows, made, made_here, joins.names)
         yield pa.record_batch([*made, *rows.order, pa.array(rows.files)], names)
     gathered.add(placing.seen)

@@ -50,16 +50,28 @@ class CodeOptions:
 
     title = "code that the table's spec names"
     allow_code: tuple[str, ...] = setting(
-        (), "let the table's spec name functions of this module to be imported and run; may be given again, and is not "
-        "remembered (default: none; built-in operators need no leave)", metavar="MODULE", parse=_module, again=True)
-    own_spec: str = setting("", "a spec of your own: the functions that it names may be imported and run",
-                            flags=("--spec",), metavar="FILE", parse=_spec)
+        (),
+        "let the table's spec name functions of this module to be imported and run; may be given again, and is not "
+        "remembered (default: none; built-in operators need no leave)",
+        metavar="MODULE",
+        parse=_module,
+        again=True,
+    )
+    own_spec: str = setting(
+        "",
+        "a spec of your own: the functions that it names may be imported and run",
+        flags=("--spec",),
+        metavar="FILE",
+        parse=_spec,
+    )
 
     @property
     def permission(self) -> Permission:
         return self.permission_with(())
 
-    def permission_with(self, transforms: Sequence[str], functions: Iterable[str] = ()) -> Permission:
+    def permission_with(
+        self, transforms: Sequence[str], functions: Iterable[str] = ()
+    ) -> Permission:
         """What these options allow, and what the same command line names: the functions of --transform, and others."""
         named = frozenset(one.function for one in short_transforms(transforms)).union(functions)
         own = _functions(self.own_spec) if self.own_spec else frozenset()
@@ -68,8 +80,10 @@ class CodeOptions:
     @property
     def words(self) -> list[str]:
         """The same options as words of another program's command line."""
-        return [*(word for module in self.allow_code for word in ("--allow-code", module)),
-                *(("--spec", self.own_spec) if self.own_spec else ())]
+        return [
+            *(word for module in self.allow_code for word in ("--allow-code", module)),
+            *(("--spec", self.own_spec) if self.own_spec else ()),
+        ]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +92,12 @@ class TransformOptions:
 
     title = "input"
     transforms: tuple[str, ...] = setting(
-        (), "what else is done to the columns, after the table's own transforms: a function over a dict of numpy "
+        (),
+        "what else is done to the columns, after the table's own transforms: a function over a dict of numpy "
         "arrays, of all columns or of those named; an output that is no column becomes a dense one, or, with =SIZE, "
-        "one of so many ids; may be given again", flags=("--transform",), metavar="MODULE:FUNCTION[:IN,…>OUT,…]",
-        parse=_transform, again=True)
+        "one of so many ids; may be given again",
+        flags=("--transform",),
+        metavar="MODULE:FUNCTION[:IN,…>OUT,…]",
+        parse=_transform,
+        again=True,
+    )

@@ -12,16 +12,36 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 _Flags = npt.NDArray[np.bool_]
-ARROW_TYPES = {"int": pa.int64(), "float": pa.float64(), "text": pa.string(), "texts": pa.list_(pa.string()),
-               "floats": pa.list_(pa.float64())}
-_SPARK = {"int8": "tinyint", "int16": "smallint", "int32": "int", "int64": "bigint", "uint8": "smallint",
-          "uint16": "int", "uint32": "bigint", "uint64": "decimal(20,0)", "halffloat": "float", "bool": "boolean",
-          "large_string": "string", "string_view": "string", "date32[day]": "date"}
+ARROW_TYPES = {
+    "int": pa.int64(),
+    "float": pa.float64(),
+    "text": pa.string(),
+    "texts": pa.list_(pa.string()),
+    "floats": pa.list_(pa.float64()),
+}
+_SPARK = {
+    "int8": "tinyint",
+    "int16": "smallint",
+    "int32": "int",
+    "int64": "bigint",
+    "uint8": "smallint",
+    "uint16": "int",
+    "uint32": "bigint",
+    "uint64": "decimal(20,0)",
+    "halffloat": "float",
+    "bool": "boolean",
+    "large_string": "string",
+    "string_view": "string",
+    "date32[day]": "date",
+}
 _NUMBERS = ("boolean", "tinyint", "smallint", "int", "bigint")
-_READ = {"int": _NUMBERS, "float": (*_NUMBERS, "float", "double", "decimal(20,0)"),
-         "text": (*_NUMBERS, "decimal(20,0)", "string", "date"),
-         "texts": tuple(f"array<{kind}>" for kind in ("string", *_NUMBERS[1:])),
-         "floats": tuple(f"array<{kind}>" for kind in (*_NUMBERS[1:], "float", "double"))}
+_READ = {
+    "int": _NUMBERS,
+    "float": (*_NUMBERS, "float", "double", "decimal(20,0)"),
+    "text": (*_NUMBERS, "decimal(20,0)", "string", "date"),
+    "texts": tuple(f"array<{kind}>" for kind in ("string", *_NUMBERS[1:])),
+    "floats": tuple(f"array<{kind}>" for kind in (*_NUMBERS[1:], "float", "double")),
+}
 _SECONDS_OF_A_DAY = 86_400
 _EXACT_DIGITS = 15
 """Whole numbers of so many digits are floats without rounding."""
@@ -52,16 +72,25 @@ def converted(values: pa.Array, kind: str) -> tuple[pa.Array, _Flags | None]:
         seconds = _seconds(values)
         return (pc.floor(seconds).cast(want) if kind == "int" else seconds), None
     if have == want or pa.types.is_null(have) or name in _READ[kind]:
-        return values.cast(want, safe=not kind.startswith("float")), None  # a float rounds large whole numbers
+        return values.cast(
+            want, safe=not kind.startswith("float")
+        ), None  # a float rounds large whole numbers
     raise pa.ArrowInvalid(f"{name} is not read as {kind}")
 
 
 def _floats(values: pa.Array) -> pa.Array:
     """The nearest float to each decimal; Arrow's own cast misses the last digit of some."""
     kind, end = values.type, values.offset + len(values)
-    if not (len(values) and pa.types.is_decimal128(kind) and kind.precision <= _EXACT_DIGITS and kind.scale >= 0):
+    if not (
+        len(values)
+        and pa.types.is_decimal128(kind)
+        and kind.precision <= _EXACT_DIGITS
+        and kind.scale >= 0
+    ):
         return values.cast(pa.string()).cast(pa.float64())
-    whole = np.frombuffer(values.buffers()[1], np.int64)[2 * values.offset:2 * end:2]  # the lower halves of 128 bits
+    whole = np.frombuffer(values.buffers()[1], np.int64)[
+        2 * values.offset : 2 * end : 2
+    ]  # the lower halves of 128 bits
     return pa.array(whole / 10.0**kind.scale, mask=values.is_null().to_numpy(zero_copy_only=False))
 
 
@@ -72,16 +101,23 @@ def _seconds(values: pa.Array) -> pa.Array:
     try:
         micros = values.cast(pa.timestamp("us", values.type.tz), safe=unit != "ns").cast(pa.int64())
     except pa.ArrowInvalid:  # thousands of years after any log, microseconds do not fit 64 bits
-        return pc.divide(values.cast(pa.int64()).cast(pa.float64(), safe=False), {"s": 1.0, "ms": 1e3}[unit])
-    return pc.divide(micros.cast(pa.float64(), safe=False), 1e6)  # from the year 2255 on, the nearest float
+        return pc.divide(
+            values.cast(pa.int64()).cast(pa.float64(), safe=False), {"s": 1.0, "ms": 1e3}[unit]
+        )
+    return pc.divide(
+        micros.cast(pa.float64(), safe=False), 1e6
+    )  # from the year 2255 on, the nearest float
 
 
 def _whole(values: pa.Array) -> tuple[pa.Array, _Flags]:
     """Numbers as whole ones; a fraction, and what no 64 bits hold, does not fit."""
     nulls = pc.is_null(values).to_numpy(zero_copy_only=False)
     numbers = pc.fill_null(values, pa.scalar(0, values.type)).to_numpy(zero_copy_only=False)
-    fits = numbers < np.uint64(2**63) if values.type == pa.uint64() else \
-        (numbers >= -(2.0**63)) & (numbers < 2.0**63) & (np.trunc(numbers) == numbers)
+    fits = (
+        numbers < np.uint64(2**63)
+        if values.type == pa.uint64()
+        else (numbers >= -(2.0**63)) & (numbers < 2.0**63) & (np.trunc(numbers) == numbers)
+    )
     return pa.array(np.where(fits, numbers, 0).astype(np.int64), mask=nulls | ~fits), ~fits & ~nulls
 
 

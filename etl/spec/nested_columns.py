@@ -29,8 +29,11 @@ def flattened(table: Rows) -> Rows:
     """A table, or a batch, with the parts of its structs as columns of their own; null where the struct is."""
     if not any(pa.types.is_struct(kind) for kind in table.schema.types):
         return table
-    found = [part for name, column in zip(table.schema.names, table.columns, strict=True)
-             for part in _columns(name, column)]
+    found = [
+        part
+        for name, column in zip(table.schema.names, table.columns, strict=True)
+        for part in _columns(name, column)
+    ]
     return type(table).from_arrays([values for _, values in found], [name for name, _ in found])
 
 

@@ -34,13 +34,17 @@ class Permission:
     def __post_init__(self) -> None:
         for module in self.modules:
             if not MODULE_NAME.fullmatch(module):
-                raise OperatorError(f"allow_code: {module!r} is no module's name; write for instance \"mine.features\"")
+                raise OperatorError(
+                    f'allow_code: {module!r} is no module\'s name; write for instance "mine.features"'
+                )
 
     @classmethod
     def of(cls, allowed: Permission | Iterable[str]) -> Permission:
         """What a caller allows, given as this or as the names of modules."""
         if isinstance(allowed, str):
-            raise OperatorError(f"allow_code = {allowed!r}: must be several names; write ({allowed!r},)")
+            raise OperatorError(
+                f"allow_code = {allowed!r}: must be several names; write ({allowed!r},)"
+            )
         return allowed if isinstance(allowed, Permission) else cls(frozenset(allowed))
 
     def load(self, function: str, named_by: str) -> Callable[..., Any]:
@@ -48,8 +52,10 @@ class Permission:
         imported."""
         module, name = _parts(function)
         if function not in self.functions and module not in self.modules:
-            raise OperatorError(f"{named_by} names the function {function!r}, which must run here. A table is data, so "
-                                f"nothing it names is imported unless you say so: {_how(module)}")
+            raise OperatorError(
+                f"{named_by} names the function {function!r}, which must run here. A table is data, so "
+                f"nothing it names is imported unless you say so: {_how(module)}"
+            )
         try:
             found = getattr(importlib.import_module(module), name)
         except (ImportError, AttributeError, ValueError) as error:
@@ -58,8 +64,10 @@ class Permission:
             raise OperatorError(f"function = {function!r}: must be module:function")
         home = getattr(found, "__module__", None) or "builtins"
         if function not in self.functions and home not in self.modules:
-            raise OperatorError(f"{named_by} names the function {function!r}, which {module} has from {home}, and that "
-                                f"module is not allowed: {_how(home)}")
+            raise OperatorError(
+                f"{named_by} names the function {function!r}, which {module} has from {home}, and that "
+                f"module is not allowed: {_how(home)}"
+            )
         loaded: Callable[..., Any] = found
         return loaded
 
@@ -85,8 +93,10 @@ def _parts(function: str) -> tuple[str, str]:
 
 
 def _how(module: str) -> str:
-    return (f"if you trust this code, give --allow-code {module} (in Python: allow_code=({module!r},)), or with --spec "
-            "FILE the spec of your own that names it")
+    return (
+        f"if you trust this code, give --allow-code {module} (in Python: allow_code=({module!r},)), or with --spec "
+        "FILE the spec of your own that names it"
+    )
 
 
 NOTHING = Permission()

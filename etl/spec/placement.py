@@ -40,23 +40,30 @@ def left_from(column: ColumnSpec, number: int | None, kinds: Mapping[str, str]) 
     return replace(column, online=number, left_as=stored_as, raw=raw)
 
 
-def read_placement(section: Mapping[str, Any], columns: tuple[ColumnSpec, ...], kinds: Mapping[str, str]
-                   ) -> tuple[ColumnSpec, ...]:
+def read_placement(
+    section: Mapping[str, Any], columns: tuple[ColumnSpec, ...], kinds: Mapping[str, str]
+) -> tuple[ColumnSpec, ...]:
     """The columns as the section has them."""
     names = [column.name for column in columns]
     for name in section:
         if name not in names:
             raise SpecError(f"{SECTION}.{name}: there is no such column{nearest(name, names)}")
-    return tuple(left_from(column, _first(column, texts(section, column.name, (), SECTION)), kinds)
-                 if column.name in section else column for column in columns)
+    return tuple(
+        left_from(column, _first(column, texts(section, column.name, (), SECTION)), kinds)
+        if column.name in section
+        else column
+        for column in columns
+    )
 
 
 def _first(column: ColumnSpec, names: tuple[str, ...]) -> int | None:
     """The number of the first of the operators that are left to the loader, by their names."""
     chain = [op.name for op in column.ops]
-    if names and tuple(chain[-len(names):]) != names:
-        raise SpecError(f"{SECTION}.{column.name} = {list(names)}: must be the last of its operators, which are "
-                        f"{chain}")
+    if names and tuple(chain[-len(names) :]) != names:
+        raise SpecError(
+            f"{SECTION}.{column.name} = {list(names)}: must be the last of its operators, which are "
+            f"{chain}"
+        )
     return len(chain) - len(names) if names else None
 
 
@@ -65,8 +72,13 @@ def placement_of(text: str) -> dict[str, list[str]]:
     return dict(tomllib.loads(text).get(SECTION, {})) if text else {}
 
 
-def with_placement(text: str, left: Mapping[str, Sequence[str]], reasons: Mapping[str, str] | None = None) -> str:
+def with_placement(
+    text: str, left: Mapping[str, Sequence[str]], reasons: Mapping[str, str] | None = None
+) -> str:
     """A spec's text, which has no such section yet, with one; the reasons are comments in it."""
-    lines = [f"{json.dumps(name, ensure_ascii=False)} = {json.dumps(list(ops))}"
-             + (f"  # {reasons[name]}" if reasons and name in reasons else "") for name, ops in left.items()]
+    lines = [
+        f"{json.dumps(name, ensure_ascii=False)} = {json.dumps(list(ops))}"
+        + (f"  # {reasons[name]}" if reasons and name in reasons else "")
+        for name, ops in left.items()
+    ]
     return "\n".join([text.rstrip(), "", f"[{SECTION}]", *lines, ""])

@@ -43,9 +43,13 @@ class KeyColumn:
     def __post_init__(self) -> None:
         for kind in (self.type, self.first_type):
             if kind not in TYPES:
-                raise ValueError(f"key column {self.name!r}: type {kind!r} is none of {', '.join(TYPES)}")
+                raise ValueError(
+                    f"key column {self.name!r}: type {kind!r} is none of {', '.join(TYPES)}"
+                )
         if self.type != self.first_type and (self.type, self.first_type) not in _READABLE:
-            raise ValueError(f"key column {self.name!r}: {self.type} cannot be read as {self.first_type}")
+            raise ValueError(
+                f"key column {self.name!r}: {self.type} cannot be read as {self.first_type}"
+            )
 
     @classmethod
     def of(cls, name: str, kind: str) -> KeyColumn:
@@ -70,7 +74,9 @@ class Identity:
         if not self.columns or not self.recognised:
             raise ValueError("an identity needs at least one column")
         if len({c.name for c in self.columns}) < len(self.columns):
-            raise ValueError(f"an identity has a column twice: {', '.join(c.name for c in self.columns)}")
+            raise ValueError(
+                f"an identity has a column twice: {', '.join(c.name for c in self.columns)}"
+            )
 
     @classmethod
     def of(cls, spec: Spec) -> Identity:
@@ -80,8 +86,13 @@ class Identity:
         names = spec.table.key or tuple(name for name in spec.input.columns if name != spec.label)
         columns = tuple(KeyColumn.of(name, types[name]) for name in names)
         by = tuple(KeyColumn.of(name, types[name]) for name in spec.table.split_by)
-        return cls(seed=spec.table.seed, columns=columns, named=bool(spec.table.key), split_by=by,
-                   recognised=_recognised(columns, by, spec))
+        return cls(
+            seed=spec.table.seed,
+            columns=columns,
+            named=bool(spec.table.key),
+            split_by=by,
+            recognised=_recognised(columns, by, spec),
+        )
 
     def found_in(self, spec: Spec) -> Identity:
         """This rule, with the names and types that its columns have in a later spec; `SplitMoved` if that spec lacks
@@ -90,27 +101,41 @@ class Identity:
         The rows that are there already can then be recognised again, whatever the spec's own rule is."""
         columns = tuple(_found(column, spec) for column in self.columns)
         by = tuple(_found(column, spec) for column in self.split_by)
-        return replace(self, columns=columns, split_by=by, recognised=_recognised(columns, by, spec))
+        return replace(
+            self, columns=columns, split_by=by, recognised=_recognised(columns, by, spec)
+        )
 
     def permit(self, spec: Spec) -> None:
         """Refuses a later spec, in which this rule was found, if it has another key, seed or groups."""
         key, names = spec.table.key, tuple(c.name for c in self.columns)
         if key and set(key) != set(names):
-            raise SplitMoved(f"table.key names {', '.join(key)}, and the rows of this table are known by "
-                             f"{', '.join(names)}; write that, or {_accept()}")
+            raise SplitMoved(
+                f"table.key names {', '.join(key)}, and the rows of this table are known by "
+                f"{', '.join(names)}; write that, or {_accept()}"
+            )
         if spec.table.seed != self.seed:
-            raise SplitMoved(f"table.seed = {spec.table.seed}: the rows of this table are placed by seed {self.seed}, "
-                             f"and another gives them other splits; write that one, or {_accept()}")
+            raise SplitMoved(
+                f"table.seed = {spec.table.seed}: the rows of this table are placed by seed {self.seed}, "
+                f"and another gives them other splits; write that one, or {_accept()}"
+            )
         groups = tuple(c.name for c in self.split_by)
         if groups != spec.table.split_by:
             now, was = (", ".join(by) or "nothing" for by in (spec.table.split_by, groups))
-            raise SplitMoved(f"table.split_by names {now}, and for the rows of this table it was {was}; write that, "
-                             f"or {_accept()}")
+            raise SplitMoved(
+                f"table.split_by names {now}, and for the rows of this table it was {was}; write that, "
+                f"or {_accept()}"
+            )
 
     def same(self, other: Identity) -> bool:
         """Whether both rules give every row the same key, and the same group where groups decide the split."""
-        mine, theirs = ((rule.seed, [(c.first, c.first_type) for c in rule.columns],
-                         [(c.first, c.first_type) for c in rule.split_by]) for rule in (self, other))
+        mine, theirs = (
+            (
+                rule.seed,
+                [(c.first, c.first_type) for c in rule.columns],
+                [(c.first, c.first_type) for c in rule.split_by],
+            )
+            for rule in (self, other)
+        )
         return mine == theirs
 
     @property
@@ -139,12 +164,16 @@ class Identity:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Identity:
-        lists = {name: tuple(KeyColumn(**column) for column in value[name])
-                 for name in ("columns", "split_by", "recognised")}
+        lists = {
+            name: tuple(KeyColumn(**column) for column in value[name])
+            for name in ("columns", "split_by", "recognised")
+        }
         return cls(seed=value["seed"], named=value["named"], **lists)
 
 
-def _recognised(columns: tuple[KeyColumn, ...], by: tuple[KeyColumn, ...], spec: Spec) -> tuple[KeyColumn, ...]:
+def _recognised(
+    columns: tuple[KeyColumn, ...], by: tuple[KeyColumn, ...], spec: Spec
+) -> tuple[KeyColumn, ...]:
     """The columns of the key, and whatever else decides a row's split; but not the column of the split's own name, nor
     a row's place in the input, as these may change."""
     table, known = spec.table, {c.name for c in columns}
@@ -162,20 +191,26 @@ def _found(column: KeyColumn, spec: Spec) -> KeyColumn:
     if name not in types or was.get(name) not in (None, column.was, name):
         name = next((new for new, old in was.items() if old == column.name), "")
     if not name:
-        renamed = "" if column.name not in types else f" ({column.name!r} was {was[column.name]!r} there)"
+        renamed = (
+            "" if column.name not in types else f" ({column.name!r} was {was[column.name]!r} there)"
+        )
         raise SplitMoved(
             f"input column {column.name!r} is missing{renamed}, and which split a row of this table lies in hangs on "
             f"it{nearest(column.name, [n for n in types if n not in was])}; put it back, or, if it has another name "
-            f"now, write {{name = \"…:{column.type}\", was = \"{column.name}\"}} in input.columns, or {_accept()}")
+            f'now, write {{name = "…:{column.type}", was = "{column.name}"}} in input.columns, or {_accept()}'
+        )
     kind, mapped = types[name], name in was
     if kind != column.type and not mapped:
         raise SplitMoved(
             f"input column {name!r} is {kind} and was {column.type}, and which split a row of this table lies in hangs "
-            f"on it; write {column.type} again, or {{name = \"{name}:{kind}\", was = \"{name}\"}} in input.columns to "
-            f"read it as {column.first_type} there, or {_accept()}")
+            f'on it; write {column.type} again, or {{name = "{name}:{kind}", was = "{name}"}} in input.columns to '
+            f"read it as {column.first_type} there, or {_accept()}"
+        )
     if kind != column.first_type and (kind, column.first_type) not in _READABLE:
-        raise SplitMoved(f"input column {name!r} is {kind} and was {column.first_type} in this table's first version: "
-                         f"what that held cannot be read out of it, so rows would change their split; {_accept()}")
+        raise SplitMoved(
+            f"input column {name!r} is {kind} and was {column.first_type} in this table's first version: "
+            f"what that held cannot be read out of it, so rows would change their split; {_accept()}"
+        )
     return replace(column, name=name, type=kind, was=was.get(name))
 
 

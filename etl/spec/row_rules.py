@@ -16,7 +16,17 @@ from sluice.etl.ops.base import MAX_VALUES
 from sluice.etl.ops.hashing import mix
 from sluice.etl.ops.ids import Categorify
 from sluice.etl.ops.numeric import COMPARISONS
-from sluice.etl.spec.toml_keys import SpecError, column, encoding, known, needed, section, sections, texts, value
+from sluice.etl.spec.toml_keys import (
+    SpecError,
+    column,
+    encoding,
+    known,
+    needed,
+    section,
+    sections,
+    texts,
+    value,
+)
 
 FILTERS = (*COMPARISONS, "in", "not in", "present", "missing")
 JOIN_FORMATS = ("parquet", "delta", "csv", "json")
@@ -73,12 +83,20 @@ class Negatives:
         """The operator that learns which values there are."""
         return Categorify(min_count=1, max_size=MAX_VALUES)
 
-    def drawn(self, columns: Mapping[str, pa.Array], label: str, keys: npt.NDArray[np.uint64],
-              state: pa.Table) -> tuple[dict[str, pa.Array], npt.NDArray[np.int64]]:
+    def drawn(
+        self,
+        columns: Mapping[str, pa.Array],
+        label: str,
+        keys: npt.NDArray[np.uint64],
+        state: pa.Table,
+    ) -> tuple[dict[str, pa.Array], npt.NDArray[np.int64]]:
         """Returns first all rows as they are, then the drawn ones; and for each the number of the row that it comes
         from."""
-        positive = np.flatnonzero(pc.equal(columns[label], pa.scalar(1, columns[label].type)).to_numpy(
-            zero_copy_only=False))
+        positive = np.flatnonzero(
+            pc.equal(columns[label], pa.scalar(1, columns[label].type)).to_numpy(
+                zero_copy_only=False
+            )
+        )
         if not len(positive) or state.num_rows < 2:
             return dict(columns), np.arange(len(columns[label]))
         from_row = np.repeat(positive, self.each)
@@ -86,11 +104,17 @@ class Negatives:
         bits = mix(keys[from_row] ^ _DRAW ^ mix(turn + np.uint64(1)))
         if self.by == "count":
             ends = np.cumsum(state["count"].to_numpy())
-            drawn = np.searchsorted(ends, (bits % np.uint64(ends[-1])).astype(np.int64), side="right")
+            drawn = np.searchsorted(
+                ends, (bits % np.uint64(ends[-1])).astype(np.int64), side="right"
+            )
         else:
             drawn = (bits % np.uint64(state.num_rows)).astype(np.int64)
         values = state["value"].combine_chunks()
-        own = pc.index_in(columns[self.column].cast(pa.string()), values).fill_null(-1).to_numpy()[from_row]
+        own = (
+            pc.index_in(columns[self.column].cast(pa.string()), values)
+            .fill_null(-1)
+            .to_numpy()[from_row]
+        )
         drawn = np.where(drawn == own, (drawn + 1) % state.num_rows, drawn)
         made = {name: values.take(pa.array(from_row)) for name, values in columns.items()}
         made[self.column] = values.take(pa.array(drawn)).cast(columns[self.column].type)
@@ -178,8 +202,14 @@ def read_rows(raw: Mapping[str, Any], kinds: dict[str, str], types: Mapping[str,
     histories = [_history(entry, path, kinds) for path, entry in sections(raw, "history")]
     histories += [_lag(entry, path, kinds) for path, entry in sections(raw, "lag")]
     filters = tuple(_filter(entry, path, kinds) for path, entry in sections(raw, "filter"))
-    return RowRules(dedup=dedup, joins=joins, histories=tuple(histories), filters=filters, sample=_sample(raw),
-                    negatives=_negatives(raw, kinds))
+    return RowRules(
+        dedup=dedup,
+        joins=joins,
+        histories=tuple(histories),
+        filters=filters,
+        sample=_sample(raw),
+        negatives=_negatives(raw, kinds),
+    )
 
 
 def _dedup(raw: dict[str, Any], kinds: Mapping[str, str]) -> Dedup:
@@ -198,14 +228,18 @@ def _order(raw: dict[str, Any], path: str, kinds: Mapping[str, str]) -> str:
     """Reads the name of a column of one value a row; whether texts sort as times do is checked when they are read."""
     name = column(raw, "order", kinds, path)
     if kinds[name] not in ("text", "number"):
-        raise SpecError(f"{path}.order = {name!r}: holds {kinds[name]}, not one number or time a row")
+        raise SpecError(
+            f"{path}.order = {name!r}: holds {kinds[name]}, not one number or time a row"
+        )
     return name
 
 
 def _new(raw: Mapping[str, Any], path: str, kinds: Mapping[str, str]) -> str:
     name = str(needed(raw, "name", str, path))
     if name in kinds or not name or name.startswith("_"):
-        raise SpecError(f"{path}.name = {name!r}: there is a column of this name already, or it is the table's own")
+        raise SpecError(
+            f"{path}.name = {name!r}: there is a column of this name already, or it is the table's own"
+        )
     return name
 
 
@@ -242,9 +276,17 @@ def _join(raw: dict[str, Any], path: str, kinds: dict[str, str], types: Mapping[
     if time is not None and kinds[time] != "number":
         raise SpecError(f"{path}.time = {time!r}: holds {kinds[time]}, not numbers")
     kinds.update({name: types[kind] for name, kind in added.items()})
-    return Join(path=str(needed(raw, "path", str, path)), format=form, on=on, columns=added, time=time,
-                their_time=value(raw, "their_time", str, None, path), delimiter=delimiter, fields=fields,
-                encoding=encoding(raw, path, delimiter))
+    return Join(
+        path=str(needed(raw, "path", str, path)),
+        format=form,
+        on=on,
+        columns=added,
+        time=time,
+        their_time=value(raw, "their_time", str, None, path),
+        delimiter=delimiter,
+        fields=fields,
+        encoding=encoding(raw, path, delimiter),
+    )
 
 
 def _history(raw: dict[str, Any], path: str, kinds: dict[str, str]) -> History:
@@ -255,8 +297,14 @@ def _history(raw: dict[str, Any], path: str, kinds: dict[str, str]) -> History:
         raise SpecError(f"{path}.length = {length}: must be from 1 to 10000")
     if kinds[of] not in ("text", "number"):
         raise SpecError(f"{path}.of = {of!r}: holds {kinds[of]}; a history is of texts or numbers")
-    found = History(name=name, of=of, by=column(raw, "by", kinds, path), order=_order(raw, path, kinds),
-                    length=length, positive=value(raw, "positive", bool, False, path))
+    found = History(
+        name=name,
+        of=of,
+        by=column(raw, "by", kinds, path),
+        order=_order(raw, path, kinds),
+        length=length,
+        positive=value(raw, "positive", bool, False, path),
+    )
     kinds[name] = {"text": "texts", "number": "numbers"}[kinds[of]]
     return found
 
@@ -269,8 +317,14 @@ def _lag(raw: dict[str, Any], path: str, kinds: dict[str, str]) -> History:
         raise SpecError(f"{path}.rows = {rows}: must be from 1 to 10000")
     if kinds[of] != "number" and (difference or kinds[of] != "text"):
         raise SpecError(f"{path}.of = {of!r}: holds {kinds[of]}, of which there is no difference")
-    found = History(name=name, of=of, by=column(raw, "by", kinds, path), order=_order(raw, path, kinds),
-                    lag=rows, difference=difference)
+    found = History(
+        name=name,
+        of=of,
+        by=column(raw, "by", kinds, path),
+        order=_order(raw, path, kinds),
+        lag=rows,
+        difference=difference,
+    )
     kinds[name] = kinds[of]
     return found
 
@@ -284,7 +338,13 @@ def _filter(raw: dict[str, Any], path: str, kinds: Mapping[str, str]) -> Filter:
         raise SpecError(f"{path}: {op} {'takes no value' if 'value' in raw else 'needs a value'}")
     right: tuple[type, ...] = {"number": (int, float), "text": (str,)}.get(kinds[name], ())
     given = raw.get("value")
-    for item in (given if op in ("in", "not in") and isinstance(given, list) else [given] if "value" in raw else []):
+    for item in (
+        given
+        if op in ("in", "not in") and isinstance(given, list)
+        else [given]
+        if "value" in raw
+        else []
+    ):
         if not right or not isinstance(item, right) or isinstance(item, bool):
             raise SpecError(f"{path}.value = {given!r}: column {name!r} holds {kinds[name]}")
     if op in ("in", "not in") and not isinstance(given, list):
@@ -308,7 +368,10 @@ def _negatives(raw: Mapping[str, Any], kinds: Mapping[str, str]) -> Negatives | 
         return None
     about = section(raw, "negatives")
     known(about, ("column", "each", "by"), "negatives")
-    name, each = column(about, "column", kinds, "negatives"), value(about, "each", int, 1, "negatives")
+    name, each = (
+        column(about, "column", kinds, "negatives"),
+        value(about, "each", int, 1, "negatives"),
+    )
     if kinds[name] not in ("text", "number"):
         raise SpecError(f"negatives.column = {name!r}: holds {kinds[name]}, not one value a row")
     if not 1 <= each <= 100:

@@ -36,12 +36,19 @@ def split_of(columns: Mapping[str, pa.Array], keys: Keys, spec: Spec) -> npt.NDA
 def _of_labelled(columns: Mapping[str, pa.Array], keys: Keys, spec: Spec) -> npt.NDArray[np.int32]:
     table = spec.table
     if table.split_column:
-        place = pc.index_in(columns[table.split_column].cast(pa.string()), pa.array(list(table.split)))
+        place = pc.index_in(
+            columns[table.split_column].cast(pa.string()), pa.array(list(table.split))
+        )
         return np.asarray(pc.fill_null(place, -1).to_numpy(zero_copy_only=False), np.int32)
     if table.split_time:
-        at = as_number(columns[table.split_time]).to_numpy(zero_copy_only=False)  # NaN where it is missing
-        return np.where(np.isnan(at), np.int32(-1),
-                        np.searchsorted(np.array(table.split_from[1:]), at, side="right").astype(np.int32))
+        at = as_number(columns[table.split_time]).to_numpy(
+            zero_copy_only=False
+        )  # NaN where it is missing
+        return np.where(
+            np.isnan(at),
+            np.int32(-1),
+            np.searchsorted(np.array(table.split_from[1:]), at, side="right").astype(np.int32),
+        )
     if table.split_by:
         keys = hash_of(columns, spec.rule.split_by, spec.rule.seed)
     share = (mix(keys ^ _SPLIT) >> np.uint64(11)).astype(np.float64) * 2.0**-53
@@ -61,7 +68,11 @@ def fold_keys(columns: Mapping[str, pa.Array], keys: Keys, spec: Spec) -> Keys:
     columns_of_fold = spec.rule.without(spec.label)
     if columns_of_fold == spec.rule.columns:
         return keys
-    return hash_of(columns, columns_of_fold, spec.rule.seed) if columns_of_fold else np.zeros_like(keys)
+    return (
+        hash_of(columns, columns_of_fold, spec.rule.seed)
+        if columns_of_fold
+        else np.zeros_like(keys)
+    )
 
 
 def hash_of(columns: Mapping[str, pa.Array], by: Iterable[KeyColumn], seed: int) -> Keys:
@@ -81,7 +92,11 @@ def ties(columns: Mapping[str, pa.Array], spec: Spec) -> list[Keys]:
     there its hash does."""
     whole = {name: values for name, values in columns.items() if name not in spec.input.marks}
     others = {name: values for name, values in whole.items() if name != spec.label}
-    return [fold_keys(columns, row_keys(columns, spec), spec), whole_rows(others), whole_rows(whole)]
+    return [
+        fold_keys(columns, row_keys(columns, spec), spec),
+        whole_rows(others),
+        whole_rows(whole),
+    ]
 
 
 def as_first(values: pa.Array, column: KeyColumn) -> pa.Array:
@@ -109,4 +124,8 @@ def _cast(value: pa.Scalar, kind: pa.DataType) -> Any:
 
 def _joined(column: pa.Array) -> pa.Array:
     """Joins a list into one text, for its hash."""
-    return pc.binary_join(column.cast(pa.list_(pa.string())), "\x1f") if pa.types.is_list(column.type) else column
+    return (
+        pc.binary_join(column.cast(pa.list_(pa.string())), "\x1f")
+        if pa.types.is_list(column.type)
+        else column
+    )

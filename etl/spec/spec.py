@@ -33,13 +33,29 @@ from sluice.etl.spec.row_identity import Identity
 from sluice.etl.spec.row_rules import SECTIONS, RowRules, read_rows
 from sluice.etl.spec.table_transform import TableTransform, read_transforms
 from sluice.etl.spec.time_order import Steps
-from sluice.etl.spec.toml_keys import SpecError, column, encoding, known, needed, section, sections, texts, value
+from sluice.etl.spec.toml_keys import (
+    SpecError,
+    column,
+    encoding,
+    known,
+    needed,
+    section,
+    sections,
+    texts,
+    value,
+)
 
 __all__ = ["Input", "Spec", "SpecError", "TableSpec", "is_the_tables_own"]
 
 FORMATS = ("tsv", "csv", "json", "parquet", "delta")
 WITH_LISTS = ("json", "parquet", "delta")
-INPUT_TYPES = {"int": "number", "float": "number", "text": "text", "texts": "texts", "floats": "numbers"}
+INPUT_TYPES = {
+    "int": "number",
+    "float": "number",
+    "text": "text",
+    "texts": "texts",
+    "floats": "numbers",
+}
 DEFAULT_SPLIT = {"train": 0.8, "validation": 0.1, "test": 0.1}
 DRIFTS = ("psi", "unseen", "nulls")
 _SPLIT_NAME = r"[A-Za-z0-9_-]+"
@@ -169,11 +185,15 @@ class Spec:
         spec that shows a model its label is refused."""
         spec = cls.parse(text, name)
         if where := next(_uses_of_label(spec), None):
-            raise SpecError(f"{name}: {where}, which is the label: a row's features must not depend on its own label. "
-                            "Name another column; a [[history]] or [[lag]] of the label holds labels of earlier rows")
+            raise SpecError(
+                f"{name}: {where}, which is the label: a row's features must not depend on its own label. "
+                "Name another column; a [[history]] or [[lag]] of the label holds labels of earlier rows"
+            )
         if told := next(_signs_of_drawn(spec), None):
-            raise SpecError(f"{name}: {told}, of which [negatives] draws other values: what never occurred would show "
-                            "a drawn row, and so its label. Use target, hash or cross, or past = true")
+            raise SpecError(
+                f"{name}: {told}, of which [negatives] draws other values: what never occurred would show "
+                "a drawn row, and so its label. Use target, hash or cross, or past = true"
+            )
         spec = replace(spec, permission=Permission(functions=spec.functions))
         try:
             spec.imported()
@@ -212,18 +232,29 @@ class Spec:
     def unused(self) -> tuple[str, ...]:
         """The input columns that no column of the table is made from, and no rule names."""
         table, rows = self.table, self.rows
-        named = {*table.key, *table.split_by, table.split_column, table.split_time, table.order, table.partition,
-                 table.together, *(name for column in self.columns for name in column.sources),
-                 *(name for one in rows.histories for name in (one.of, one.by, one.order)),
-                 *(name for join in rows.joins for name in (*join.on, join.time)),
-                 *(one.column for one in rows.filters), rows.negatives.column if rows.negatives else None,
-                 *((*rows.dedup.by, rows.dedup.order) if rows.dedup else ())}
+        named = {
+            *table.key,
+            *table.split_by,
+            table.split_column,
+            table.split_time,
+            table.order,
+            table.partition,
+            table.together,
+            *(name for column in self.columns for name in column.sources),
+            *(name for one in rows.histories for name in (one.of, one.by, one.order)),
+            *(name for join in rows.joins for name in (*join.on, join.time)),
+            *(one.column for one in rows.filters),
+            rows.negatives.column if rows.negatives else None,
+            *((*rows.dedup.by, rows.dedup.order) if rows.dedup else ()),
+        }
         return tuple(name for name in self.input.columns if name not in named)
 
     @property
     def functions(self) -> frozenset[str]:
         """The functions that its `python` operators and its transforms name, as "module:function"."""
-        found = {op.function for column in self.columns for op in column.ops if isinstance(op, Python)}
+        found = {
+            op.function for column in self.columns for op in column.ops if isinstance(op, Python)
+        }
         return frozenset(found | {one.function for one in self.transforms if one.function})
 
     def imported(self) -> dict[str, Callable[..., Any]]:
@@ -233,7 +264,9 @@ class Spec:
             for op in made.ops:
                 if isinstance(op, Python):
                     try:
-                        found[op.function] = self.permission.load(op.function, f"the spec of {self.name}")
+                        found[op.function] = self.permission.load(
+                            op.function, f"the spec of {self.name}"
+                        )
                         op.check(found[op.function])
                     except OperatorError as error:
                         raise OperatorError(f"column {made.name!r}: {error}") from None
@@ -247,18 +280,32 @@ class Spec:
     def labels(self, columns: Mapping[str, pa.Array]) -> pa.Array:
         """What the label's operators, if it has any, make of the rows."""
         made = next(c for c in self.columns if c.role == "label")
-        return functools.reduce(lambda values, op: step(op, values, None, {}), made.ops, columns[self.label])
+        return functools.reduce(
+            lambda values, op: step(op, values, None, {}), made.ops, columns[self.label]
+        )
 
     @property
     def hidden(self) -> tuple[ColumnSpec, ...]:
         """Columns that are learned only because rules on rows need them: they do not become columns of the table."""
         found = []
         if self.rows.negatives:
-            found.append(ColumnSpec(name="rows/negatives", sources=(self.rows.negatives.column,), role="sparse",
-                                    ops=(self.rows.negatives.learns,)))
+            found.append(
+                ColumnSpec(
+                    name="rows/negatives",
+                    sources=(self.rows.negatives.column,),
+                    role="sparse",
+                    ops=(self.rows.negatives.learns,),
+                )
+            )
         if self.table.order:
-            found.append(ColumnSpec(name="rows/order", sources=(self.table.order,), role="sparse",
-                                    ops=(Steps(step=self.table.order_step),)))
+            found.append(
+                ColumnSpec(
+                    name="rows/order",
+                    sources=(self.table.order,),
+                    role="sparse",
+                    ops=(Steps(step=self.table.order_step),),
+                )
+            )
         return tuple(found)
 
     @property
@@ -268,14 +315,20 @@ class Spec:
         for spec in (*self.columns, *self.hidden):
             for key, op, number in spec.fitted:
                 before = found[key].users if key in found else ()
-                found[key] = Learned(key=key, op=op, level=spec.level(number), users=(*before, (spec, number)))
+                found[key] = Learned(
+                    key=key, op=op, level=spec.level(number), users=(*before, (spec, number))
+                )
         return tuple(found.values())
 
     @property
     def learned_from_labels(self) -> dict[str, Fitted]:
         """The operators that learn from labels, by the keys of their states."""
-        return {learned.key: learned.op for learned in self.fitted
-                if "label" in learned.op.needs or any(self.label in column.sources for column, _ in learned.users)}
+        return {
+            learned.key: learned.op
+            for learned in self.fitted
+            if "label" in learned.op.needs
+            or any(self.label in column.sources for column, _ in learned.users)
+        }
 
     @property
     def levels(self) -> int:
@@ -286,29 +339,52 @@ class Spec:
     def chains(self) -> dict[str, Any]:
         """Everything that the fitted states depend on, by their keys, as plain values."""
         made = tuple((c, len(c.ops)) for c in self.columns if c.role == "label" and c.ops)
-        return {learned.key: [[list(c.sources), [op.described for op in c.ops[:number + 1]]]
-                              for c, number in (*learned.users, *(made if "label" in learned.op.needs else ()))]
-                for learned in self.fitted}
+        return {
+            learned.key: [
+                [list(c.sources), [op.described for op in c.ops[: number + 1]]]
+                for c, number in (*learned.users, *(made if "label" in learned.op.needs else ()))
+            ]
+            for learned in self.fitted
+        }
 
     @property
     def fitted_hash(self) -> str:
         """Hash of `chains`: a state with another hash belongs to another spec."""
         return hashlib.sha256(json.dumps(self.chains, sort_keys=True).encode()).hexdigest()[:16]
 
-    def fields(self, cardinalities: Mapping[str, int], bags: Mapping[str, tuple[int, float, int]] | None = None
-               ) -> tuple[Field, ...]:
-        return tuple(self.field(c, cardinalities.get(c.name), (bags or {}).get(c.name)) for c in self.columns)
+    def fields(
+        self,
+        cardinalities: Mapping[str, int],
+        bags: Mapping[str, tuple[int, float, int]] | None = None,
+    ) -> tuple[Field, ...]:
+        return tuple(
+            self.field(c, cardinalities.get(c.name), (bags or {}).get(c.name)) for c in self.columns
+        )
 
-    def field(self, c: ColumnSpec, cardinality: int | None = None, bag: tuple[int, float, int] | None = None) -> Field:
+    def field(
+        self,
+        c: ColumnSpec,
+        cardinality: int | None = None,
+        bag: tuple[int, float, int] | None = None,
+    ) -> Field:
         kind, layout = c.type, "scalar"
         if c.raw:
             layout = "list" if kind.startswith("list<") else layout
         elif c.role == "id_list":
             ids = "list<int64>" if c.wide else "list<int32>"
             kind, layout = (ids, "list") if self.table.plain_lists else (kind, "bytes")
-        return Field(name=c.name, role=c.role, type=kind, layout=layout, width=c.width, cardinality=cardinality,
-                     bag=bag, online=c.left_to_loader, inputs=() if c.sources == (c.name,) else c.sources,
-                     nullable=c.raw)
+        return Field(
+            name=c.name,
+            role=c.role,
+            type=kind,
+            layout=layout,
+            width=c.width,
+            cardinality=cardinality,
+            bag=bag,
+            online=c.left_to_loader,
+            inputs=() if c.sources == (c.name,) else c.sources,
+            nullable=c.raw,
+        )
 
 
 def _spec(raw: dict[str, Any], text: str) -> Spec:
@@ -326,37 +402,65 @@ def _spec(raw: dict[str, Any], text: str) -> Spec:
     labels = [c for c in columns if c.role == "label"]
     if len(labels) != 1:
         names = [c.name for c in labels] or "none"
-        raise SpecError(f"column: exactly one must have role = \"label\", but {names} has")
+        raise SpecError(f'column: exactly one must have role = "label", but {names} has')
     if len(labels[0].sources) != 1 or labels[0].sources[0] not in source.columns:
         raise SpecError(f"column {labels[0].name!r}: a label is made of one input column")
-    if wrong := next((op.name for op in labels[0].ops if isinstance(op, (Fitted, Python)) or op.needs), None):
-        raise SpecError(f"column {labels[0].name!r}: {wrong} cannot make a label; operators that learn nothing can, "
-                        'for instance {op = "compare", to = ">= 4"}')
+    if wrong := next(
+        (op.name for op in labels[0].ops if isinstance(op, (Fitted, Python)) or op.needs), None
+    ):
+        raise SpecError(
+            f"column {labels[0].name!r}: {wrong} cannot make a label; operators that learn nothing can, "
+            'for instance {op = "compare", to = ">= 4"}'
+        )
     if labels[0].ops and (rows.negatives or any(one.positive for one in rows.histories)):
-        raise SpecError(f"column {labels[0].name!r}: [negatives], and a [[history]] of positive rows, need a label "
-                        "that is an input column as it is, 0 or 1")
+        raise SpecError(
+            f"column {labels[0].name!r}: [negatives], and a [[history]] of positive rows, need a label "
+            "that is an input column as it is, 0 or 1"
+        )
     if not any(c.role in ("dense", "sparse", "id_list") for c in columns):
-        raise SpecError("column: none has role \"dense\" or \"sparse\": there is nothing to learn from")
+        raise SpecError('column: none has role "dense" or "sparse": there is nothing to learn from')
     if rows.sample and rows.sample.weight:
         columns = (*columns, _weight(columns, rows, labels[0]))
     if sum(c.role == "weight" for c in columns) > 1:
-        raise SpecError("column: at most one can have role = \"weight\"")
+        raise SpecError('column: at most one can have role = "weight"')
     for c in columns:
-        if table.split_time is None and (past := next((op for op in c.ops if "time" in op.needs), None)):
-            raise SpecError(f"column {c.name!r}: {past.name} with past = true needs table.split_time, the column that "
-                            "says when a row was")
-    if source.place and (made := [*(c.name for c in columns if source.place in c.sources and c.role != "time"),
-                                  *(h.name for h in rows.histories if source.place in (h.of, h.by))]):
-        raise SpecError(f"input.place: {made[0]!r} is made of it, and a server does not know where a row lies; order "
-                        "and split rows by it")
+        if table.split_time is None and (
+            past := next((op for op in c.ops if "time" in op.needs), None)
+        ):
+            raise SpecError(
+                f"column {c.name!r}: {past.name} with past = true needs table.split_time, the column that "
+                "says when a row was"
+            )
+    if source.place and (
+        made := [
+            *(c.name for c in columns if source.place in c.sources and c.role != "time"),
+            *(h.name for h in rows.histories if source.place in (h.of, h.by)),
+        ]
+    ):
+        raise SpecError(
+            f"input.place: {made[0]!r} is made of it, and a server does not know where a row lies; order "
+            "and split rows by it"
+        )
     if source.place and rows.dedup and not rows.dedup.by:
-        raise SpecError("dedup.by: name the columns, as no two rows have one place in the input (input.place)")
+        raise SpecError(
+            "dedup.by: name the columns, as no two rows have one place in the input (input.place)"
+        )
     if table.unlabelled and (rows.sample or rows.negatives):
-        raise SpecError("table.unlabelled: cannot stand beside [sample] and [negatives], which go by the label")
+        raise SpecError(
+            "table.unlabelled: cannot stand beside [sample] and [negatives], which go by the label"
+        )
     if table.partition and rows.negatives:
         raise SpecError("table.partition: cannot stand beside [negatives]")
-    return Spec(input=source, table=table, columns=columns, text=text, rows=rows, drift=_drift(section(raw, "drift")),
-                kinds=kinds, transforms=read_transforms(raw, {c.name: c.role for c in columns}))
+    return Spec(
+        input=source,
+        table=table,
+        columns=columns,
+        text=text,
+        rows=rows,
+        drift=_drift(section(raw, "drift")),
+        kinds=kinds,
+        transforms=read_transforms(raw, {c.name: c.role for c in columns}),
+    )
 
 
 def _uses_of_label(spec: Spec) -> Iterator[str]:
@@ -364,13 +468,17 @@ def _uses_of_label(spec: Spec) -> Iterator[str]:
     label, rows = spec.label, spec.rows
     for made in spec.columns:
         # What is learned of the past is of other rows alone, as long as the label is not what groups.
-        of_past = made.sources[0] != label and any(getattr(op, "past", False) for op in made.ops[:1])
+        of_past = made.sources[0] != label and any(
+            getattr(op, "past", False) for op in made.ops[:1]
+        )
         if made.role in ("dense", "sparse", "id_list") and label in made.sources and not of_past:
             yield f"column {made.name!r} is made from {label!r}"
     keys = ("key", "split_by", "split_time", "order", "together")
     named = [(f"table.{key}", getattr(spec.table, key)) for key in keys]
     named += [("dedup.order", rows.dedup.order)] if rows.dedup else []
-    named += [("join.on", join.on) for join in rows.joins] + [("join.time", join.time) for join in rows.joins]
+    named += [("join.on", join.on) for join in rows.joins] + [
+        ("join.time", join.time) for join in rows.joins
+    ]
     for history in rows.histories:
         kind = "lag" if history.lag else "history"
         named += [(f"{kind}.by", history.by), (f"{kind}.order", history.order)]
@@ -396,14 +504,33 @@ def _weight(columns: tuple[ColumnSpec, ...], rows: RowRules, label: ColumnSpec) 
     assert rows.sample is not None
     assert rows.sample.weight is not None
     if any(c.name == rows.sample.weight for c in columns):
-        raise SpecError(f"sample.weight = {rows.sample.weight!r}: there is a column of this name already")
-    return ColumnSpec(name=rows.sample.weight, sources=label.sources, role="weight",
-                      ops=(*label.ops, InverseShare(share=rows.sample.negatives)))
+        raise SpecError(
+            f"sample.weight = {rows.sample.weight!r}: there is a column of this name already"
+        )
+    return ColumnSpec(
+        name=rows.sample.weight,
+        sources=label.sources,
+        role="weight",
+        ops=(*label.ops, InverseShare(share=rows.sample.negatives)),
+    )
 
 
 def _input(raw: dict[str, Any]) -> Input:
-    known(raw, ("format", "delimiter", "header", "multiline", "optional", "columns", "encoding", "place", "decimal"),
-          "input")
+    known(
+        raw,
+        (
+            "format",
+            "delimiter",
+            "header",
+            "multiline",
+            "optional",
+            "columns",
+            "encoding",
+            "place",
+            "decimal",
+        ),
+        "input",
+    )
     form = value(raw, "format", str, "tsv", "input")
     if form not in FORMATS:
         raise SpecError(f"input.format = {form!r}: unknown format{nearest(form, FORMATS)}")
@@ -422,8 +549,10 @@ def _input(raw: dict[str, Any]) -> Input:
         if kind not in INPUT_TYPES:
             raise SpecError(f"{path} = {entry!r}: write name:type{nearest(kind, INPUT_TYPES)}")
         if kind in ("texts", "floats") and form not in WITH_LISTS:
-            raise SpecError(f"{path} = {entry!r}: {form} has no lists; read it as text, and add "
-                            '{op = "split"} to its column')
+            raise SpecError(
+                f"{path} = {entry!r}: {form} has no lists; read it as text, and add "
+                '{op = "split"} to its column'
+            )
         for name in _expanded(names, path):
             if name in columns:
                 raise SpecError(f"{path}: column {name!r} is there twice")
@@ -431,18 +560,36 @@ def _input(raw: dict[str, Any]) -> Input:
             if {"format", "zone"} & about.keys():
                 times[name] = _time(about, kind, path)
     if not columns:
-        raise SpecError('input.columns: name the columns in order, for instance ["label:int", "I1..I13:int"]')
-    for key, only in (("multiline", ("csv",)), ("optional", ("parquet", "csv", "tsv")), ("decimal", ("tsv", "csv")),
-                      ("encoding", ("tsv", "csv", "json")), ("place", ("tsv", "csv", "json", "parquet"))):
+        raise SpecError(
+            'input.columns: name the columns in order, for instance ["label:int", "I1..I13:int"]'
+        )
+    for key, only in (
+        ("multiline", ("csv",)),
+        ("optional", ("parquet", "csv", "tsv")),
+        ("decimal", ("tsv", "csv")),
+        ("encoding", ("tsv", "csv", "json")),
+        ("place", ("tsv", "csv", "json", "parquet")),
+    ):
         if key in raw and form not in only:
-            raise SpecError(f"input.{key}: is for {' and '.join(only)} alone, and input.format is {form!r}")
+            raise SpecError(
+                f"input.{key}: is for {' and '.join(only)} alone, and input.format is {form!r}"
+            )
     for name in (optional := texts(raw, "optional", (), "input")):
         if name not in columns:
-            raise SpecError(f"input.optional = {name!r}: no such input column{nearest(name, columns)}")
-    if form != "parquet" and (optional and (set(list(columns)[-len(set(optional)):]) != set(optional)
-                                            or len(columns) == len(set(optional)))):
-        raise SpecError(f"input.optional = {list(optional)}: in {form} they must be the last of input.columns, as "
-                        "lines without them end before them")
+            raise SpecError(
+                f"input.optional = {name!r}: no such input column{nearest(name, columns)}"
+            )
+    if form != "parquet" and (
+        optional
+        and (
+            set(list(columns)[-len(set(optional)) :]) != set(optional)
+            or len(columns) == len(set(optional))
+        )
+    ):
+        raise SpecError(
+            f"input.optional = {list(optional)}: in {form} they must be the last of input.columns, as "
+            "lines without them end before them"
+        )
     beside = next((key for key in ("optional", "encoding", "place") if raw.get(key)), None)
     if beside and raw.get("multiline"):
         raise SpecError(f"input.{beside}: cannot stand beside multiline")
@@ -451,19 +598,33 @@ def _input(raw: dict[str, Any]) -> Input:
         raise SpecError(f"input.place = {place!r}: must be the name of a new column")
     decimal = value(raw, "decimal", str, ".", "input")
     if decimal not in (".", ",") or decimal == delimiter:
-        raise SpecError(f"input.decimal = {decimal!r}: must be a point or a comma, and not what parts the fields "
-                        f"(input.delimiter = {delimiter!r})")
+        raise SpecError(
+            f"input.decimal = {decimal!r}: must be a point or a comma, and not what parts the fields "
+            f"(input.delimiter = {delimiter!r})"
+        )
     _check_was(was, columns)
-    return Input(format=form, delimiter=delimiter, header=value(raw, "header", bool, False, "input"), columns=columns,
-                 multiline=value(raw, "multiline", bool, False, "input"), optional=optional, was=was, times=times,
-                 encoding=coded, place=place, decimal=decimal)
+    return Input(
+        format=form,
+        delimiter=delimiter,
+        header=value(raw, "header", bool, False, "input"),
+        columns=columns,
+        multiline=value(raw, "multiline", bool, False, "input"),
+        optional=optional,
+        was=was,
+        times=times,
+        encoding=coded,
+        place=place,
+        decimal=decimal,
+    )
 
 
 def _time(about: dict[str, Any], kind: str, path: str) -> ParseTime:
     """How a column's texts become times."""
     if kind not in ("int", "float") or "format" not in about:
-        raise SpecError(f'{path} = {about!r}: a time is {{name = "at:float", format = "%Y-%m-%d", zone = "UTC"}}, and '
-                        "becomes seconds since 1970, a float or an int")
+        raise SpecError(
+            f'{path} = {about!r}: a time is {{name = "at:float", format = "%Y-%m-%d", zone = "UTC"}}, and '
+            "becomes seconds since 1970, a float or an int"
+        )
     given = {key: about[key] for key in ("format", "zone") if key in about}
     op, _ = operator({"op": ParseTime.name, **given}, path)
     assert isinstance(op, ParseTime)
@@ -474,11 +635,15 @@ def _check_was(was: Mapping[str, str], columns: Mapping[str, str]) -> None:
     """Checks that each old name belongs to one column."""
     for name, old in was.items():
         if name not in columns:
-            raise SpecError(f"input.columns: {name!r} has a `was`, and so must be one column, not a range")
+            raise SpecError(
+                f"input.columns: {name!r} has a `was`, and so must be one column, not a range"
+            )
         if list(was.values()).count(old) > 1:
             raise SpecError(f"input.columns: two columns were {old!r}")
         if old in columns and old != name and old not in was:
-            raise SpecError(f"input.columns: {name!r} was {old!r}, but there is an input column {old!r} too")
+            raise SpecError(
+                f"input.columns: {name!r} was {old!r}, but there is an input column {old!r} too"
+            )
 
 
 def _expanded(names: str, path: str) -> list[str]:
@@ -493,10 +658,30 @@ def _expanded(names: str, path: str) -> list[str]:
 
 
 def _table(raw: dict[str, Any], kinds: Mapping[str, str], inputs: Mapping[str, str]) -> TableSpec:
-    known(raw, ("seed", "key", "row_group_rows", "file_rows", "split", "split_by", "split_column", "split_time",
-                "order", "order_step", "partition", "together", "plain_lists", "unlabelled"), "table")
-    whole: dict[str, Any] = {name: value(raw, name, int, getattr(TableSpec(), name), "table")
-                             for name in ("seed", "row_group_rows", "file_rows")}
+    known(
+        raw,
+        (
+            "seed",
+            "key",
+            "row_group_rows",
+            "file_rows",
+            "split",
+            "split_by",
+            "split_column",
+            "split_time",
+            "order",
+            "order_step",
+            "partition",
+            "together",
+            "plain_lists",
+            "unlabelled",
+        ),
+        "table",
+    )
+    whole: dict[str, Any] = {
+        name: value(raw, name, int, getattr(TableSpec(), name), "table")
+        for name in ("seed", "row_group_rows", "file_rows")
+    }
     for key in ("row_group_rows", "file_rows"):
         if whole[key] < 1:
             raise SpecError(f"table.{key} = {whole[key]}: must be at least 1")
@@ -504,11 +689,15 @@ def _table(raw: dict[str, Any], kinds: Mapping[str, str], inputs: Mapping[str, s
         if key in raw:
             whole[key] = column(raw, key, kinds, "table")
             if key in ("order", "split_time") and kinds[whole[key]] != "number":
-                raise SpecError(f"table.{key} = {whole[key]!r}: holds {kinds[whole[key]]}, not numbers")
+                raise SpecError(
+                    f"table.{key} = {whole[key]!r}: holds {kinds[whole[key]]}, not numbers"
+                )
     for name in (by := texts(raw, "split_by", (), "table")):
         if name not in kinds:
-            raise SpecError(f"table.split_by = {name!r}: no such input column{nearest(name, kinds)}; a split goes by "
-                            "columns as they come in: name a session's user to keep it in one")
+            raise SpecError(
+                f"table.split_by = {name!r}: no such input column{nearest(name, kinds)}; a split goes by "
+                "columns as they come in: name a session's user to keep it in one"
+            )
         if kinds[name] not in ("text", "number"):
             raise SpecError(f"table.split_by = {name!r}: holds {kinds[name]}, not one value a row")
     for name in (named := texts(raw, "key", (), "table")):
@@ -521,13 +710,19 @@ def _table(raw: dict[str, Any], kinds: Mapping[str, str], inputs: Mapping[str, s
         if len(pair) == 2 and all(key in raw for key in pair):
             raise SpecError(f"table.{pair[1]}: cannot stand beside {pair[0]}")
     if "partition" in raw and kinds[whole["partition"]] not in ("text", "number"):
-        raise SpecError(f"table.partition = {whole['partition']!r}: holds {kinds[whole['partition']]}, not one value a "
-                        "row")
+        raise SpecError(
+            f"table.partition = {whole['partition']!r}: holds {kinds[whole['partition']]}, not one value a "
+            "row"
+        )
     step = float(value(raw, "order_step", (int, float), 3600.0, "table"))
     if not step > 0:
         raise SpecError(f"table.order_step = {step:g}: must be above 0")
-    whole |= {"key": named, "split_by": by, "order_step": step,
-              "plain_lists": value(raw, "plain_lists", bool, False, "table")}
+    whole |= {
+        "key": named,
+        "split_by": by,
+        "order_step": step,
+        "plain_lists": value(raw, "plain_lists", bool, False, "table"),
+    }
     return TableSpec(**_split(raw), **whole)
 
 
@@ -537,7 +732,9 @@ def _unlabelled(raw: dict[str, Any], split: Mapping[str, Any]) -> dict[str, Any]
     if name is None:
         return {"split": split}
     if name in split or not re.fullmatch(_SPLIT_NAME, name):
-        raise SpecError(f"table.unlabelled = {name!r}: must be the name of one more split, of letters, digits, - and _")
+        raise SpecError(
+            f"table.unlabelled = {name!r}: must be the name of one more split, of letters, digits, - and _"
+        )
     return {"split": {**split, name: 0.0}, "unlabelled": name}
 
 
@@ -553,9 +750,14 @@ def _split(raw: dict[str, Any]) -> dict[str, Any]:
     if "split_time" in raw:
         bounds = list(split.values())
         if "split" not in raw or any(a >= b for a, b in itertools.pairwise(bounds)):
-            raise SpecError("table.split: with split_time, it says from which value on each split begins, and these "
-                            "must rise")
-        return {**_unlabelled(raw, dict.fromkeys(split, 1 / len(split))), "split_from": tuple(map(float, bounds))}
+            raise SpecError(
+                "table.split: with split_time, it says from which value on each split begins, and these "
+                "must rise"
+            )
+        return {
+            **_unlabelled(raw, dict.fromkeys(split, 1 / len(split))),
+            "split_from": tuple(map(float, bounds)),
+        }
     if abs(sum(split.values()) - 1) > 1e-9:
         raise SpecError(f"table.split: the shares add up to {sum(split.values()):g}, not 1")
     return _unlabelled(raw, split)
@@ -568,5 +770,7 @@ def _drift(raw: dict[str, Any]) -> dict[str, tuple[float | None, float | None]]:
         if not isinstance(about, dict):
             raise SpecError(f"drift.{key}: write {{warn = …, refuse = …}}")
         known(about, ("warn", "refuse"), f"drift.{key}")
-        found[key] = tuple(value(about, name, (int, float), None, f"drift.{key}") for name in ("warn", "refuse"))
+        found[key] = tuple(
+            value(about, name, (int, float), None, f"drift.{key}") for name in ("warn", "refuse")
+        )
     return found

@@ -24,7 +24,11 @@ from sluice.etl.spec.toml_keys import SpecError, known, needed, sections, texts,
 
 KINDS = {"dense": "number", "sparse": "id", "id_list": "ids"}
 """The roles that a model takes, and the kind (see `sluice.etl.ops.base`) of such a column's values."""
-_TYPES = {"dense": ("float", "scalar"), "sparse": ("int32", "scalar"), "id_list": ("binary", "bytes")}
+_TYPES = {
+    "dense": ("float", "scalar"),
+    "sparse": ("int32", "scalar"),
+    "id_list": ("binary", "bytes"),
+}
 _KEYS = ("name", "function", "op", "ops", "inputs", "outputs")
 _FUNCTION = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 _SHORT = "write module:function, or module:function:inputs>outputs, for instance mine:ratio:I1,I2>ratio,C1xC2=1000"
@@ -57,14 +61,20 @@ class TableTransform:
     @property
     def described(self) -> dict[str, Any]:
         """What it does, as plain values."""
-        return {"function": self.function, "ops": [op.described for op in self.ops], "inputs": list(self.inputs),
-                "outputs": [dataclasses.asdict(one) for one in self.outputs]}
+        return {
+            "function": self.function,
+            "ops": [op.described for op in self.ops],
+            "inputs": list(self.inputs),
+            "outputs": [dataclasses.asdict(one) for one in self.outputs],
+        }
 
     def fault(self, text: str) -> SpecError:
         return SpecError(f"transform {self.name!r}: {text}")
 
 
-def read_transforms(raw: Mapping[str, Any], columns: Mapping[str, str]) -> tuple[TableTransform, ...]:
+def read_transforms(
+    raw: Mapping[str, Any], columns: Mapping[str, str]
+) -> tuple[TableTransform, ...]:
     """Reads the [[transform]] entries of a spec whose columns have these roles; what they name must be there."""
     found: list[TableTransform] = []
     there = {name: Field(name=name, role=role, type="") for name, role in columns.items()}
@@ -83,15 +93,21 @@ def read_transforms(raw: Mapping[str, Any], columns: Mapping[str, str]) -> tuple
 def _read(entry: dict[str, Any], path: str) -> TableTransform:
     name = str(needed(entry, "name", str, path))
     if not re.fullmatch(r"[\w.-]+", name):
-        raise SpecError(f"{path}.name = {name!r}: a transform's name is letters, digits, '.', '-' and '_'")
+        raise SpecError(
+            f"{path}.name = {name!r}: a transform's name is letters, digits, '.', '-' and '_'"
+        )
     ways = [key for key in ("function", "op", "ops") if key in entry]
     if len(ways) != 1:
-        raise SpecError(f"{path}: give one of function, op and ops{', not ' + ' and '.join(ways) if ways else ''}")
+        raise SpecError(
+            f"{path}: give one of function, op and ops{', not ' + ' and '.join(ways) if ways else ''}"
+        )
     own = {key: entry[key] for key in entry if key not in _KEYS or key == "op"}
     if ways != ["op"]:
         known(entry, _KEYS, path)
-    outputs = tuple(_output(one, f"{path}.outputs[{number}]")
-                    for number, one in enumerate(value(entry, "outputs", list, [], path)))
+    outputs = tuple(
+        _output(one, f"{path}.outputs[{number}]")
+        for number, one in enumerate(value(entry, "outputs", list, [], path))
+    )
     inputs = texts(entry, "inputs", (), path)
     if ways == ["function"]:
         function = value(entry, "function", str, "", path)
@@ -99,12 +115,18 @@ def _read(entry: dict[str, Any], path: str) -> TableTransform:
             raise SpecError(f"{path}.function = {function!r}: must be module:function")
         return TableTransform(name=name, function=function, inputs=inputs, outputs=outputs)
     steps = [own] if ways == ["op"] else value(entry, "ops", list, [], path)
-    ops = tuple(_operator(step, path if ways == ["op"] else f"{path}.ops[{number}]")
-                for number, step in enumerate(steps))
+    ops = tuple(
+        _operator(step, path if ways == ["op"] else f"{path}.ops[{number}]")
+        for number, step in enumerate(steps)
+    )
     if not ops or not inputs:
         raise SpecError(f"{path}: {'ops' if not ops else 'inputs'} must name at least one")
-    return TableTransform(name=name, ops=ops, inputs=inputs,
-                          outputs=outputs or (TransformOutput(name=inputs[0]),) * (len(inputs) == 1))
+    return TableTransform(
+        name=name,
+        ops=ops,
+        inputs=inputs,
+        outputs=outputs or (TransformOutput(name=inputs[0]),) * (len(inputs) == 1),
+    )
 
 
 def _operator(step: Any, path: str) -> Operator:
@@ -112,20 +134,28 @@ def _operator(step: Any, path: str) -> Operator:
     if online:
         raise SpecError(f"{path}.online: a transform is always left to the loader")
     if isinstance(op, Python):
-        raise SpecError(f'{path}.op = "python": name it as the transform\'s function = {op.function!r}')
+        raise SpecError(
+            f'{path}.op = "python": name it as the transform\'s function = {op.function!r}'
+        )
     if getattr(op, "indicator", False) or (isinstance(op, OneHot) and len(op.values) > 1):
-        raise SpecError(f"{path}.op = {op.name!r}: adds columns, which a transform's operators cannot; it belongs into "
-                        "a [[column]]")
+        raise SpecError(
+            f"{path}.op = {op.name!r}: adds columns, which a transform's operators cannot; it belongs into "
+            "a [[column]]"
+        )
     if isinstance(op, Fitted) or op.needs:
-        raise SpecError(f"{path}.op = {op.name!r}: learns from the data, which a transform cannot; it belongs into a "
-                        "[[column]]")
+        raise SpecError(
+            f"{path}.op = {op.name!r}: learns from the data, which a transform cannot; it belongs into a "
+            "[[column]]"
+        )
     return op
 
 
 def _output(raw: Any, path: str) -> TransformOutput:
     about = {"name": raw} if isinstance(raw, str) else raw
     if not isinstance(about, dict):
-        raise SpecError(f"{path} = {raw!r}: write a column's name, or {{name = …, role = …, cardinality = …}}")
+        raise SpecError(
+            f"{path} = {raw!r}: write a column's name, or {{name = …, role = …, cardinality = …}}"
+        )
     known(about, ("name", "role", "cardinality"), path)
     role, size = value(about, "role", str, "", path), value(about, "cardinality", int, None, path)
     if role and role not in KINDS:
@@ -146,14 +176,20 @@ def short_transforms(texts: Iterable[str]) -> tuple[TableTransform, ...]:
     for text in texts:
         module, _, rest = text.partition(":")
         attribute, colon, columns = rest.partition(":")
-        if not _FUNCTION.fullmatch(function := f"{module}:{attribute}") or (colon and ">" not in columns):
+        if not _FUNCTION.fullmatch(function := f"{module}:{attribute}") or (
+            colon and ">" not in columns
+        ):
             raise SpecError(f"--transform {text!r}: {_SHORT}")
         inputs, _, outputs = columns.partition(">")
         same = sum(other.function.endswith(f":{attribute}") for other in found)
-        found.append(TableTransform(
-            name=f"{attribute}_{same + 1}" if same else attribute, function=function,
-            inputs=tuple(name for name in inputs.split(",") if name),
-            outputs=tuple(_short_output(name, text) for name in outputs.split(",") if name)))
+        found.append(
+            TableTransform(
+                name=f"{attribute}_{same + 1}" if same else attribute,
+                function=function,
+                inputs=tuple(name for name in inputs.split(",") if name),
+                outputs=tuple(_short_output(name, text) for name in outputs.split(",") if name),
+            )
+        )
     return tuple(found)
 
 
@@ -172,7 +208,9 @@ def transformed(fields: Sequence[Field], transforms: Iterable[TableTransform]) -
     names: set[str] = set()
     for one in transforms:
         if one.name in names:
-            raise one.fault("another transform has this name; rename one of the functions, or name them in the spec")
+            raise one.fault(
+                "another transform has this name; rename one of the functions, or name them in the spec"
+            )
         names.add(one.name)
         found = _after(found, one, sized=True)
     return found
@@ -180,8 +218,11 @@ def transformed(fields: Sequence[Field], transforms: Iterable[TableTransform]) -
 
 def stored(fields: Iterable[Field]) -> tuple[Field, ...]:
     """Of the columns that a model sees, those that files hold, as they were before any transform."""
-    return tuple(replace(f, cardinality=f.stored_ids or f.cardinality, stored_ids=None, transforms=()) for f in fields
-                 if not f.made)
+    return tuple(
+        replace(f, cardinality=f.stored_ids or f.cardinality, stored_ids=None, transforms=())
+        for f in fields
+        if not f.made
+    )
 
 
 def inputs_of(transform: TableTransform, fields: Iterable[Field]) -> tuple[str, ...]:
@@ -195,57 +236,98 @@ def _after(fields: tuple[Field, ...], one: TableTransform, *, sized: bool) -> tu
     taken = [there.get(name) for name in inputs_of(one, fields)]
     for name, column in zip(inputs_of(one, fields), taken, strict=True):
         if column is None:
-            raise one.fault(f"it needs a column {name!r}, which is not there{nearest(name, there)}; go on with a table "
-                            "that has it, or leave the transform out")
+            raise one.fault(
+                f"it needs a column {name!r}, which is not there{nearest(name, there)}; go on with a table "
+                "that has it, or leave the transform out"
+            )
         if column.role not in KINDS:
-            raise one.fault(f"its input {name!r} is the {column.role}, which a server has not; a transform takes dense "
-                            "and sparse columns")
+            raise one.fault(
+                f"its input {name!r} is the {column.role}, which a server has not; a transform takes dense "
+                "and sparse columns"
+            )
     inputs = [column for column in taken if column is not None]
     outputs = one.outputs or tuple(TransformOutput(name=f.name) for f in inputs)
     if one.ops:
         outputs = _given_by_ops(one, inputs)
-    twice = next((o.name for n, o in enumerate(outputs) if any(o.name == p.name for p in outputs[:n])), None)
+    twice = next(
+        (o.name for n, o in enumerate(outputs) if any(o.name == p.name for p in outputs[:n])), None
+    )
     if twice is not None:
         raise one.fault(f"its output {twice!r} is there twice")
     bags = [f.bag for f in inputs if f.bag]
     for output in outputs:
         before = there.get(output.name)
-        there[output.name] = _changed(one, output, before) if before is not None else \
-            _added(one, output, tuple(f.name for f in inputs), max(bags, default=None), sized=sized)
+        there[output.name] = (
+            _changed(one, output, before)
+            if before is not None
+            else _added(
+                one, output, tuple(f.name for f in inputs), max(bags, default=None), sized=sized
+            )
+        )
     return tuple(there.values())
 
 
 def _changed(one: TableTransform, output: TransformOutput, before: Field) -> Field:
     if before.role not in KINDS:
-        raise one.fault(f"its output {output.name!r} is the table's {before.role}, which stays as it is; name it "
-                        "otherwise")
+        raise one.fault(
+            f"its output {output.name!r} is the table's {before.role}, which stays as it is; name it "
+            "otherwise"
+        )
     if output.role and output.role != before.role:
-        raise one.fault(f"its output {output.name!r} is {output.role}, but the table's column of this name is "
-                        f"{before.role}; give the output a name of its own")
+        raise one.fault(
+            f"its output {output.name!r} is {output.role}, but the table's column of this name is "
+            f"{before.role}; give the output a name of its own"
+        )
     if output.cardinality and before.role == "dense":
         raise one.fault(f"its output {output.name!r} is a dense column, which has no cardinality")
     size = output.cardinality or before.cardinality
-    stored = before.stored_ids or (None if before.made or size == before.cardinality else before.cardinality)
-    return replace(before, cardinality=size, stored_ids=stored, transforms=(*before.transforms, one.name))
+    stored = before.stored_ids or (
+        None if before.made or size == before.cardinality else before.cardinality
+    )
+    return replace(
+        before, cardinality=size, stored_ids=stored, transforms=(*before.transforms, one.name)
+    )
 
 
-def _added(one: TableTransform, output: TransformOutput, inputs: tuple[str, ...], bag: tuple[int, float, int] | None, *,
-           sized: bool) -> Field:
+def _added(
+    one: TableTransform,
+    output: TransformOutput,
+    inputs: tuple[str, ...],
+    bag: tuple[int, float, int] | None,
+    *,
+    sized: bool,
+) -> Field:
     role = output.role or ("sparse" if output.cardinality else "dense")
     if role == "dense" and output.cardinality:
         raise one.fault(f"its output {output.name!r} is a dense column, which has no cardinality")
     if role != "dense" and output.cardinality is None and (sized or not one.ops):
-        raise one.fault(f"its output {output.name!r} has no cardinality: say below which number all its ids are, as "
-                        "its embedding needs so many rows")
-    if output.name in ("split", "partition") or output.name.startswith("_") or output.name.endswith(".lengths"):
+        raise one.fault(
+            f"its output {output.name!r} has no cardinality: say below which number all its ids are, as "
+            "its embedding needs so many rows"
+        )
+    if (
+        output.name in ("split", "partition")
+        or output.name.startswith("_")
+        or output.name.endswith(".lengths")
+    ):
         raise one.fault(f"its output {output.name!r}: this name is the table's own")
     kind, layout = _TYPES[role]
-    return Field(name=output.name, role=role, type=kind, layout=layout, cardinality=output.cardinality,
-                 bag=(0, bag[1], bag[2]) if bag and role == "id_list" else None, inputs=inputs, made=True,
-                 transforms=(one.name,))
+    return Field(
+        name=output.name,
+        role=role,
+        type=kind,
+        layout=layout,
+        cardinality=output.cardinality,
+        bag=(0, bag[1], bag[2]) if bag and role == "id_list" else None,
+        inputs=inputs,
+        made=True,
+        transforms=(one.name,),
+    )
 
 
-def steps(transform: TableTransform, inputs: Sequence[Field]) -> list[tuple[Operator | None, str, int | None]]:
+def steps(
+    transform: TableTransform, inputs: Sequence[Field]
+) -> list[tuple[Operator | None, str, int | None]]:
     """Each operator of a chain with the kind of what it takes and, of ids, their cardinality; last comes None with
     those of the result."""
     kind = KINDS[inputs[0].role] if len(inputs) == 1 else "row"
@@ -253,7 +335,9 @@ def steps(transform: TableTransform, inputs: Sequence[Field]) -> list[tuple[Oper
     found: list[tuple[Operator | None, str, int | None]] = []
     for op in transform.ops:
         if op.columns:
-            raise transform.fault(f"{op.name} takes columns of {' and '.join(op.columns)}, which only a job has")
+            raise transform.fault(
+                f"{op.name} takes columns of {' and '.join(op.columns)}, which only a job has"
+            )
         found.append((op, kind, size))
         given = follow(op, kind)
         if given is None:
@@ -270,11 +354,19 @@ def _given_by_ops(one: TableTransform, inputs: Sequence[Field]) -> tuple[Transfo
     if isinstance(last := one.ops[-1], Vectors):
         role, wanted = "dense", last.width
     if not role:
-        raise one.fault(f"its operators end in {kind}, which no model takes; add one that gives numbers or ids")
+        raise one.fault(
+            f"its operators end in {kind}, which no model takes; add one that gives numbers or ids"
+        )
     if len(one.outputs) != wanted:
-        raise one.fault(f"its operators give {wanted} columns, and there are {len(one.outputs)} outputs")
+        raise one.fault(
+            f"its operators give {wanted} columns, and there are {len(one.outputs)} outputs"
+        )
     for output in one.outputs:
         if (output.role or role) != role or (size and output.cardinality not in (None, size)):
-            raise one.fault(f"its output {output.name!r}: the operators give it the role {role} and the cardinality "
-                            f"{size}; leave both out")
-    return tuple(replace(output, role=role, cardinality=size or output.cardinality) for output in one.outputs)
+            raise one.fault(
+                f"its output {output.name!r}: the operators give it the role {role} and the cardinality "
+                f"{size}; leave both out"
+            )
+    return tuple(
+        replace(output, role=role, cardinality=size or output.cardinality) for output in one.outputs
+    )

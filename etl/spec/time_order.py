@@ -43,7 +43,9 @@ class Steps(Fitted):
         counts = state["count"].to_numpy()
         return state["step"].to_numpy(), np.cumsum(counts) - counts
 
-    def apply(self, column: pa.Array, state: tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]) -> pa.Array:
+    def apply(
+        self, column: pa.Array, state: tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
+    ) -> pa.Array:
         """Returns the share of all rows that come before a value's step: from 0 to below 1."""
         steps, before = state
         if not len(steps):

@@ -36,12 +36,18 @@ def known(raw: Mapping[str, Any], names: Iterable[str], path: str) -> None:
             raise SpecError(f"{path}{'.' if path else ''}{key}: unknown key{nearest(key, names)}")
 
 
-def value(raw: Mapping[str, Any], key: str, kind: type | tuple[type, ...], default: Any, path: str) -> Any:
+def value(
+    raw: Mapping[str, Any], key: str, kind: type | tuple[type, ...], default: Any, path: str
+) -> Any:
     """Returns the value of a key, which must be of a type; its default if it is not there."""
     found = raw.get(key, default)
     kinds = kind if isinstance(kind, tuple) else (kind,)
-    if key in raw and (not isinstance(found, kinds) or (isinstance(found, bool) and bool not in kinds)):
-        raise SpecError(f"{path}.{key} = {found!r}: must be {' or '.join(k.__name__ for k in kinds)}")
+    if key in raw and (
+        not isinstance(found, kinds) or (isinstance(found, bool) and bool not in kinds)
+    ):
+        raise SpecError(
+            f"{path}.{key} = {found!r}: must be {' or '.join(k.__name__ for k in kinds)}"
+        )
     return found
 
 
@@ -72,13 +78,19 @@ def encoding(raw: Mapping[str, Any], path: str, delimiter: str) -> str:
     """Returns Python's name for the encoding of lines, in which the end of a line, the delimiter, a quote and a few
     other signs must be the bytes that they are in ASCII."""
     if len(delimiter.encode()) != 1 or delimiter in "\r\n":
-        raise SpecError(f"{path}.delimiter = {delimiter!r}: must be one character other than a line's end")
+        raise SpecError(
+            f"{path}.delimiter = {delimiter!r}: must be one character other than a line's end"
+        )
     name = value(raw, "encoding", str, "utf-8", path)
     signs = f'\r\n"+~{delimiter}'  # of + and ~ some encodings make an end of a line, or none of one
     try:
         if signs.encode(name) == signs.encode():
             return codecs.lookup(name).name
     except (LookupError, UnicodeError):
-        raise SpecError(f"{path}.encoding = {name!r}: no such encoding; write for instance latin-1 or cp1252") from None
-    raise SpecError(f"{path}.encoding = {name!r}: a line's end or the delimiter is written in other bytes there, by "
-                    "which lines are cut; write the files in UTF-8")
+        raise SpecError(
+            f"{path}.encoding = {name!r}: no such encoding; write for instance latin-1 or cp1252"
+        ) from None
+    raise SpecError(
+        f"{path}.encoding = {name!r}: a line's end or the delimiter is written in other bytes there, by "
+        "which lines are cut; write the files in UTF-8"
+    )

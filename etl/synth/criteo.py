@@ -25,37 +25,98 @@ COLUMNS = ("label", *INTEGERS, *CATEGORIES)
 
 # Share of nulls, and the columns that are null together.
 _NULLS = (
-    (0.448, ("I1", "I10")), (0.204, ("I3",)), (0.198, ("I4", "I13")), (0.049, ("I5",)), (0.251, ("I6",)),
-    (0.049, ("I7", "I9", "I11")), (0.001, ("I8",)), (0.773, ("I12",)), (0.818, ("C22",)),
-    (0.45, ("C19", "C20", "C25", "C26")), (0.133, ("C6",)), (0.036, ("C3", "C4", "C12", "C16", "C21", "C24")),
+    (0.448, ("I1", "I10")),
+    (0.204, ("I3",)),
+    (0.198, ("I4", "I13")),
+    (0.049, ("I5",)),
+    (0.251, ("I6",)),
+    (0.049, ("I7", "I9", "I11")),
+    (0.001, ("I8",)),
+    (0.773, ("I12",)),
+    (0.818, ("C22",)),
+    (0.45, ("C19", "C20", "C25", "C26")),
+    (0.133, ("C6",)),
+    (0.036, ("C3", "C4", "C12", "C16", "C21", "C24")),
 )
 # Counts: median, spread of the logarithm, largest value (where it saturates), weight in the click model.
 _COUNTS = {
-    "I1": (2, 1.0, 5775, 0.30), "I2": (6, 2.0, 18522, 0.0), "I3": (7, 1.6, 65535, -0.15), "I4": (5, 1.0, 969, 0.0),
-    "I5": (2500, 2.2, 1618112, -0.12), "I6": (45, 1.7, 12167, -0.20), "I7": (4, 1.4, 6000, 0.22),
-    "I8": (8, 1.1, 1500, 0.0), "I9": (40, 1.5, 9000, 0.15), "I10": (1, 0.5, 6, 0.0), "I11": (2, 0.9, 150, 0.25),
-    "I12": (1, 0.9, 98, 0.0), "I13": (5, 1.0, 1100, 0.20),
+    "I1": (2, 1.0, 5775, 0.30),
+    "I2": (6, 2.0, 18522, 0.0),
+    "I3": (7, 1.6, 65535, -0.15),
+    "I4": (5, 1.0, 969, 0.0),
+    "I5": (2500, 2.2, 1618112, -0.12),
+    "I6": (45, 1.7, 12167, -0.20),
+    "I7": (4, 1.4, 6000, 0.22),
+    "I8": (8, 1.1, 1500, 0.0),
+    "I9": (40, 1.5, 9000, 0.15),
+    "I10": (1, 0.5, 6, 0.0),
+    "I11": (2, 0.9, 150, 0.25),
+    "I12": (1, 0.9, 98, 0.0),
+    "I13": (5, 1.0, 1100, 0.20),
 }
 # Categories: distinct values there are, share of the most frequent one (None: what a log-uniform rank gives).
 _VALUES: dict[str, tuple[int, float | None]] = {
-    "C1": (300, None), "C2": (500, None), "C3": (2_000_000, None), "C4": (60_000, None), "C5": (100, 0.67),
-    "C6": (7, None), "C7": (9_000, None), "C8": (200, None), "C9": (3, 0.89), "C10": (6_000, None),
-    "C11": (4_000, None), "C12": (1_000_000, None), "C13": (2_500, None), "C14": (26, 0.36), "C15": (5_000, None),
-    "C16": (200_000, None), "C17": (10, None), "C18": (2_000, None), "C19": (400, None), "C20": (3, None),
-    "C21": (400_000, None), "C22": (8, None), "C23": (12, None), "C24": (12_000, None), "C25": (40, None),
+    "C1": (300, None),
+    "C2": (500, None),
+    "C3": (2_000_000, None),
+    "C4": (60_000, None),
+    "C5": (100, 0.67),
+    "C6": (7, None),
+    "C7": (9_000, None),
+    "C8": (200, None),
+    "C9": (3, 0.89),
+    "C10": (6_000, None),
+    "C11": (4_000, None),
+    "C12": (1_000_000, None),
+    "C13": (2_500, None),
+    "C14": (26, 0.36),
+    "C15": (5_000, None),
+    "C16": (200_000, None),
+    "C17": (10, None),
+    "C18": (2_000, None),
+    "C19": (400, None),
+    "C20": (3, None),
+    "C21": (400_000, None),
+    "C22": (8, None),
+    "C23": (12, None),
+    "C24": (12_000, None),
+    "C25": (40, None),
     "C26": (30_000, None),
 }
-_MAIN_EFFECTS = ("C1", "C2", "C5", "C6", "C8", "C9", "C14", "C17", "C18", "C19", "C20", "C22", "C23", "C25")
+_MAIN_EFFECTS = (
+    "C1",
+    "C2",
+    "C5",
+    "C6",
+    "C8",
+    "C9",
+    "C14",
+    "C17",
+    "C18",
+    "C19",
+    "C20",
+    "C22",
+    "C23",
+    "C25",
+)
 _MAIN_SPREAD = 0.30
-_CROSSES = (("C1", "C17"), ("C8", "C14"), ("C17", "C23"), ("C2", "C23"), ("C1", "C14"), ("C8", "C25"), ("C5", "C6"))
+_CROSSES = (
+    ("C1", "C17"),
+    ("C8", "C14"),
+    ("C17", "C23"),
+    ("C2", "C23"),
+    ("C1", "C14"),
+    ("C8", "C25"),
+    ("C5", "C6"),
+)
 _CROSS_SPREAD = 0.55
 _FACTORS = 2
 _CLICK_RATE = 0.25
-_SAMPLE = 8192            # how many rows set the bias
-_FREQUENT = 512          # ranks beyond it have no effect of their own: nothing could be learned about them
-_CHURN = 0.3             # share of the rarer values that are new each day, in columns of more than _CHURN_FROM values
+_SAMPLE = 8192  # how many rows set the bias
+_FREQUENT = 512  # ranks beyond it have no effect of their own: nothing could be learned about them
+_CHURN = 0.3  # share of the rarer values that are new each day, in columns of more than _CHURN_FROM values
 _CHURN_FROM = 1_000
-_STEADY = 64             # the most frequent ranks never change
+_STEADY = 64  # the most frequent ranks never change
 _AUC_BINS = 4096
 
 _M1, _M2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
@@ -108,7 +169,9 @@ class SyntheticRows:
 
     def codes(self, name: str) -> npt.NDArray[np.uint32]:
         """The 32 bits that the log has, as eight hexadecimal digits, for each value of a category."""
-        return (_mix(self.ranks[name].astype(np.uint64) + _stream("code", name)) >> np.uint64(32)).astype(np.uint32)
+        return (
+            _mix(self.ranks[name].astype(np.uint64) + _stream("code", name)) >> np.uint64(32)
+        ).astype(np.uint32)
 
 
 @dataclass(frozen=True)
@@ -122,14 +185,17 @@ class Clicks:
         effects: dict[str, Any] = {}
         for name in _MAIN_EFFECTS:
             size = min(_VALUES[name][0], _FREQUENT)
-            effects[name] = np.append(_MAIN_SPREAD * _normal(size + 1, self.seed, "main", name), 0.0)
+            effects[name] = np.append(
+                _MAIN_SPREAD * _normal(size + 1, self.seed, "main", name), 0.0
+            )
         scale = math.sqrt(_CROSS_SPREAD / math.sqrt(_FACTORS))
         for pair in _CROSSES:
             for name in pair:
                 size = min(_VALUES[name][0], _FREQUENT)
                 factors = scale * _normal((size + 1) * _FACTORS, self.seed, "cross", *pair, name)
-                effects["/".join((*pair, name))] = np.vstack([factors.reshape(size + 1, _FACTORS),
-                                                              np.zeros((1, _FACTORS))])
+                effects["/".join((*pair, name))] = np.vstack(
+                    [factors.reshape(size + 1, _FACTORS), np.zeros((1, _FACTORS))]
+                )
         effects["bias"] = 0.0
         object.__setattr__(self, "effects", effects)
         effects["bias"] = self._bias()
@@ -166,7 +232,9 @@ class Clicks:
                 _churn(name, ranks[name], day)
         return SyntheticRows(first, label, probability, counts, ranks, nulls)
 
-    def _logit(self, counts: Mapping[str, Any], ranks: Mapping[str, Any], nulls: Mapping[str, Any]) -> Floats:
+    def _logit(
+        self, counts: Mapping[str, Any], ranks: Mapping[str, Any], nulls: Mapping[str, Any]
+    ) -> Floats:
         logit = np.full(len(ranks["C1"]), self.effects["bias"])
         for name, (median, _, _, weight) in _COUNTS.items():
             if weight:
@@ -177,7 +245,9 @@ class Clicks:
         places: dict[str, Any] = {}
         for name in dict.fromkeys((*_MAIN_EFFECTS, *(c for pair in _CROSSES for c in pair))):
             size = min(_VALUES[name][0], _FREQUENT)
-            place = np.where(ranks[name] < size, ranks[name], size + 1)  # the last row has no effect
+            place = np.where(
+                ranks[name] < size, ranks[name], size + 1
+            )  # the last row has no effect
             places[name] = np.where(nulls[name], size, place) if name in nulls else place
         for name in _MAIN_EFFECTS:
             logit += self.effects[name][places[name]]
@@ -224,7 +294,9 @@ class BestAUC:
 
     def add(self, probability: Floats) -> None:
         bin_of = np.minimum((probability * _AUC_BINS).astype(np.int64), _AUC_BINS - 1)
-        weight = np.rint(probability * 2**20)  # whole numbers below 2**53 add up the same in any order
+        weight = np.rint(
+            probability * 2**20
+        )  # whole numbers below 2**53 add up the same in any order
         clicks = np.bincount(bin_of, weight, _AUC_BINS).astype(np.int64)
         self.clicks += clicks
         self.others += np.bincount(bin_of, minlength=_AUC_BINS) * 2**20 - clicks

@@ -33,18 +33,27 @@ def synthesize_shape(shape: str, target: Path, *, rows: int, seed: int = 0) -> d
     table, probability = _MAKERS[shape](rows, seed)
     target.parent.mkdir(parents=True, exist_ok=True)
     if FORMATS[shape] == "csv":
-        pyarrow.csv.write_csv(table, target, pyarrow.csv.WriteOptions(quoting_style="none", quoting_header="none"))
+        pyarrow.csv.write_csv(
+            table, target, pyarrow.csv.WriteOptions(quoting_style="none", quoting_header="none")
+        )
     elif FORMATS[shape] == "json":
         with open(target, "w", encoding="utf-8") as file:
-            file.writelines(json.dumps({k: v for k, v in row.items() if v is not None}, ensure_ascii=False) + "\n"
-                            for row in table.to_pylist())
+            file.writelines(
+                json.dumps({k: v for k, v in row.items() if v is not None}, ensure_ascii=False)
+                + "\n"
+                for row in table.to_pylist()
+            )
     else:
         pq.write_table(table, target, compression="zstd")
     best = BestAUC()
     best.add(probability)
     label = table["click"].to_numpy()
-    return {"rows": rows, "bytes": target.stat().st_size, "label_rate": round(float(label.mean()), 4),
-            "bayes_auc": round(best.value, 4)}
+    return {
+        "rows": rows,
+        "bytes": target.stat().st_size,
+        "label_rate": round(float(label.mean()), 4),
+        "bayes_auc": round(best.value, 4),
+    }
 
 
 def _effect(ids: npt.NDArray[np.int64], seed: int, spread: float) -> Floats:
@@ -60,7 +69,12 @@ def _ranks(generator: np.random.Generator, values: int, count: int) -> npt.NDArr
 
 
 def _hexadecimal(ids: npt.NDArray[np.int64], salt: int) -> list[str]:
-    return [f"{v:08x}" for v in (mix(ids.astype(np.uint64) + np.uint64(salt * 1_000_003)) >> np.uint64(32)).tolist()]
+    return [
+        f"{v:08x}"
+        for v in (
+            mix(ids.astype(np.uint64) + np.uint64(salt * 1_000_003)) >> np.uint64(32)
+        ).tolist()
+    ]
 
 
 def _drawn(generator: np.random.Generator, logit: Floats) -> tuple[npt.NDArray[np.int8], Floats]:
@@ -72,24 +86,52 @@ def _avazu(rows: int, seed: int) -> tuple[pa.Table, Floats]:
     """Ten days hour by hour; ids beyond 63 bits; -1 in C20 and one device id stand for missing values."""
     generator = np.random.Generator(np.random.Philox(seed))
     hour = np.sort(generator.integers(0, _DAYS * 24, rows))
-    names = {"site_id": 3000, "site_domain": 2000, "site_category": 25, "app_id": 4000, "app_domain": 300,
-             "app_category": 30, "device_id": 200_000, "device_ip": 500_000, "device_model": 5000}
+    names = {
+        "site_id": 3000,
+        "site_domain": 2000,
+        "site_category": 25,
+        "app_id": 4000,
+        "app_domain": 300,
+        "app_category": 30,
+        "device_id": 200_000,
+        "device_ip": 500_000,
+        "device_model": 5000,
+    }
     ranks = {name: _ranks(generator, size, rows) for name, size in names.items()}
     banner = _ranks(generator, 7, rows)
-    numbers = {f"C{14 + i}": _ranks(generator, size, rows) for i, size in enumerate((2500, 8, 9, 430, 4, 68, 170, 60))}
-    logit = (-1.6 + _effect(ranks["site_id"], seed, 1.2) + _effect(ranks["app_id"], seed + 1, 0.9)
-             + _effect(banner, seed + 2, 0.5) + _effect(numbers["C14"], seed + 3, 0.8)
-             + 0.4 * np.sin(hour % 24 / 24 * 2 * np.pi))
+    numbers = {
+        f"C{14 + i}": _ranks(generator, size, rows)
+        for i, size in enumerate((2500, 8, 9, 430, 4, 68, 170, 60))
+    }
+    logit = (
+        -1.6
+        + _effect(ranks["site_id"], seed, 1.2)
+        + _effect(ranks["app_id"], seed + 1, 0.9)
+        + _effect(banner, seed + 2, 0.5)
+        + _effect(numbers["C14"], seed + 3, 0.8)
+        + 0.4 * np.sin(hour % 24 / 24 * 2 * np.pi)
+    )
     click, probability = _drawn(generator, logit)
-    device = [_NO_DEVICE if lost else text for lost, text in zip(
-        generator.random(rows) < 0.8, _hexadecimal(ranks["device_id"], 7), strict=True)]
+    device = [
+        _NO_DEVICE if lost else text
+        for lost, text in zip(
+            generator.random(rows) < 0.8, _hexadecimal(ranks["device_id"], 7), strict=True
+        )
+    ]
     table: dict[str, Any] = {
         "id": pa.array(mix(np.arange(rows, dtype=np.uint64) + np.uint64(seed * 977))),
-        "click": click, "hour": [f"1410{_FIRST_DAY + h // 24:02}{h % 24:02}" for h in hour.tolist()],
-        "C1": 1000 + _ranks(generator, 13, rows), "banner_pos": banner}
+        "click": click,
+        "hour": [f"1410{_FIRST_DAY + h // 24:02}{h % 24:02}" for h in hour.tolist()],
+        "C1": 1000 + _ranks(generator, 13, rows),
+        "banner_pos": banner,
+    }
     for number, name in enumerate(names):
         table[name] = device if name == "device_id" else _hexadecimal(ranks[name], number)
-    table |= {"device_type": _ranks(generator, 5, rows), "device_conn_type": _ranks(generator, 4, rows), **numbers}
+    table |= {
+        "device_type": _ranks(generator, 5, rows),
+        "device_conn_type": _ranks(generator, 4, rows),
+        **numbers,
+    }
     table["C20"] = np.where(generator.random(rows) < 0.45, -1, 100_000 + numbers["C20"])
     return pa.table(table), probability
 
@@ -103,16 +145,29 @@ def _sessions(rows: int, seed: int) -> tuple[pa.Table, Floats]:
     logit = -1.0 + 1.6 * (kind == taste) + _effect(item, seed, 0.8) + _effect(user, seed + 5, 0.5)
     click, probability = _drawn(generator, logit)
     many = generator.integers(0, 5, rows)
-    tags = [[f"tag{(i * 7 + j * 13) % 101}" for j in range(n)]
-            for i, n in zip(item.tolist(), many.tolist(), strict=True)]
-    genres = ["|".join(_GENRES[(k + j) % 7] for j in range(n % 3 + 1))
-              for k, n in zip(kind.tolist(), many.tolist(), strict=True)]
+    tags = [
+        [f"tag{(i * 7 + j * 13) % 101}" for j in range(n)]
+        for i, n in zip(item.tolist(), many.tolist(), strict=True)
+    ]
+    genres = [
+        "|".join(_GENRES[(k + j) % 7] for j in range(n % 3 + 1))
+        for k, n in zip(kind.tolist(), many.tolist(), strict=True)
+    ]
     price = np.round(np.exp(generator.normal(3, 1, rows)), 2)
     zones = np.array(["Europe/Berlin", "America/New_York", "Asia/Tokyo"])[user % 3]
-    return pa.table({"user": [f"u{u}" for u in user.tolist()], "item": [f"i{i}" for i in item.tolist()], "at": at,
-                     "zone": zones.tolist(), "tags": tags, "liked_tags": [t[:2] for t in tags[1:] + tags[:1]],
-                     "genres": genres, "price": pa.array(price, mask=generator.random(rows) < 0.1),
-                     "click": click.astype(np.int64)}), probability
+    return pa.table(
+        {
+            "user": [f"u{u}" for u in user.tolist()],
+            "item": [f"i{i}" for i in item.tolist()],
+            "at": at,
+            "zone": zones.tolist(),
+            "tags": tags,
+            "liked_tags": [t[:2] for t in tags[1:] + tags[:1]],
+            "genres": genres,
+            "price": pa.array(price, mask=generator.random(rows) < 0.1),
+            "click": click.astype(np.int64),
+        }
+    ), probability
 
 
 def _wide(rows: int, seed: int) -> tuple[pa.Table, Floats]:
@@ -120,7 +175,9 @@ def _wide(rows: int, seed: int) -> tuple[pa.Table, Floats]:
     generator = np.random.Generator(np.random.Philox(seed))
     numbers = generator.normal(size=(WIDE_NUMBERS, rows))
     ids = [_ranks(generator, 50 + 20 * i, rows) for i in range(WIDE_IDS)]
-    click, probability = _drawn(generator, -0.5 + numbers[0] - 0.7 * numbers[1] + _effect(ids[0], seed, 1.0))
+    click, probability = _drawn(
+        generator, -0.5 + numbers[0] - 0.7 * numbers[1] + _effect(ids[0], seed, 1.0)
+    )
     table: dict[str, Any] = {"click": click.astype(np.int64)}
     for i in range(WIDE_NUMBERS):
         table[f"F{i + 1}"] = pa.array(numbers[i], mask=generator.random(rows) < 0.02 * (i % 5))
@@ -129,10 +186,14 @@ def _wide(rows: int, seed: int) -> tuple[pa.Table, Floats]:
         lengths = generator.integers(0, 6, rows)
         values = _ranks(generator, 200, int(lengths.sum()))
         offsets = np.concatenate([[0], np.cumsum(lengths)])
-        table[f"L{i + 1}"] = pa.ListArray.from_arrays(pa.array(offsets, pa.int32()),
-                                                      pa.array([f"w{v}" for v in values.tolist()], pa.string()))
+        table[f"L{i + 1}"] = pa.ListArray.from_arrays(
+            pa.array(offsets, pa.int32()), pa.array([f"w{v}" for v in values.tolist()], pa.string())
+        )
     return pa.table(table), probability
 
 
-_MAKERS: dict[str, Callable[[int, int], tuple[pa.Table, Floats]]] = {"avazu": _avazu, "sessions": _sessions,
-                                                                     "wide": _wide}
+_MAKERS: dict[str, Callable[[int, int], tuple[pa.Table, Floats]]] = {
+    "avazu": _avazu,
+    "sessions": _sessions,
+    "wide": _wide,
+}

@@ -23,12 +23,20 @@ _AHEAD = 4
 _HEX = np.frombuffer(b"".join(b"%04x" % i for i in range(65536)), np.uint8).reshape(65536, 4)
 _PADDED = np.frombuffer(b"".join(b"%04d" % i for i in range(10000)), np.uint8).reshape(10000, 4)
 # The same without leading zeros: bytes of value 0 are left out when a chunk is put together.
-_BARE = np.frombuffer(b"".join(b"%d" % i if i > 999 else (b"%d" % i).rjust(4, b"\0") for i in range(10000)),
-                      np.uint8).reshape(10000, 4)
+_BARE = np.frombuffer(
+    b"".join(b"%d" % i if i > 999 else (b"%d" % i).rjust(4, b"\0") for i in range(10000)), np.uint8
+).reshape(10000, 4)
 
 
-def synthesize(target: Path, *, rows: int, seed: int = 0, form: str = "tsv", days: int = 1,
-               progress: TextIO | None = None) -> dict[str, float]:
+def synthesize(
+    target: Path,
+    *,
+    rows: int,
+    seed: int = 0,
+    form: str = "tsv",
+    days: int = 1,
+    progress: TextIO | None = None,
+) -> dict[str, float]:
     """Writes `rows` clicks to a file, or to `day_0 …` in a folder if there are several days; the same bytes for the
     same seed and days. Returns rows, bytes, label rate and bayes_auc."""
     best, clicked, written = BestAUC(), 0, 0
@@ -40,9 +48,20 @@ def synthesize(target: Path, *, rows: int, seed: int = 0, form: str = "tsv", day
         for day in range(days):
             path = target / f"day_{day}.{form}" if days > 1 else target
             starts = range(bounds[day], bounds[day + 1], _CHUNK)
-            chunks = _in_order(pool, [
-                partial(_chunk, clicks, first, min(_CHUNK, bounds[day + 1] - first), day=day, form=form)
-                for first in starts])
+            chunks = _in_order(
+                pool,
+                [
+                    partial(
+                        _chunk,
+                        clicks,
+                        first,
+                        min(_CHUNK, bounds[day + 1] - first),
+                        day=day,
+                        form=form,
+                    )
+                    for first in starts
+                ],
+            )
             with _Sink(path, form) as sink:
                 for part, content in chunks:
                     sink.write(content)
@@ -53,13 +72,21 @@ def synthesize(target: Path, *, rows: int, seed: int = 0, form: str = "tsv", day
                         progress.write(f"\r\x1b[2K{done:,} of {rows:,} rows")
             written += path.stat().st_size
     if progress is not None:
-        progress.write(("\r\x1b[2K" if progress.isatty() else "") + f"{done:,} rows, {written:,} bytes in {target}\n")
-    return {"rows": rows, "bytes": written, "label_rate": round(clicked / max(rows, 1), 4),
-            "bayes_auc": round(best.value, 4)}
+        progress.write(
+            ("\r\x1b[2K" if progress.isatty() else "")
+            + f"{done:,} rows, {written:,} bytes in {target}\n"
+        )
+    return {
+        "rows": rows,
+        "bytes": written,
+        "label_rate": round(clicked / max(rows, 1), 4),
+        "bayes_auc": round(best.value, 4),
+    }
 
 
-def _in_order(pool: ThreadPoolExecutor, makers: list[Callable[[], tuple[SyntheticRows, bytes | pa.Table]]]
-              ) -> Iterator[tuple[SyntheticRows, bytes | pa.Table]]:
+def _in_order(
+    pool: ThreadPoolExecutor, makers: list[Callable[[], tuple[SyntheticRows, bytes | pa.Table]]]
+) -> Iterator[tuple[SyntheticRows, bytes | pa.Table]]:
     """Yields results in order, a few of them made ahead."""
     waiting = [pool.submit(make) for make in makers[:_AHEAD]]
     for number in range(len(makers)):
@@ -77,7 +104,9 @@ class _Sink:
     def __enter__(self) -> _Sink:
         self._file = open(self._path, "wb")
         parquet = self._form == "parquet"
-        self._parquet = pq.ParquetWriter(self._file, raw_schema(), compression="zstd") if parquet else None
+        self._parquet = (
+            pq.ParquetWriter(self._file, raw_schema(), compression="zstd") if parquet else None
+        )
         return self
 
     def write(self, content: bytes | pa.Table) -> None:
@@ -93,11 +122,18 @@ class _Sink:
 
 
 def raw_schema() -> pa.Schema:
-    return pa.schema([("label", pa.int32()), *((n, pa.int32()) for n in INTEGERS),
-                      *((n, pa.string()) for n in CATEGORIES)])
+    return pa.schema(
+        [
+            ("label", pa.int32()),
+            *((n, pa.int32()) for n in INTEGERS),
+            *((n, pa.string()) for n in CATEGORIES),
+        ]
+    )
 
 
-def _chunk(clicks: Clicks, first: int, count: int, *, day: int, form: str) -> tuple[SyntheticRows, bytes | pa.Table]:
+def _chunk(
+    clicks: Clicks, first: int, count: int, *, day: int, form: str
+) -> tuple[SyntheticRows, bytes | pa.Table]:
     rows = clicks.rows(first, count, day)
     if form == "parquet":
         return rows, _table(rows)
@@ -110,15 +146,23 @@ def _text(rows: SyntheticRows, form: str) -> bytes:
     for number, name in enumerate(COLUMNS):
         before = separator if number else b""
         if form == "json":
-            before = (b"{" if not number else before) + b'"%s":' % name.encode() + (b'"' if name in CATEGORIES else b"")
+            before = (
+                (b"{" if not number else before)
+                + b'"%s":' % name.encode()
+                + (b'"' if name in CATEGORIES else b"")
+            )
         after = b'"' if form == "json" and name in CATEGORIES else b""
         if name == "label":
             value = rows.label[:, None].view(np.uint8) + np.uint8(ord("0"))
         else:
-            value = _digits(rows.counts[name]) if name in INTEGERS else _hexadecimal(rows.codes(name))
+            value = (
+                _digits(rows.counts[name]) if name in INTEGERS else _hexadecimal(rows.codes(name))
+            )
         field = np.hstack([_constant(before, len(rows)), value, _constant(after, len(rows))])
         if name in rows.nulls:
-            keep = 0 if form == "json" else len(before)  # in JSON a null is left out together with its name
+            keep = (
+                0 if form == "json" else len(before)
+            )  # in JSON a null is left out together with its name
             field[rows.nulls[name], keep:] = 0
         pieces.append(field)
     pieces.append(_constant(b"}\n" if form == "json" else b"\n", len(rows)))
@@ -152,8 +196,12 @@ def _table(rows: SyntheticRows) -> pa.Table:
         if field.name in CATEGORIES:
             text = _hexadecimal(rows.codes(field.name)).tobytes()
             offsets = np.arange(len(rows) + 1, dtype=np.int32) * 8
-            whole = pa.StringArray.from_buffers(len(rows), pa.py_buffer(offsets), pa.py_buffer(text))
-            columns.append(whole if mask is None else pa.compute.if_else(pa.array(~mask), whole, None))
+            whole = pa.StringArray.from_buffers(
+                len(rows), pa.py_buffer(offsets), pa.py_buffer(text)
+            )
+            columns.append(
+                whole if mask is None else pa.compute.if_else(pa.array(~mask), whole, None)
+            )
         else:
             values = rows.label if field.name == "label" else rows.counts[field.name]
             columns.append(pa.array(values.astype(np.int32), mask=mask))

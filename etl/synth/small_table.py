@@ -28,9 +28,19 @@ SPLITS = {"train": 0.8, "validation": 0.1, "test": 0.1}
 _FIRST_ID = 3  # 0 padding, 1 null, 2 out of vocabulary
 
 
-def small_table(path: str | os.PathLike[str], *, rows: int = 10_000, seed: int = 0, files: int = 4,
-                row_group_rows: int = 1024, splits: Mapping[str, float] | None = None, values: int = 1000,
-                mode: str = "create", first: int = 0, number_rows: bool = False) -> FeatureTable:
+def small_table(
+    path: str | os.PathLike[str],
+    *,
+    rows: int = 10_000,
+    seed: int = 0,
+    files: int = 4,
+    row_group_rows: int = 1024,
+    splits: Mapping[str, float] | None = None,
+    values: int = 1000,
+    mode: str = "create",
+    first: int = 0,
+    number_rows: bool = False,
+) -> FeatureTable:
     """Writes `rows` clicks, of which `values` per category have an id, and returns the new version.
 
     `files` is the number of training files; other splits have a proportionate number. `first` continues an earlier
@@ -39,10 +49,14 @@ def small_table(path: str | os.PathLike[str], *, rows: int = 10_000, seed: int =
     base = Base.read(store)
     base.permit(mode, store.uri)
     clicks = Clicks(seed).rows(first, rows)
-    fields = (Field(name="label", role="label", type="int8"),
-              *(Field(name=n, role="dense", type="float") for n in INTEGERS),
-              *(Field(name=n, role="sparse", type="int32", cardinality=values + _FIRST_ID, width=16)
-                for n in CATEGORIES))
+    fields = (
+        Field(name="label", role="label", type="int8"),
+        *(Field(name=n, role="dense", type="float") for n in INTEGERS),
+        *(
+            Field(name=n, role="sparse", type="int32", cardinality=values + _FIRST_ID, width=16)
+            for n in CATEGORIES
+        ),
+    )
     table = _features(clicks, values, number_rows).cast(arrow_schema(fields))
     splits = dict(SPLITS if splits is None else splits)
     start = 0
@@ -53,14 +67,31 @@ def small_table(path: str | os.PathLike[str], *, rows: int = 10_000, seed: int =
         for part in range(count):
             piece = table.slice(bounds[part], bounds[part + 1] - bounds[part])
             sink = io.BytesIO()
-            pq.write_table(piece, sink, row_group_size=row_group_rows, compression="lz4", use_dictionary=False,
-                           write_page_checksum=True)
+            pq.write_table(
+                piece,
+                sink,
+                row_group_size=row_group_rows,
+                compression="lz4",
+                use_dictionary=False,
+                write_page_checksum=True,
+            )
             store.write(f"{folder_of(job)}/split={split}/part-{part:05}.parquet", sink.getvalue())
         start = stop
     written, profile = describe(store, job, fields, row_group_rows)
-    record = JobRecord(job=job, mode=mode, version=base.next, at=f"{datetime.datetime.now(datetime.UTC):%FT%TZ}",
-                       rows=sum(f.rows for f in written), state=None, parent=None, spec="", seed=seed, files=written,
-                       cardinalities=dict.fromkeys(CATEGORIES, values + _FIRST_ID), profile=profile.columns)
+    record = JobRecord(
+        job=job,
+        mode=mode,
+        version=base.next,
+        at=f"{datetime.datetime.now(datetime.UTC):%FT%TZ}",
+        rows=sum(f.rows for f in written),
+        state=None,
+        parent=None,
+        spec="",
+        seed=seed,
+        files=written,
+        cardinalities=dict.fromkeys(CATEGORIES, values + _FIRST_ID),
+        profile=profile.columns,
+    )
     return FeatureTable.open(store.uri, publish(store, base, record, fields))
 
 

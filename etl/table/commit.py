@@ -61,26 +61,39 @@ class Base:
         if mode not in MODES:
             raise CommitError(f"mode {mode!r} is none of {', '.join(MODES)}")
         if mode == "create" and self.version is not None:
-            raise CommitError(f"{uri}: a table is already there (version {self.version}); "
-                              "use --mode append or overwrite, or another --output")
+            raise CommitError(
+                f"{uri}: a table is already there (version {self.version}); "
+                "use --mode append or overwrite, or another --output"
+            )
         if mode != "create" and self.version is None:
             raise CommitError(f"{uri}: there is no table to {mode}; use --mode create")
         if self.schema is not None and ("partition" in self.schema.names) != partitioned:
             has = "without partitions" if partitioned else "with partitions"
-            raise CommitError(f"{uri}: this is a table {has}, which cannot change; choose another --output, or "
-                              f"{'leave out' if partitioned else 'set'} table.partition")
+            raise CommitError(
+                f"{uri}: this is a table {has}, which cannot change; choose another --output, or "
+                f"{'leave out' if partitioned else 'set'} table.partition"
+            )
 
     def permit_append(self, stored: pa.Schema, uri: str) -> None:
         """Refuses to append rows of other columns than the version has."""
-        have, want = ({f.name: _essence(f) for f in schema or ()} for schema in (self.schema, stored))
+        have, want = (
+            {f.name: _essence(f) for f in schema or ()} for schema in (self.schema, stored)
+        )
         other = next((name for name in {**want, **have} if have.get(name) != want.get(name)), None)
         if other is None:
             return
-        how = "is not in the table" if other not in have else "is not in this spec" if other not in want else \
-            f"is {have[other]} in the table and {want[other]} in this spec"
-        raise CommitError(f"{uri}: cannot append, as column {other!r} {how}; columns come, go and change by --mode "
-                          "overwrite --update-state with all of the input, old and new, where every id stays; what "
-                          "older files lack, list in input.optional")
+        how = (
+            "is not in the table"
+            if other not in have
+            else "is not in this spec"
+            if other not in want
+            else f"is {have[other]} in the table and {want[other]} in this spec"
+        )
+        raise CommitError(
+            f"{uri}: cannot append, as column {other!r} {how}; columns come, go and change by --mode "
+            "overwrite --update-state with all of the input, old and new, where every id stays; what "
+            "older files lack, list in input.optional"
+        )
 
 
 def new_job() -> str:
@@ -109,9 +122,10 @@ def publish(store: TableStore, base: Base, record: JobRecord, fields: Sequence[F
         except (CommitFailedError, DeltaError) as error:
             now = Base.read(store)
             if now.version == base.version:
-                raise CommitError(f"{store.uri}: version {base.next} could not be published, and nothing of it is "
-                                  f"visible; see that its _delta_log can be written, and run it again ({error})"
-                                  ) from error
+                raise CommitError(
+                    f"{store.uri}: version {base.next} could not be published, and nothing of it is "
+                    f"visible; see that its _delta_log can be written, and run it again ({error})"
+                ) from error
             if (landed := _landed(store, record.job)) is not None:
                 return landed
             alone = record.mode == "append" and record.state == record.parent and not record.tails
@@ -119,7 +133,8 @@ def publish(store: TableStore, base: Base, record: JobRecord, fields: Sequence[F
                 read = "no table" if first.version is None else f"version {first.version}"
                 raise CommitConflict(
                     f"{store.uri}: another job published version {now.version} while this one, which started from "
-                    f"{read}, ran; nothing of this one is visible. Run it again.") from error
+                    f"{read}, ran; nothing of this one is visible. Run it again."
+                ) from error
             base = now
 
 
@@ -127,19 +142,34 @@ def _commit(store: TableStore, base: Base, record: JobRecord, stored: pa.Schema)
     """Makes one Delta commit on a version, or raises an error of delta-rs."""
     schema, folders = Schema.from_arrow(stored), [name for name in stored.names if name in _FOLDERS]
     now_ms = int(time.time() * 1000)
-    added = [AddAction(f.path, f.bytes, _folders(f), now_ms, True, json.dumps({"numRecords": f.rows}))
-             for f in record.files]
+    added = [
+        AddAction(f.path, f.bytes, _folders(f), now_ms, True, json.dumps({"numRecords": f.rows}))
+        for f in record.files
+    ]
     actions: list[AddAction | RemoveAction] = [*added]
-    properties = CommitProperties(custom_metadata={"job": record.job, "mode": record.mode}, max_commit_retries=0)
+    properties = CommitProperties(
+        custom_metadata={"job": record.job, "mode": record.mode}, max_commit_retries=0
+    )
     # Old log files are only removed on request: a pinned version must stay readable.
     hooks = PostCommitHookProperties(create_checkpoint=True, cleanup_expired_logs=False)
     common: dict[str, Any] = {"commit_properties": properties, "post_commithook_properties": hooks}
     if base.version is None:
-        create_table_with_add_actions(schema=schema, add_actions=added, mode="error", partition_by=folders,
-                                      **store.delta, **common)
+        create_table_with_add_actions(
+            schema=schema,
+            add_actions=added,
+            mode="error",
+            partition_by=folders,
+            **store.delta,
+            **common,
+        )
     else:
         DeltaTable(**store.delta, version=base.version).create_write_transaction(
-            actions, "append" if record.mode == "append" else "overwrite", schema, partition_by=folders, **common)
+            actions,
+            "append" if record.mode == "append" else "overwrite",
+            schema,
+            partition_by=folders,
+            **common,
+        )
 
 
 def stored_schema(fields: Sequence[Field], *, partitioned: bool) -> pa.Schema:
@@ -151,12 +181,18 @@ def stored_schema(fields: Sequence[Field], *, partitioned: bool) -> pa.Schema:
 def _folders(file: FileRecord) -> dict[str, str | None]:
     if file.partition is None:
         return {"split": file.split}
-    return {"split": file.split, "partition": None if file.partition == NO_PARTITION else file.partition}
+    return {
+        "split": file.split,
+        "partition": None if file.partition == NO_PARTITION else file.partition,
+    }
 
 
 def _landed(store: TableStore, job: str) -> int | None:
     """The version that a job's commit made, if it landed although an error was reported."""
-    return next((int(v["version"]) for v in DeltaTable(**store.delta).history() if v.get("job") == job), None)
+    return next(
+        (int(v["version"]) for v in DeltaTable(**store.delta).history() if v.get("job") == job),
+        None,
+    )
 
 
 def _same_state(store: TableStore, now: Base, record: JobRecord) -> bool:

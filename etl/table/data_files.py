@@ -28,10 +28,21 @@ def arrow_schema(fields: Sequence[Field]) -> pa.Schema:
     Cardinalities are not in it: an append may raise them, and cannot change a table's schema."""
     columns = []
     for f in fields:
-        about = {"role": f.role, "layout": f.layout, "width": f.width, "online": list(f.online),
-                 "inputs": list(f.inputs)}
-        columns.append(pa.field(f.name, _arrow_type(f.type), nullable=f.nullable,
-                                metadata={METADATA_KEY: json.dumps(about, sort_keys=True).encode()}))
+        about = {
+            "role": f.role,
+            "layout": f.layout,
+            "width": f.width,
+            "online": list(f.online),
+            "inputs": list(f.inputs),
+        }
+        columns.append(
+            pa.field(
+                f.name,
+                _arrow_type(f.type),
+                nullable=f.nullable,
+                metadata={METADATA_KEY: json.dumps(about, sort_keys=True).encode()},
+            )
+        )
     return pa.schema(columns)
 
 
@@ -42,5 +53,7 @@ def with_dictionaries(schema: pa.Schema) -> list[str]:
 
 def _arrow_type(name: str) -> pa.DataType:
     if name.startswith("list<"):
-        return pa.list_(pa.field("element", pa.type_for_alias(name[5:-1].removeprefix("element: "))))
+        return pa.list_(
+            pa.field("element", pa.type_for_alias(name[5:-1].removeprefix("element: ")))
+        )
     return pa.type_for_alias(name)

@@ -41,7 +41,9 @@ class FileBackedState:
     @classmethod
     def of(cls, store: TableStore, paths: Iterable[str]) -> FileBackedState:
         """Describes existing files, which are read through once for their digest."""
-        found = cls(uri=store.uri, parts=tuple((path, rows_of(store, path)) for path in paths), digest="")
+        found = cls(
+            uri=store.uri, parts=tuple((path, rows_of(store, path)) for path in paths), digest=""
+        )
         return replace(found, digest=digest_of(SCHEMA, found._row_groups()))
 
     @property
@@ -57,7 +59,8 @@ class FileBackedState:
         if self.digest and digest.hexdigest() != self.digest:
             raise StateError(
                 f"{TableStore(self.uri).url(self.parts[0][0])}: this part of the fitted state, or one beside "
-                             "it, was changed since it was written; copy it here anew, or fit again")
+                "it, was changed since it was written; copy it here anew, or fit again"
+            )
 
     def check(self) -> None:
         """Raises StateError if the content is not what was written."""
@@ -71,13 +74,19 @@ class FileBackedState:
                 with store.fs.open_input_file(store.path(path)) as file:
                     reader = pq.ParquetFile(file, page_checksum_verification=True)
                     if reader.metadata.num_rows != rows:
-                        raise StateError(f"{store.url(path)}: holds {reader.metadata.num_rows} rows, but {rows} were "
-                                         "written; fit again")
+                        raise StateError(
+                            f"{store.url(path)}: holds {reader.metadata.num_rows} rows, but {rows} were "
+                            "written; fit again"
+                        )
                     for group in range(reader.metadata.num_row_groups):
-                        table = reader.read_row_group(group, columns=SCHEMA.names, use_threads=False)
+                        table = reader.read_row_group(
+                            group, columns=SCHEMA.names, use_threads=False
+                        )
                         yield from table.select(SCHEMA.names).cast(SCHEMA).to_batches()
             except (OSError, pa.ArrowException) as error:
-                raise StateError(f"{store.url(path)}: the fitted state cannot be read ({error})") from None
+                raise StateError(
+                    f"{store.url(path)}: the fitted state cannot be read ({error})"
+                ) from None
 
     def read(self) -> pa.Table:
         return pa.Table.from_batches(list(self.batches()), SCHEMA).combine_chunks()
@@ -96,8 +105,11 @@ class FileBackedState:
 
     @classmethod
     def from_json(cls, uri: str, about: Any) -> FileBackedState:
-        return cls(uri=uri, parts=tuple((str(path), int(rows)) for path, rows in about["parts"]),
-                   digest=str(about["digest"]))
+        return cls(
+            uri=uri,
+            parts=tuple((str(path), int(rows)) for path, rows in about["parts"]),
+            digest=str(about["digest"]),
+        )
 
 
 def rows_of(store: TableStore, path: str) -> int:
@@ -159,12 +171,16 @@ class FittedState:
             return self.tables[key]
         except KeyError:
             there = ", ".join(self.tables) or "nothing"
-            raise StateError(f"the fitted state holds nothing for {key!r} (it has {there}); "
-                             "fit again, without --reuse-state") from None
+            raise StateError(
+                f"the fitted state holds nothing for {key!r} (it has {there}); "
+                "fit again, without --reuse-state"
+            ) from None
 
     @property
     def stored(self) -> dict[str, FileBackedState]:
-        return {key: table for key, table in self.tables.items() if isinstance(table, FileBackedState)}
+        return {
+            key: table for key, table in self.tables.items() if isinstance(table, FileBackedState)
+        }
 
     @cached_property
     def hash(self) -> str:
@@ -173,7 +189,11 @@ class FittedState:
         if self.fitted_on is not None:
             digest.update(f"\0fitted on {self.fitted_on}\0".encode())
         for key, table in self.tables.items():
-            found = table.digest if isinstance(table, FileBackedState) else digest_of(table.schema, table.to_batches())
+            found = (
+                table.digest
+                if isinstance(table, FileBackedState)
+                else digest_of(table.schema, table.to_batches())
+            )
             digest.update(f"\0{key}\0{found}\0".encode())
         return digest.hexdigest()[:16]
 
@@ -191,21 +211,38 @@ class FittedState:
 
     @classmethod
     def unpacked(cls, spec: str, packed: Packed) -> FittedState:
-        return cls(spec=spec,
-                   tables={key: found if isinstance(found, FileBackedState) else pa.ipc.open_stream(found).read_all()
-                                      for key, found in packed.items()})
+        return cls(
+            spec=spec,
+            tables={
+                key: found
+                if isinstance(found, FileBackedState)
+                else pa.ipc.open_stream(found).read_all()
+                for key, found in packed.items()
+            },
+        )
 
     def save(self, store: TableStore) -> str:
         """Writes the folder `_sluice/state/<hash>` and returns the hash."""
         folder = f"_sluice/state/{self.hash}"
-        small = {key: table for key, table in self.tables.items() if not isinstance(table, FileBackedState)}
+        small = {
+            key: table
+            for key, table in self.tables.items()
+            if not isinstance(table, FileBackedState)
+        }
         for key, table in small.items():
             sink = io.BytesIO()
             pq.write_table(table, sink, compression="zstd", write_page_checksum=True)
             store.write(f"{folder}/{quote(key, safe='')}.parquet", sink.getvalue())
-        store.write_json(f"{folder}/state.json", {
-            "spec": self.spec, "fitted_on": self.fitted_on, "keys": list(small), "chains": dict(self.chains),
-            "stored": {key: table.to_json() for key, table in self.stored.items()}})
+        store.write_json(
+            f"{folder}/state.json",
+            {
+                "spec": self.spec,
+                "fitted_on": self.fitted_on,
+                "keys": list(small),
+                "chains": dict(self.chains),
+                "stored": {key: table.to_json() for key, table in self.stored.items()},
+            },
+        )
         return self.hash
 
     @classmethod
@@ -214,13 +251,34 @@ class FittedState:
         try:
             about = store.read_json(f"{folder}/state.json")
             tables: dict[str, pa.Table | FileBackedState] = {
-                key: _read(store.read(f"{folder}/{quote(key, safe='')}.parquet")) for key in about["keys"]}
-            tables |= {key: FileBackedState.from_json(store.uri, found) for key, found in about["stored"].items()}
-            state = cls(spec=about["spec"], tables=tables, chains=about["chains"], fitted_on=about["fitted_on"])
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, pa.ArrowException) as error:
-            raise StateError(f"{store.url(folder)}: the fitted state cannot be read ({error})") from None
+                key: _read(store.read(f"{folder}/{quote(key, safe='')}.parquet"))
+                for key in about["keys"]
+            }
+            tables |= {
+                key: FileBackedState.from_json(store.uri, found)
+                for key, found in about["stored"].items()
+            }
+            state = cls(
+                spec=about["spec"],
+                tables=tables,
+                chains=about["chains"],
+                fitted_on=about["fitted_on"],
+            )
+        except (
+            OSError,
+            ValueError,
+            KeyError,
+            TypeError,
+            AttributeError,
+            pa.ArrowException,
+        ) as error:
+            raise StateError(
+                f"{store.url(folder)}: the fitted state cannot be read ({error})"
+            ) from None
         if state.hash != name:
-            raise StateError(f"{store.url(folder)}: the fitted state was changed since it was written; fit again")
+            raise StateError(
+                f"{store.url(folder)}: the fitted state was changed since it was written; fit again"
+            )
         return state
 
     @staticmethod
@@ -230,7 +288,9 @@ class FittedState:
         try:
             return str(store.read_json(f"{folder}/state.json")["fitted_on"])
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise StateError(f"{store.url(folder)}: the fitted state cannot be read ({error})") from None
+            raise StateError(
+                f"{store.url(folder)}: the fitted state cannot be read ({error})"
+            ) from None
 
     @staticmethod
     def files(store: TableStore, name: str) -> set[str]:

@@ -32,16 +32,20 @@ class TableFolder(NamedTuple):
             return f"{self.path}: this is the folder of a feature table; name the table's folder itself, not its files"
         delta = f"{instead}, or " if instead and self.kind == "Delta" else ""
         one = "an" if self.kind == "Iceberg" else "a"
-        return (f"{self.path}: this is the folder of {one} {self.kind} table, which may hold rows that the table has "
-                f"removed. Files are not listed there: {delta}write the rows to plain "
-                f"Parquet by the table's log (Spark: spark.read.format({self.kind.lower()!r}).load({self.path!r})"
-                ".write.parquet(FOLDER)) and name that folder")
+        return (
+            f"{self.path}: this is the folder of {one} {self.kind} table, which may hold rows that the table has "
+            f"removed. Files are not listed there: {delta}write the rows to plain "
+            f"Parquet by the table's log (Spark: spark.read.format({self.kind.lower()!r}).load({self.path!r})"
+            ".write.parquet(FOLDER)) and name that folder"
+        )
 
 
 class TableFinder:
     """Looks for tables in one store: `is_folder` and `names_in` take paths of it. Each folder is looked at once."""
 
-    def __init__(self, is_folder: Callable[[str], bool], names_in: Callable[[str], Iterable[str]]) -> None:
+    def __init__(
+        self, is_folder: Callable[[str], bool], names_in: Callable[[str], Iterable[str]]
+    ) -> None:
         self._is_folder, self._names_in = is_folder, names_in
         self._at = cache(self._find)
 
@@ -50,13 +54,17 @@ class TableFinder:
         return self._at(path.rpartition("/")[0])
 
     def _find(self, folder: str) -> TableFolder | None:
-        if not folder or folder.endswith(("/", ":")):  # the root of the store, or what stands before it in a URI
+        if not folder or folder.endswith(
+            ("/", ":")
+        ):  # the root of the store, or what stands before it in a URI
             return None
         for mark, kind in _KINDS.items():
             if self._is_folder(f"{folder}/{mark}"):
                 return TableFolder(folder, kind)
         metadata = f"{folder}/metadata"
-        if self._is_folder(metadata) and any(name.endswith(".metadata.json") for name in self._names_in(metadata)):
+        if self._is_folder(metadata) and any(
+            name.endswith(".metadata.json") for name in self._names_in(metadata)
+        ):
             return TableFolder(folder, "Iceberg")
         return self._at(folder.rpartition("/")[0])
 
@@ -71,7 +79,11 @@ class LocalTables:
     def above(self, path: str) -> TableFolder | None:
         """The table in whose folder this file lies, by its name or where its links lead."""
         found = self._of_folder(os.path.dirname(path))
-        return found or self._of_folder(os.path.dirname(os.path.realpath(path))) if os.path.islink(path) else found
+        return (
+            found or self._of_folder(os.path.dirname(os.path.realpath(path)))
+            if os.path.islink(path)
+            else found
+        )
 
     def refuse_listed(self, paths: Iterable[str], instead: str) -> None:
         """Raises a ForeignTableError if one of these, which a listing found, lies in a table's folder."""
@@ -89,9 +101,11 @@ class LocalTables:
             if table.kind not in ("Delta", "feature"):
                 raise ForeignTableError(table.refusal())
             if os.path.realpath(file) not in current(table.path):
-                raise ForeignTableError(f"{file}: the newest version of the {table.kind} table {table.path} does not "
-                                        "hold this file, so its rows may be removed; name only files of "
-                                        "deltalake.DeltaTable(…).file_uris()")
+                raise ForeignTableError(
+                    f"{file}: the newest version of the {table.kind} table {table.path} does not "
+                    "hold this file, so its rows may be removed; name only files of "
+                    "deltalake.DeltaTable(…).file_uris()"
+                )
 
     def _find(self, folder: str) -> TableFolder | None:
         named, real = os.path.abspath(folder), os.path.realpath(folder)
@@ -114,9 +128,13 @@ def files_of_delta(path: str) -> list[str]:
     try:
         table = DeltaTable(path)
         if "deletionVectors" in (table.protocol().reader_features or []):
-            raise InputError(f"{path}: it marks deleted rows in deletion vectors, which cannot be read; rewrite it "
-                             "without them (REORG TABLE … APPLY (PURGE))")
+            raise InputError(
+                f"{path}: it marks deleted rows in deletion vectors, which cannot be read; rewrite it "
+                "without them (REORG TABLE … APPLY (PURGE))"
+            )
         names = [unquote(name) for name in pa.table(table.get_add_actions())["path"].to_pylist()]
     except DeltaError as error:
-        raise InputError(f"{path}: is no Delta table that can be read ({str(error).splitlines()[0]})") from None
+        raise InputError(
+            f"{path}: is no Delta table that can be read ({str(error).splitlines()[0]})"
+        ) from None
     return [name if "://" in name else f"{path.rstrip('/')}/{name}" for name in names]

@@ -83,6 +83,7 @@ class JobRecord:
     `machine`, as `sluice.common.machine` knows it; empty if it was made without a job."""
     sketches: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, repr=False)
     """`Identity.recognition` → split → sketch of its rows: see `sluice.etl.table.sketch.Sketch`."""
+
     def to_json(self) -> dict[str, Any]:
         return {"format": FORMAT, "rules": RULES, **asdict(self)}
 
@@ -90,14 +91,23 @@ class JobRecord:
     def from_json(cls, value: Any) -> JobRecord:
         try:
             if value["format"] != FORMAT or (value["spec"] and value.get("rules") != RULES):
-                raise RecordError(f"it is of format {value['format']}, rules {value.get('rules')}, and this program "
-                                  f"reads format {FORMAT}, rules {RULES}: another version of sluice wrote it; make the "
-                                  "table anew from its input")
+                raise RecordError(
+                    f"it is of format {value['format']}, rules {value.get('rules')}, and this program "
+                    f"reads format {FORMAT}, rules {RULES}: another version of sluice wrote it; make the "
+                    "table anew from its input"
+                )
             known = {k: v for k, v in value.items() if k not in ("format", "rules")}
             files = tuple(FileRecord.from_json(f) for f in known["files"])
             identity = Identity.from_json(found) if (found := known.get("identity")) else None
-            return cls(**{**known, "files": files, "bags": {k: tuple(v) for k, v in known["bags"].items()},
-                          "identity": identity, "unread": known["unread"] or {}})
+            return cls(
+                **{
+                    **known,
+                    "files": files,
+                    "bags": {k: tuple(v) for k, v in known["bags"].items()},
+                    "identity": identity,
+                    "unread": known["unread"] or {},
+                }
+            )
         except RecordError:
             raise
         except (KeyError, TypeError, AttributeError, ValueError) as error:

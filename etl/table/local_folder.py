@@ -36,7 +36,9 @@ def opened(root: str, relative: str, *, make: bool = False) -> Iterator[int]:
                 below = os.open(part, _FOLDER | os.O_NOFOLLOW, dir_fd=here)
             except OSError as error:
                 if is_link(here, part):
-                    raise OSError(errno.ELOOP, "it is a link, which is not followed", path) from None
+                    raise OSError(
+                        errno.ELOOP, "it is a link, which is not followed", path
+                    ) from None
                 raise OSError(error.errno, error.strerror, path) from None
             os.close(here)
             here = below
@@ -61,8 +63,13 @@ def listed(root: str, relative: str) -> tuple[list[str], list[str]]:
         try:
             with opened(root, at) as folder, os.scandir(folder) as entries:
                 for entry in entries:
-                    kind = links if entry.is_symlink() else \
-                        waiting if entry.is_dir(follow_symlinks=False) else files
+                    kind = (
+                        links
+                        if entry.is_symlink()
+                        else waiting
+                        if entry.is_dir(follow_symlinks=False)
+                        else files
+                    )
                     kind.append(f"{at}/{entry.name}")
         except FileNotFoundError:  # it was removed just now, or was never there
             continue
@@ -100,7 +107,12 @@ def replace(root: str, relative: str, content: bytes) -> None:
     above, _, name = relative.rpartition("/")
     draft = f"{name}.{uuid.uuid4().hex}.draft"
     with opened(root, above, make=True) as folder:
-        made = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666, dir_fd=folder)
+        made = os.open(
+            draft,
+            os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC,
+            0o666,
+            dir_fd=folder,
+        )
         try:
             with open(made, "wb") as file:
                 file.write(content)

@@ -34,11 +34,15 @@ class Pin:
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
-            raise StoreError(f"pin name {self.name!r}: must be 1 to 100 letters, digits, '.', '_' and '-'")
+            raise StoreError(
+                f"pin name {self.name!r}: must be 1 to 100 letters, digits, '.', '_' and '-'"
+            )
 
     def save(self, store: TableStore) -> None:
         """Takes the pin, or renews it; a reader renews well before it expires."""
-        store.write_json(f"{FOLDER}/{self.name}.json", {"version": self.version, "expires": self.expires})
+        store.write_json(
+            f"{FOLDER}/{self.name}.json", {"version": self.version, "expires": self.expires}
+        )
 
     def release(self, store: TableStore) -> None:
         store.remove(f"{FOLDER}/{self.name}.json")
@@ -53,13 +57,17 @@ def pins(store: TableStore, now: float) -> tuple[Pin, ...]:
             continue
         try:
             about = json.loads(store.read(path))
-            pin = Pin(name=path.rsplit("/", 1)[-1][:-5], version=int(about["version"]),
-                      expires=float(about["expires"]))
+            pin = Pin(
+                name=path.rsplit("/", 1)[-1][:-5],
+                version=int(about["version"]),
+                expires=float(about["expires"]),
+            )
         except FileNotFoundError:  # the pin was released just now
             continue
         except (ValueError, KeyError, TypeError) as error:
-            raise StoreError(f"{store.url(path)}: a pin that cannot be read ({error}); remove it if nobody reads by it"
-                             ) from None
+            raise StoreError(
+                f"{store.url(path)}: a pin that cannot be read ({error}); remove it if nobody reads by it"
+            ) from None
         if pin.expires > now:
             found.append(pin)
     return tuple(found)
@@ -97,8 +105,10 @@ def being_removed(store: TableStore) -> frozenset[str]:
         except FileNotFoundError:  # the vacuum has ended just now
             continue
         except (ValueError, KeyError, TypeError) as error:
-            raise StoreError(f"{store.url(path)}: what a vacuum removes cannot be read ({error}); remove this file if "
-                             "no vacuum is at work") from None
+            raise StoreError(
+                f"{store.url(path)}: what a vacuum removes cannot be read ({error}); remove this file if "
+                "no vacuum is at work"
+            ) from None
     return frozenset(found)
 
 
@@ -110,7 +120,9 @@ def removals(store: TableStore) -> tuple[str, ...]:
 def folders_of(paths: Iterable[str]) -> frozenset[str]:
     """The folders of jobs and states that these paths are in: `data/JOB`, `_sluice/state/HASH`; a record's path stays
     as it is."""
-    return frozenset("/".join(path.split("/")[:2 if path.startswith("data/") else 3]) for path in paths)
+    return frozenset(
+        "/".join(path.split("/")[: 2 if path.startswith("data/") else 3]) for path in paths
+    )
 
 
 LASTS_S = 3600.0
@@ -121,8 +133,14 @@ class PinKeeper:
     """A context that holds a pin, with a thread that renews it in time. If the table cannot be written, the reader is
     told once, and goes on reading without a pin."""
 
-    def __init__(self, reader: str, say: Callable[[str], None], *, clock: Callable[[], float] = time.time,
-                 every_s: float = LASTS_S / 4) -> None:
+    def __init__(
+        self,
+        reader: str,
+        say: Callable[[str], None],
+        *,
+        clock: Callable[[], float] = time.time,
+        every_s: float = LASTS_S / 4,
+    ) -> None:
         self._pin = f"{re.sub('[^A-Za-z0-9._-]', '-', reader)[:80]}-{uuid.uuid4().hex[:8]}"
         self._say, self._clock, self._every_s = say, clock, every_s
         self._held: tuple[TableStore, int] | None = None
@@ -168,8 +186,10 @@ class PinKeeper:
         try:
             Pin(name=self._pin, version=version, expires=self._clock() + LASTS_S).save(store)
         except OSError as error:
-            self._tell(f"{store.uri}: version {version} cannot be pinned ({error.strerror or error}), so a vacuum may "
-                       "remove it while it is read")
+            self._tell(
+                f"{store.uri}: version {version} cannot be pinned ({error.strerror or error}), so a vacuum may "
+                "remove it while it is read"
+            )
             return False
         return True
 
@@ -177,8 +197,10 @@ class PinKeeper:
         try:
             Pin(name=self._pin, version=0, expires=0).release(store)
         except OSError as error:
-            self._tell(f"{store.uri}: the pin {self._pin} cannot be removed ({error.strerror or error}); it expires "
-                       f"within {LASTS_S:g} s")
+            self._tell(
+                f"{store.uri}: the pin {self._pin} cannot be removed ({error.strerror or error}); it expires "
+                f"within {LASTS_S:g} s"
+            )
 
     def _tell(self, text: str) -> None:
         if not self._told:
@@ -188,8 +210,13 @@ class PinKeeper:
 
 def _refuse(store: TableStore, version: int, going: frozenset[str]) -> None:
     table = FeatureTable.open(store.uri, version)
-    needs = {*(f"_sluice/jobs/{job}.json" for job in table.records), *(store.relative(f.path) for f in table.files),
-             *(f"_sluice/state/{r.state}" for r in table.records.values() if r.state)}
+    needs = {
+        *(f"_sluice/jobs/{job}.json" for job in table.records),
+        *(store.relative(f.path) for f in table.files),
+        *(f"_sluice/state/{r.state}" for r in table.records.values() if r.state),
+    }
     if lost := sorted(folders_of(needs) & going):
-        raise StoreError(f"{store.uri}: a vacuum is removing version {version} ({lost[0]}); start again on the newest "
-                         "version")
+        raise StoreError(
+            f"{store.uri}: a vacuum is removing version {version} ({lost[0]}); start again on the newest "
+            "version"
+        )

@@ -39,14 +39,23 @@ class Profile:
     columns: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, file: pq.ParquetFile, fields: Sequence[Field], buckets: Mapping[str, int]) -> Profile:
+    def of(
+        cls, file: pq.ParquetFile, fields: Sequence[Field], buckets: Mapping[str, int]
+    ) -> Profile:
         """The profile of one file, read row group by row group. `buckets`: how many ids from 2 on stand for unknown
         values."""
         parts = []
         for number in range(file.metadata.num_row_groups):
             batch = file.read_row_group(number, use_threads=False)
-            parts.append(cls({f.name: _column(f, batch[f.name].combine_chunks(), buckets.get(f.name, 0))
-                              for f in fields if f.role != "key"}))
+            parts.append(
+                cls(
+                    {
+                        f.name: _column(f, batch[f.name].combine_chunks(), buckets.get(f.name, 0))
+                        for f in fields
+                        if f.role != "key"
+                    }
+                )
+            )
         return cls.joined(parts)
 
     @classmethod
@@ -60,8 +69,11 @@ class Profile:
     @property
     def bags(self) -> dict[str, tuple[int, float, int]]:
         """The smallest, mean and largest bag of each column that has bags."""
-        return {name: (c["bag"][0], c["rows"] / max(1, c["bag"][2]), c["bag"][1])
-                for name, c in self.columns.items() if "bag" in c}
+        return {
+            name: (c["bag"][0], c["rows"] / max(1, c["bag"][2]), c["bag"][1])
+            for name, c in self.columns.items()
+            if "bag" in c
+        }
 
 
 def _column(f: Field, values: pa.Array, buckets: int) -> dict[str, Any]:
@@ -71,14 +83,25 @@ def _column(f: Field, values: pa.Array, buckets: int) -> dict[str, Any]:
     if f.role == "id_list":
         if f.layout == "bytes":
             lengths = pa.compute.binary_length(values).to_numpy() // 4
-            offsets = np.frombuffer(values.buffers()[1], np.int32)[values.offset:values.offset + len(values) + 1]
+            offsets = np.frombuffer(values.buffers()[1], np.int32)[
+                values.offset : values.offset + len(values) + 1
+            ]
             content = values.buffers()[2]
-            ids = np.frombuffer(content, "<u4", (int(offsets[-1]) - int(offsets[0])) // 4, int(offsets[0])) \
-                if content is not None and len(values) else np.empty(0, np.uint32)
+            ids = (
+                np.frombuffer(
+                    content, "<u4", (int(offsets[-1]) - int(offsets[0])) // 4, int(offsets[0])
+                )
+                if content is not None and len(values)
+                else np.empty(0, np.uint32)
+            )
         else:
             lengths = pa.compute.list_value_length(values).to_numpy()
             ids = pa.compute.list_flatten(values).to_numpy()
-        found["bag"] = [int(lengths.min(initial=2**31 - 1)), int(lengths.max(initial=0)), len(lengths)]
+        found["bag"] = [
+            int(lengths.min(initial=2**31 - 1)),
+            int(lengths.max(initial=0)),
+            len(lengths),
+        ]
         return found | _ids(ids, buckets)
     numbers = values.to_numpy(zero_copy_only=False)
     if f.role == "sparse":
@@ -104,14 +127,23 @@ def _left(numbers: npt.NDArray[Any]) -> dict[str, Any]:
     missing = np.isnan(numbers) if numbers.dtype == np.float64 else numbers == NO_NUMBER
     nulls, most = int(missing.sum()), float(np.finfo(np.float32).max)
     found = _numbers(np.clip(numbers[~missing].astype(np.float64), -most, most))
-    return {**found, "rows": len(numbers), "nulls": nulls, "bins": found["bins"] | ({"null": nulls} if nulls else {})}
+    return {
+        **found,
+        "rows": len(numbers),
+        "nulls": nulls,
+        "bins": found["bins"] | ({"null": nulls} if nulls else {}),
+    }
 
 
 def _numbers(wide: npt.NDArray[np.float64]) -> dict[str, Any]:
     with np.errstate(over="ignore", invalid="ignore"):
-        return {"rows": len(wide), "least": float(wide.min(initial=math.inf)),
-                "largest": float(wide.max(initial=-math.inf)), "sum": float(wide.sum()),
-                "bins": _counted(np.rint(np.arcsinh(wide) * 4).astype(np.int64))}
+        return {
+            "rows": len(wide),
+            "least": float(wide.min(initial=math.inf)),
+            "largest": float(wide.max(initial=-math.inf)),
+            "sum": float(wide.sum()),
+            "bins": _counted(np.rint(np.arcsinh(wide) * 4).astype(np.int64)),
+        }
 
 
 def _ids(ids: npt.NDArray[Any], buckets: int) -> dict[str, Any]:
@@ -123,9 +155,13 @@ def _ids(ids: npt.NDArray[Any], buckets: int) -> dict[str, Any]:
     bins = {f"octave {k}": int(octave[k]) for k in np.flatnonzero(octave).tolist()}
     nulls, unseen = int(counts[kinds == NULL].sum()), int(counts[(kinds >= FIRST) & ~known].sum())
     top = np.argsort(-counts, kind="stable")[:_TOP]
-    return {"rows": len(ids), "nulls": nulls, "unseen": unseen,
-            "top": {str(kinds[i]): int(counts[i]) for i in top},
-            "bins": bins | {k: v for k, v in (("null", nulls), ("unseen", unseen)) if v}}
+    return {
+        "rows": len(ids),
+        "nulls": nulls,
+        "unseen": unseen,
+        "top": {str(kinds[i]): int(counts[i]) for i in top},
+        "bins": bins | {k: v for k, v in (("null", nulls), ("unseen", unseen)) if v},
+    }
 
 
 def _counted(values: npt.NDArray[np.int64]) -> dict[str, int]:
@@ -148,9 +184,13 @@ def _joined(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, Any]:
     whole = dict(a)
     for key, other in b.items():
         if key in ("bins", "top"):
-            whole[key] = {k: a[key].get(k, 0) + other.get(k, 0) for k in a[key].keys() | other.keys()}
+            whole[key] = {
+                k: a[key].get(k, 0) + other.get(k, 0) for k in a[key].keys() | other.keys()
+            }
             if key == "top":
-                whole[key] = dict(sorted(whole[key].items(), key=lambda kv: (-kv[1], int(kv[0])))[:_TOP])
+                whole[key] = dict(
+                    sorted(whole[key].items(), key=lambda kv: (-kv[1], int(kv[0])))[:_TOP]
+                )
         elif key == "bag":
             whole[key] = [min(a[key][0], other[0]), max(a[key][1], other[1]), a[key][2] + other[2]]
         else:
@@ -163,7 +203,10 @@ def stability(before: Mapping[str, int], after: Mapping[str, int]) -> float:
     sums = [max(1, sum(side.values())) for side in (before, after)]
     index = 0.0
     for name in before.keys() | after.keys():
-        old, new = (max(_LEAST, side.get(name, 0) / total) for side, total in zip((before, after), sums, strict=True))
+        old, new = (
+            max(_LEAST, side.get(name, 0) / total)
+            for side, total in zip((before, after), sums, strict=True)
+        )
         index += (new - old) * math.log(new / old)
     return index
 
@@ -172,8 +215,11 @@ def _share(column: Mapping[str, Any], name: str) -> float:
     return float(column.get(name, 0)) / max(1, int(column["rows"]))
 
 
-def drift(before: Profile, after: Profile, lost: tuple[Mapping[str, float], Mapping[str, float]] = ({}, {})
-          ) -> dict[str, dict[str, float]]:
+def drift(
+    before: Profile,
+    after: Profile,
+    lost: tuple[Mapping[str, float], Mapping[str, float]] = ({}, {}),
+) -> dict[str, dict[str, float]]:
     """For each column that both versions have: psi, unseen (the share now) and nulls (the change of the share).
 
     `lost` are the shares of values that were missing or could not be read, before and after, where fills hide them."""
@@ -183,6 +229,9 @@ def drift(before: Profile, after: Profile, lost: tuple[Mapping[str, float], Mapp
         nulls = _share(new, "nulls") - _share(old, "nulls")
         if name in lost[0] and name in lost[1]:
             nulls = max(nulls, lost[1][name] - lost[0][name], key=abs)
-        found[name] = {"psi": round(stability(old["bins"], new["bins"]), 4), "unseen": round(_share(new, "unseen"), 4),
-                       "nulls": round(nulls, 4)}
+        found[name] = {
+            "psi": round(stability(old["bins"], new["bins"]), 4),
+            "unseen": round(_share(new, "unseen"), 4),
+            "nulls": round(nulls, 4),
+        }
     return dict(sorted(found.items()))

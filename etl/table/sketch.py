@@ -30,7 +30,9 @@ class Sketch:
             raise ValueError(f"a sketch's bound {self.below} is no number from 1 to 2^64")
         if len(self.hashes) > MOST:
             raise ValueError(f"a sketch of {len(self.hashes):,} hashes; at most {MOST:,} fit")
-        if (self.hashes[1:] <= self.hashes[:-1]).any() or (len(self.hashes) and int(self.hashes[-1]) >= self.below):
+        if (self.hashes[1:] <= self.hashes[:-1]).any() or (
+            len(self.hashes) and int(self.hashes[-1]) >= self.below
+        ):
             raise ValueError("a sketch's hashes do not rise, or go beyond its bound")
 
     @classmethod
@@ -66,20 +68,27 @@ class Sketch:
         return len(np.intersect1d(mine, theirs, assume_unique=True)) / max(1, len(mine))
 
     def to_json(self) -> dict[str, Any]:
-        return {"below": f"{self.below:x}", "hashes": base64.b64encode(self.hashes.astype("<u8").tobytes()).decode()}
+        return {
+            "below": f"{self.below:x}",
+            "hashes": base64.b64encode(self.hashes.astype("<u8").tobytes()).decode(),
+        }
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Sketch:
         try:
-            return cls(np.frombuffer(base64.b64decode(value["hashes"], validate=True), "<u8").astype(np.uint64),
-                       int(value["below"], 16))
+            return cls(
+                np.frombuffer(base64.b64decode(value["hashes"], validate=True), "<u8").astype(
+                    np.uint64
+                ),
+                int(value["below"], 16),
+            )
         except (binascii.Error, KeyError, TypeError) as error:
             raise ValueError(f"a sketch that cannot be read ({error})") from None
 
 
 def _under(hashes: Hashes, below: int) -> Hashes:
     """The part of rising hashes that is below a bound."""
-    return hashes if below == _ALL else hashes[:int(np.searchsorted(hashes, np.uint64(below)))]
+    return hashes if below == _ALL else hashes[: int(np.searchsorted(hashes, np.uint64(below)))]
 
 
 Gathered = dict[tuple[str, str], Hashes]
@@ -91,7 +100,9 @@ def gather(into: Gathered, added: Gathered) -> Gathered:
     for key, hashes in added.items():
         before = into.get(key)
         both = hashes if before is None else np.concatenate([before, hashes])
-        into[key] = np.unique(both)[:MOST + 1]  # one hash more is the bound up to which all are there
+        into[key] = np.unique(both)[
+            : MOST + 1
+        ]  # one hash more is the bound up to which all are there
     return into
 
 
@@ -115,8 +126,12 @@ class HashBounds:
 
     @classmethod
     def of(cls, rows: int, shares: Mapping[str, float]) -> HashBounds:
-        return cls(below={split: max(1, min(_ALL, int(_ALL * (2 * MOST / max(1.0, rows * share)))))
-                          for split, share in shares.items()})
+        return cls(
+            below={
+                split: max(1, min(_ALL, int(_ALL * (2 * MOST / max(1.0, rows * share)))))
+                for split, share in shares.items()
+            }
+        )
 
     def smallest(self, split: str, hashes: Hashes) -> Hashes:
         below = self.below[split]

@@ -34,8 +34,10 @@ class SplitRows:
         records = sorted(records, key=lambda r: r.version)
         rules, settings = [r.identity for r in records], [_settings(r) for r in records]
         rule = rules[-1] if rules else None
-        if rule is None or not all(r is not None and r.same(rule) and s == settings[-1]
-                                   for r, s in zip(rules, settings, strict=True)):
+        if rule is None or not all(
+            r is not None and r.same(rule) and s == settings[-1]
+            for r, s in zip(rules, settings, strict=True)
+        ):
             rule = None
         common = set.intersection(*(set(r.sketches) for r in records)) if records else set()
         sketches: dict[str, dict[str, Sketch]] = {}
@@ -45,14 +47,21 @@ class SplitRows:
                 for split, sketch in record.sketches[recognition].items():
                     found.setdefault(split, []).append(Sketch.from_json(sketch))
             sketches[recognition] = {split: Sketch.joined(parts) for split, parts in found.items()}
-        return cls(jobs=tuple(r.job for r in records), rule=rule, settings=settings[-1] if settings else {},
-                   sketches=sketches)
+        return cls(
+            jobs=tuple(r.job for r in records),
+            rule=rule,
+            settings=settings[-1] if settings else {},
+            sketches=sketches,
+        )
 
     @property
     def trained(self) -> SplitRows:
         """The rows that a run trains on: those of `train` that are in no other split."""
-        sketches = {recognition: {TRAIN: splits[TRAIN].without(s for n, s in splits.items() if n != TRAIN)}
-                    for recognition, splits in self.sketches.items() if TRAIN in splits}
+        sketches = {
+            recognition: {TRAIN: splits[TRAIN].without(s for n, s in splits.items() if n != TRAIN)}
+            for recognition, splits in self.sketches.items()
+            if TRAIN in splits
+        }
         return replace(self, sketches=sketches)
 
     def and_then(self, later: SplitRows) -> SplitRows:
@@ -60,26 +69,46 @@ class SplitRows:
         common = self.sketches.keys() & later.sketches.keys()
         if not common:
             return later
-        return replace(later, jobs=tuple(dict.fromkeys((*self.jobs, *later.jobs))), sketches={
-            recognition: {TRAIN: Sketch.joined(s[recognition].get(TRAIN, Sketch()) for s in (self.sketches,
-                                                                                             later.sketches))}
-            for recognition in sorted(common)})
+        return replace(
+            later,
+            jobs=tuple(dict.fromkeys((*self.jobs, *later.jobs))),
+            sketches={
+                recognition: {
+                    TRAIN: Sketch.joined(
+                        s[recognition].get(TRAIN, Sketch()) for s in (self.sketches, later.sketches)
+                    )
+                }
+                for recognition in sorted(common)
+            },
+        )
 
     def to_json(self) -> dict[str, Any]:
-        return {"jobs": list(self.jobs), "rule": self.rule.to_json() if self.rule else None,
-                "settings": dict(self.settings),
-                "sketches": {recognition: {split: sketch.to_json() for split, sketch in splits.items()}
-                             for recognition, splits in self.sketches.items()}}
+        return {
+            "jobs": list(self.jobs),
+            "rule": self.rule.to_json() if self.rule else None,
+            "settings": dict(self.settings),
+            "sketches": {
+                recognition: {split: sketch.to_json() for split, sketch in splits.items()}
+                for recognition, splits in self.sketches.items()
+            },
+        }
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> SplitRows:
-        return cls(jobs=tuple(value["jobs"]), settings=value["settings"],
-                   rule=Identity.from_json(value["rule"]) if value["rule"] else None,
-                   sketches={recognition: {split: Sketch.from_json(sketch) for split, sketch in splits.items()}
-                             for recognition, splits in value["sketches"].items()})
+        return cls(
+            jobs=tuple(value["jobs"]),
+            settings=value["settings"],
+            rule=Identity.from_json(value["rule"]) if value["rule"] else None,
+            sketches={
+                recognition: {split: Sketch.from_json(sketch) for split, sketch in splits.items()}
+                for recognition, splits in value["sketches"].items()
+            },
+        )
 
 
-def under_rule(spec: Spec, parent: JobRecord | None, *, accept: bool) -> tuple[Spec, Identity | None]:
+def under_rule(
+    spec: Spec, parent: JobRecord | None, *, accept: bool
+) -> tuple[Spec, Identity | None]:
     """Returns the spec with the rule that its rows follow, and the table's rule, if the spec has its columns.
 
     Both rules are the same, unless there is no table yet, or the spec is the first to name a key, or rows change their
@@ -115,8 +144,13 @@ def _settings(record: JobRecord) -> dict[str, Any]:
     if not record.spec:
         return {}
     table = _spec(record.spec).table
-    return {"split": dict(table.split), "split_by": list(table.split_by), "split_column": table.split_column,
-            "split_time": table.split_time, "split_from": list(table.split_from)}
+    return {
+        "split": dict(table.split),
+        "split_by": list(table.split_by),
+        "split_column": table.split_column,
+        "split_time": table.split_time,
+        "split_from": list(table.split_from),
+    }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,14 +161,19 @@ class Seen:
     exact: bool
 
     def of(self, split: str) -> Seen:
-        return replace(self, shares={name: share for name, share in self.shares.items() if name == split})
+        return replace(
+            self, shares={name: share for name, share in self.shares.items() if name == split}
+        )
 
     @property
     def text(self) -> str:
         """Describes it for a person; empty if nothing was trained on."""
         about = "" if self.exact else "about "
-        return " and ".join(f"{about}{_percent(share)} of the rows of split {split!r}"
-                            for split, share in self.shares.items() if share)
+        return " and ".join(
+            f"{about}{_percent(share)} of the rows of split {split!r}"
+            for split, share in self.shares.items()
+            if share
+        )
 
 
 def _percent(share: float) -> str:
@@ -155,11 +194,17 @@ def trained_on(before: SplitRows, after: SplitRows) -> Seen:
             if split != TRAIN:
                 shares[split] = max(shares.get(split, 0.0), sketch.share_in(trained))
                 exact &= sketch.whole and trained.whole
-    if common or (before.rule is None and after.rule is None and not before.settings and not after.settings):
-        return Seen(shares=shares, exact=exact)  # tables that no job made have neither rules nor splits by them
+    if common or (
+        before.rule is None and after.rule is None and not before.settings and not after.settings
+    ):
+        return Seen(
+            shares=shares, exact=exact
+        )  # tables that no job made have neither rules nor splits by them
     if before.rule is None or after.rule is None or not before.rule.same(after.rule):
-        raise SplitMoved("its rows are known by other columns than those that were trained on, so which of them these "
-                         f"are cannot be known ({_words(before.rule)}; now {_words(after.rule)})")
+        raise SplitMoved(
+            "its rows are known by other columns than those that were trained on, so which of them these "
+            f"are cannot be known ({_words(before.rule)}; now {_words(after.rule)})"
+        )
     if before.settings != after.settings:
         raise SplitMoved("its splits are cut in another way, and no sketch says which rows moved")
     return Seen(shares=shares, exact=exact)

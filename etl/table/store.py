@@ -60,11 +60,17 @@ class TableStore:
 
     def relative(self, url: str) -> str:
         """The relative path for which `url` returned this."""
-        return url.removesuffix(self._query)[len(self._base) + 1:]
+        return url.removesuffix(self._query)[len(self._base) + 1 :]
 
     def spark_url(self, relative: str) -> str:
         """The name for Spark, which knows S3 by Hadoop's name and learns from its configuration how it is reached."""
-        base = self.root if self.local else f"s3a{self._base[2:]}" if self._base.startswith("s3://") else self._base
+        base = (
+            self.root
+            if self.local
+            else f"s3a{self._base[2:]}"
+            if self._base.startswith("s3://")
+            else self._base
+        )
         return f"{base}/{relative}"
 
     @property
@@ -78,7 +84,10 @@ class TableStore:
             options["AWS_ALLOW_HTTP"] = "true"
         if "region" in query:
             options["AWS_REGION"] = query["region"]
-        return {"table_uri": self.root if self.local else self._base, "storage_options": options or None}
+        return {
+            "table_uri": self.root if self.local else self._base,
+            "storage_options": options or None,
+        }
 
     def size(self, relative: str) -> int | None:
         """The number of bytes of a file; None if there is no such file."""
@@ -88,8 +97,11 @@ class TableStore:
     def files(self, relative: str) -> list[str]:
         """All files under a folder, sorted, relative to the root. Only for checks and for a job's own output."""
         selector = pafs.FileSelector(self.path(relative), allow_not_found=True, recursive=True)
-        return sorted(i.path[len(self.root) + 1:] for i in self.fs.get_file_info(selector)
-                      if i.type == pafs.FileType.File)
+        return sorted(
+            i.path[len(self.root) + 1 :]
+            for i in self.fs.get_file_info(selector)
+            if i.type == pafs.FileType.File
+        )
 
     def digest(self, relative: str) -> str:
         """SHA-256 of a file, read in pieces."""
@@ -137,7 +149,9 @@ class TableStore:
     def listed(self, relative: str) -> tuple[list[str], list[str]]:
         """Lists all files under a folder that are reached without a link, and the links, which a bucket does not
         have."""
-        return local_folder.listed(self.root, relative) if self.local else (self.files(relative), [])
+        return (
+            local_folder.listed(self.root, relative) if self.local else (self.files(relative), [])
+        )
 
     def sweep(self, relative: str) -> bool:
         """Removes a folder if it is empty, and says whether (a local one: a bucket has no folders)."""
@@ -150,8 +164,10 @@ class TableStore:
             self.write(name, b"may I write here?\n")
             self.remove(name)
         except OSError as error:
-            raise StoreError(f"{self.uri}: cannot be written ({error.strerror or error}); "
-                             "make it writable, or choose another --output") from None
+            raise StoreError(
+                f"{self.uri}: cannot be written ({error.strerror or error}); "
+                "make it writable, or choose another --output"
+            ) from None
 
 
 def folder_of_tails(job: str, name: str = "") -> str:

@@ -57,8 +57,14 @@ class FeatureTable:
     """What is left to the loader and the server: the transforms of its spec, then those that were asked for."""
 
     @classmethod
-    def open(cls, uri: str | os.PathLike[str], version: int | None = None, *,
-             allow_code: Permission | Iterable[str] = (), transforms: Iterable[str] = ()) -> FeatureTable:
+    def open(
+        cls,
+        uri: str | os.PathLike[str],
+        version: int | None = None,
+        *,
+        allow_code: Permission | Iterable[str] = (),
+        transforms: Iterable[str] = (),
+    ) -> FeatureTable:
         """Opens a version. Nothing that the table names is imported, except functions of the modules `allow_code` when
         they must run. `transforms` come on top of the spec's, each as `--transform` has it
         (`sluice.etl.spec.table_transform.short_transforms`)."""
@@ -66,38 +72,64 @@ class FeatureTable:
         from deltalake.exceptions import DeltaError, TableNotFoundError
 
         if os.path.isfile(uri):
-            raise TableError(f"{uri}: is a file, and a feature table is a folder; `sluice etl` makes a table of files")
+            raise TableError(
+                f"{uri}: is a file, and a feature table is a folder; `sluice etl` makes a table of files"
+            )
         try:
             store = TableStore(uri)
             delta = DeltaTable(**store.delta, version=version)
         except (TableNotFoundError, StoreError) as error:
             why = _first_line(error) if isinstance(error, StoreError) else _lacking(os.fspath(uri))
-            raise TableError(f"{uri}: there is no feature table here ({why}); `sluice etl` makes one") from None
+            raise TableError(
+                f"{uri}: there is no feature table here ({why}); `sluice etl` makes one"
+            ) from None
         except DeltaError as error:
             if version is not None and version > (last := cls.open(uri).version):
-                raise TableError(f"{uri}: there is no version {version}: the newest is {last}") from None
+                raise TableError(
+                    f"{uri}: there is no version {version}: the newest is {last}"
+                ) from None
             what = "the table's log" if version is None else f"version {version}"
             raise TableError(f"{uri}: {what} cannot be read ({_first_line(error)})") from None
         schema = pa.schema(delta.schema())
         if not any(METADATA_KEY in (f.metadata or {}) for f in schema):
-            raise TableError(f"{uri}: is a Delta table that another program wrote: no column has a role; write a spec "
-                             'with format = "delta" for it, of which `sluice etl` makes a feature table')
+            raise TableError(
+                f"{uri}: is a Delta table that another program wrote: no column has a role; write a spec "
+                'with format = "delta" for it, of which `sluice etl` makes a feature table'
+            )
         adds = pa.table(delta.get_add_actions(flatten=True)).to_pylist()
         paths = [unquote(a["path"]) for a in adds]
         records = {job: _record(store, job) for job in sorted({job_of(p) for p in paths} - {""})}
         known = {f.path: (r, f) for r in records.values() for f in r.files}
         missing = [p for p in paths if p not in known]
         if missing:
-            raise TableError(f"{store.url(missing[0])}: no job record speaks of this file; was it added by another "
-                             "program? Only what `sluice etl` writes can be read: make the table again with it")
+            raise TableError(
+                f"{store.url(missing[0])}: no job record speaks of this file; was it added by another "
+                "program? Only what `sluice etl` writes can be read: make the table again with it"
+            )
         ordered = sorted((known[p][0].version, p) for p in paths)
-        files = tuple(DataFile(path=store.url(p), rows=known[p][1].rows, bytes=known[p][1].bytes,
-                               split=known[p][1].split, row_group_rows=known[p][1].row_group_rows,
-                               content=known[p][1].sha256) for _, p in ordered)
+        files = tuple(
+            DataFile(
+                path=store.url(p),
+                rows=known[p][1].rows,
+                bytes=known[p][1].bytes,
+                split=known[p][1].split,
+                row_group_rows=known[p][1].row_group_rows,
+                content=known[p][1].sha256,
+            )
+            for _, p in ordered
+        )
         newest = max(records.values(), key=lambda r: r.version) if records else None
-        fields = tuple(_field(f, newest, records.values()) for f in schema if METADATA_KEY in (f.metadata or {}))
-        in_files = pa.schema([pa.field(f.name, schema.field(f.name).type, nullable=f.nullable) for f in fields])
-        found = cls(store.uri, delta.version(), fields, files, in_files, records, Permission.of(allow_code))
+        fields = tuple(
+            _field(f, newest, records.values())
+            for f in schema
+            if METADATA_KEY in (f.metadata or {})
+        )
+        in_files = pa.schema(
+            [pa.field(f.name, schema.field(f.name).type, nullable=f.nullable) for f in fields]
+        )
+        found = cls(
+            store.uri, delta.version(), fields, files, in_files, records, Permission.of(allow_code)
+        )
         return found.transformed((*found._spec_transforms(), *short_transforms(transforms)))
 
     def transformed(self, transforms: Iterable[TableTransform]) -> FeatureTable:
@@ -111,7 +143,9 @@ class FeatureTable:
 
     def _spec_transforms(self) -> tuple[TableTransform, ...]:
         text = self.record.spec if self.records else ""
-        return self.spec().transforms if "transform" in text else ()  # most tables are opened without parsing a spec
+        return (
+            self.spec().transforms if "transform" in text else ()
+        )  # most tables are opened without parsing a spec
 
     @property
     def stored(self) -> tuple[Field, ...]:
@@ -129,8 +163,10 @@ class FeatureTable:
     def files_of(self, split: str) -> tuple[DataFile, ...]:
         """The files of one split; an unknown split is an error that names those there are."""
         if split not in self.splits:
-            raise TableError(f"{self.uri}: no split {split!r} in version {self.version} "
-                             f"(there are: {', '.join(self.splits) or 'none'})")
+            raise TableError(
+                f"{self.uri}: no split {split!r} in version {self.version} "
+                f"(there are: {', '.join(self.splits) or 'none'})"
+            )
         return tuple(f for f in self.files if f.split == split)
 
     def rows_of(self, split: str) -> int:
@@ -150,17 +186,25 @@ class FeatureTable:
     def spec(self) -> Spec:
         """The spec that made its newest part. TableError if that was made without one."""
         if not self.record.spec:
-            raise TableError(f"{self.uri}: version {self.version} was not made by etl/job.py: it has no feature spec")
+            raise TableError(
+                f"{self.uri}: version {self.version} was not made by etl/job.py: it has no feature spec"
+            )
         return Spec.parse(self.record.spec, f"{self.uri}, version {self.version}", self.permission)
 
     def state(self) -> FittedState | None:
         """What the operators of this version had learned; None if the spec fits nothing."""
-        return FittedState.load(TableStore(self.uri), self.record.state) if self.record.state else None
+        return (
+            FittedState.load(TableStore(self.uri), self.record.state) if self.record.state else None
+        )
 
     @property
     def fitted_on(self) -> str | None:
         """The split whose rows `state` was learned from; None if the spec fits nothing."""
-        return FittedState.learned_from(TableStore(self.uri), self.record.state) if self.record.state else None
+        return (
+            FittedState.learned_from(TableStore(self.uri), self.record.state)
+            if self.record.state
+            else None
+        )
 
     def history(self) -> tuple[Version, ...]:
         """The versions up to this one, newest first."""
@@ -181,8 +225,15 @@ class FeatureTable:
             except TableError:
                 continue  # a vacuum has removed the record
             at = datetime.datetime.fromtimestamp(entry["timestamp"] / 1000, datetime.UTC)
-            versions.append(Version(version=entry["version"], at=at.isoformat(timespec="seconds"), mode=record.mode,
-                                    job=job, rows=record.rows))
+            versions.append(
+                Version(
+                    version=entry["version"],
+                    at=at.isoformat(timespec="seconds"),
+                    mode=record.mode,
+                    job=job,
+                    rows=record.rows,
+                )
+            )
         return tuple(versions)
 
     def check(self) -> list[str]:
@@ -200,8 +251,11 @@ def _lacking(uri: str) -> str:
         return "nothing lies there"
     if not os.path.isdir(uri):
         return "there is no such folder"
-    return "its _delta_log holds no version" if os.path.isdir(os.path.join(uri, "_delta_log")) else \
-        "the folder has no _delta_log"
+    return (
+        "its _delta_log holds no version"
+        if os.path.isdir(os.path.join(uri, "_delta_log"))
+        else "the folder has no _delta_log"
+    )
 
 
 def _first_line(error: Exception) -> str:
@@ -213,11 +267,15 @@ def _record(store: TableStore, job: str) -> JobRecord:
     try:
         return JobRecord.from_json(store.read_json(path))
     except FileNotFoundError:
-        raise TableError(f"{store.url(path)}: the job's record is missing, and its files cannot be read without it; "
-                         "was this version removed by vacuum?") from None
+        raise TableError(
+            f"{store.url(path)}: the job's record is missing, and its files cannot be read without it; "
+            "was this version removed by vacuum?"
+        ) from None
     except OSError as error:
-        raise DamagedRecord(f"{store.url(path)}: cannot be read ({_first_line(error)}); see that its disk or store "
-                            "works, and try again") from None
+        raise DamagedRecord(
+            f"{store.url(path)}: cannot be read ({_first_line(error)}); see that its disk or store "
+            "works, and try again"
+        ) from None
     except (RecordError, ValueError) as error:
         raise DamagedRecord(f"{store.url(path)}: {_first_line(error)}") from None
 
@@ -228,11 +286,18 @@ def _type_name(kind: pa.DataType) -> str:
 
 def _field(f: pa.Field, newest: JobRecord | None, records: Iterable[JobRecord]) -> Field:
     about = json.loads(f.metadata[METADATA_KEY])
-    return Field(name=f.name, role=about["role"], type=_type_name(f.type), layout=about["layout"], width=about["width"],
-                 online=tuple(about["online"]), inputs=tuple(about["inputs"]),
-                 nullable=f.nullable and bool(about["online"]),
-                 cardinality=newest.cardinalities.get(f.name) if newest else None,
-                 bag=_bag([(r.bags[f.name], r.rows) for r in records if f.name in r.bags]))
+    return Field(
+        name=f.name,
+        role=about["role"],
+        type=_type_name(f.type),
+        layout=about["layout"],
+        width=about["width"],
+        online=tuple(about["online"]),
+        inputs=tuple(about["inputs"]),
+        nullable=f.nullable and bool(about["online"]),
+        cardinality=newest.cardinalities.get(f.name) if newest else None,
+        bag=_bag([(r.bags[f.name], r.rows) for r in records if f.name in r.bags]),
+    )
 
 
 def _bag(bags: list[tuple[tuple[int, float, int], int]]) -> tuple[int, float, int] | None:

@@ -22,12 +22,21 @@ DAY_S = 86_400.0
 JOB = r"\d{8}T\d{6}-[0-9a-f]+"
 _DRAFT = r"\.[0-9a-f]{8,32}\.draft"
 _WRITTEN = {  # what jobs write: Parquet and JSON files, Hadoop's checksums of them, and drafts of them
-    folder: re.compile(f"{folder}/(?:{files})(?:{_DRAFT})?") for folder, files in (
-        ("data", rf"{JOB}/(_temporary/.+|split=[^/]+/(partition=[^/]+/)?[^/]+\.parquet(\.crc)?|\.?_SUCCESS(\.crc)?)"),
-        ("_sluice/state", rf"([0-9a-f]{{16}}|{JOB})/([^/]+/)*(_temporary/.+|[^/]+\.parquet(\.crc)?|state\.json)"),
+    folder: re.compile(f"{folder}/(?:{files})(?:{_DRAFT})?")
+    for folder, files in (
+        (
+            "data",
+            rf"{JOB}/(_temporary/.+|split=[^/]+/(partition=[^/]+/)?[^/]+\.parquet(\.crc)?|\.?_SUCCESS(\.crc)?)",
+        ),
+        (
+            "_sluice/state",
+            rf"([0-9a-f]{{16}}|{JOB})/([^/]+/)*(_temporary/.+|[^/]+\.parquet(\.crc)?|state\.json)",
+        ),
         ("_sluice/serving", rf"{JOB}/[^/]+/(_temporary/.+|[^/]+\.parquet(\.crc)?)"),
         ("_sluice/jobs", rf"{JOB}\.json"),
-        ("_sluice/rejects", rf"{JOB}/(_temporary/.+|[^/]+\.json(\.crc)?|\.?_SUCCESS(\.crc)?)"))}
+        ("_sluice/rejects", rf"{JOB}/(_temporary/.+|[^/]+\.json(\.crc)?|\.?_SUCCESS(\.crc)?)"),
+    )
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,8 +51,15 @@ class Vacuumed:
     """What was left alone although it is where jobs write: links, and files that no job of this table wrote."""
 
 
-def vacuum(store: TableStore, *, keep: int, now: float, dry_run: bool = False, grace_s: float = DAY_S,
-           forget: Callable[[str, str], object] = lambda _path, _table: None) -> Vacuumed:
+def vacuum(
+    store: TableStore,
+    *,
+    keep: int,
+    now: float,
+    dry_run: bool = False,
+    grace_s: float = DAY_S,
+    forget: Callable[[str, str], object] = lambda _path, _table: None,
+) -> Vacuumed:
     """Keeps the newest `keep` versions and the pinned ones whole; removes from the others what is older than `grace_s`,
     so that a job at work, or a version about to be pinned, loses nothing. `forget` is given each local Parquet file and
     the table's folder before the file goes, and removes what was derived from it.
@@ -51,8 +67,10 @@ def vacuum(store: TableStore, *, keep: int, now: float, dry_run: bool = False, g
     Versions stay in the log, but those not kept can no longer be read."""
     newest = FeatureTable.open(store.uri).version
     if links := store.listed("_delta_log")[1]:
-        raise StoreError(f"{store.url(links[0])}: is a link, so what this table needs is written elsewhere; nothing "
-                         "was removed; put the log's own files in its place")
+        raise StoreError(
+            f"{store.url(links[0])}: is a link, so what this table needs is written elsewhere; nothing "
+            "was removed; put the log's own files in its place"
+        )
     pinned = tuple(sorted({pin.version for pin in pins(store, now)}))
     kept = tuple(sorted({*range(max(0, newest - keep + 1), newest + 1), *pinned}))
     files: set[str] = set()
@@ -73,10 +91,23 @@ def vacuum(store: TableStore, *, keep: int, now: float, dry_run: bool = False, g
     for folder, written in _WRITTEN.items():
         found, links = store.listed(folder)
         there += [path for path in found if written.fullmatch(path)]
-        passed += [*links, *(path for path in found if path not in files and not written.fullmatch(path)
-                             and "/." not in path.rpartition("/")[0])]  # packed copies lie in hidden folders
-    gone = [p for p in there if p not in files and now - store.modified(p) > grace_s
-            and not _young(job_of(p) or p.rsplit("/", 1)[-1], now, grace_s)]
+        passed += [
+            *links,
+            *(
+                path
+                for path in found
+                if path not in files
+                and not written.fullmatch(path)
+                and "/." not in path.rpartition("/")[0]
+            ),
+        ]  # packed copies lie in hidden folders
+    gone = [
+        p
+        for p in there
+        if p not in files
+        and now - store.modified(p) > grace_s
+        and not _young(job_of(p) or p.rsplit("/", 1)[-1], now, grace_s)
+    ]
     # Records go last: while one is there, a reader that looks for a file of its version is told which job made it.
     gone.sort(key=lambda p: (p.startswith("_sluice/jobs/"), p))
     removal, before = Removal.of(gone, files), removals(store)
@@ -87,8 +118,10 @@ def vacuum(store: TableStore, *, keep: int, now: float, dry_run: bool = False, g
         except OSError as error:
             if error.errno != errno.ELOOP:
                 raise
-            raise StoreError(f"{error.filename}: {error.strerror}, so readers cannot be told what is about to go; "
-                             "nothing was removed; put a folder in its place") from None
+            raise StoreError(
+                f"{error.filename}: {error.strerror}, so readers cannot be told what is about to go; "
+                "nothing was removed; put a folder in its place"
+            ) from None
     # A pin taken meanwhile may claim what was about to go.
     if {pin.version for pin in pins(store, now)} - set(kept):
         if removing:
@@ -113,8 +146,13 @@ def vacuum(store: TableStore, *, keep: int, now: float, dry_run: bool = False, g
         for path in before:  # of vacuums that were killed
             if now - store.modified(path) > DAY_S:
                 store.remove(path)
-    return Vacuumed(kept_versions=kept, pinned=pinned, files=tuple(gone), bytes=size,
-                    passed_over=tuple(sorted(set(passed))))
+    return Vacuumed(
+        kept_versions=kept,
+        pinned=pinned,
+        files=tuple(gone),
+        bytes=size,
+        passed_over=tuple(sorted(set(passed))),
+    )
 
 
 def _sweep(store: TableStore, path: str) -> None:

@@ -23,7 +23,9 @@ _TRIES, _WAIT_S = 20, 0.05
 
 
 class CoreShare:
-    def __init__(self, groups: Path = Path("/sys/fs/cgroup"), *, launcher: int | None = None) -> None:
+    def __init__(
+        self, groups: Path = Path("/sys/fs/cgroup"), *, launcher: int | None = None
+    ) -> None:
         """Processes of one `launcher` (its pid) have the cores together."""
         self._machine, self._groups, self._launcher = Machine(), groups, launcher
         self._group: Path | None = None
@@ -35,7 +37,7 @@ class CoreShare:
         before, self._cores = self._machine.cores() if self._cores is None else self._cores, cores
         if self._quota(cores):
             return f"a quota of {_counted(cores)} instead of {before:g}"
-        kept = set(sorted(self._affinity)[:max(1, round(cores))])
+        kept = set(sorted(self._affinity)[: max(1, round(cores))])
         _pin(self._machine.tree(), kept)
         return f"{_counted(len(kept))} instead of {before:g}"
 
@@ -76,7 +78,10 @@ class CoreShare:
         return True
 
     def _made(self) -> Path | None:
-        for parent, limit in ((self._groups, "cpu.max"), (self._groups / "cpu", "cpu.cfs_quota_us")):
+        for parent, limit in (
+            (self._groups, "cpu.max"),
+            (self._groups / "cpu", "cpu.cfs_quota_us"),
+        ):
             group = parent / f"sluice-{self._launcher or os.getpid()}"
             try:
                 group.mkdir(exist_ok=self._launcher is not None)

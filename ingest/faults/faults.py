@@ -39,13 +39,21 @@ class Kind:
 
 KINDS: Mapping[str, Kind] = {
     "kill-worker": Kind("kills worker processes (SIGKILL)", "workers", 1),
-    "stop-worker": Kind("stops worker processes (SIGSTOP), as a debugger or a frozen container does", "workers", 1),
+    "stop-worker": Kind(
+        "stops worker processes (SIGSTOP), as a debugger or a frozen container does", "workers", 1
+    ),
     "kill-remote": Kind("kills processes of --workers local:N (SIGKILL)", "workers", 1),
     "stall-store": Kind("lets every read from the store wait", "seconds", 5),
-    "slow-store": Kind("lets every read from the store take so much longer from then on", "seconds", 0.5),
-    "corrupt": Kind("flips one bit in the next read of a file whose name holds what follows the @", ""),
+    "slow-store": Kind(
+        "lets every read from the store take so much longer from then on", "seconds", 0.5
+    ),
+    "corrupt": Kind(
+        "flips one bit in the next read of a file whose name holds what follows the @", ""
+    ),
     "slow-transform": Kind("lets every transform do its work so many times over", "times", 4),
-    "cores": Kind("leaves this process, or all ranks of this host together, so many cores", "cores", 1),
+    "cores": Kind(
+        "leaves this process, or all ranks of this host together, so many cores", "cores", 1
+    ),
     "memory-spike": Kind("takes memory in this process for five seconds", "bytes", 256 * 2**20),
 }
 
@@ -63,17 +71,19 @@ class Fault:
 
     def __str__(self) -> str:
         unit = KINDS[self.kind].unit
-        strength = {"seconds": f"={self.strength:g}s",
-                    "workers": "=all" if self.strength == float("inf") else f"={self.strength:g}",
-                    "times": f"={self.strength:g}", "cores": f"={self.strength:g}",
-                    "bytes": f"={format_bytes(self.strength).replace(' ', '')}"}.get(unit, "")
+        strength = {
+            "seconds": f"={self.strength:g}s",
+            "workers": "=all" if self.strength == float("inf") else f"={self.strength:g}",
+            "times": f"={self.strength:g}",
+            "cores": f"={self.strength:g}",
+            "bytes": f"={format_bytes(self.strength).replace(' ', '')}",
+        }.get(unit, "")
         when = f"{self.at_percent:g}%" if self.at_percent else f"{self.at_s:g}s"
         return f"{self.kind}{strength}@{self.part or when}"
 
 
 def parse(text: str) -> tuple[Fault, ...]:
-    """Parses `NAME[=STRENGTH]@SECONDSs` or `…@PERCENT%` (of an epoch), joined by commas; `corrupt@PART-OF-A-FILE-NAME`.
-    """
+    """Parses `NAME[=STRENGTH]@SECONDSs` or `…@PERCENT%` (of an epoch), and `corrupt@PART-OF-A-FILE-NAME`, by commas."""
     return tuple(_fault(part.strip()) for part in text.split(",") if part.strip())
 
 
@@ -84,7 +94,9 @@ def _fault(text: str) -> Fault:
         raise FaultError(f"--inject {text}: unknown fault {name!r}{nearest(name, KINDS)}")
     kind = KINDS[name]
     if not at or not when:
-        raise FaultError(f"--inject {text}: say when, for instance {name}@{'part-0' if name == 'corrupt' else '30s'}")
+        raise FaultError(
+            f"--inject {text}: say when, for instance {name}@{'part-0' if name == 'corrupt' else '30s'}"
+        )
     if equals and not kind.unit:
         raise FaultError(f"--inject {text}: {name} takes no strength")
     if name == "corrupt":
@@ -110,23 +122,32 @@ def _strength(text: str, kind: Kind, strength: str) -> float:
     if strength == "all" and kind.unit == "workers":
         return float("inf")
     if not re.fullmatch(r"[1-9]\d*", strength):
-        raise FaultError(f"--inject {text}: {strength!r} is not a number of {kind.unit}"
-                         + (", nor all" if kind.unit == "workers" else ""))
+        raise FaultError(
+            f"--inject {text}: {strength!r} is not a number of {kind.unit}"
+            + (", nor all" if kind.unit == "workers" else "")
+        )
     return int(strength)
 
 
 def _seconds(text: str, value: str) -> float:
     if not re.fullmatch(r"\d+(\.\d+)?s", value):
-        raise FaultError(f"--inject {text}: {value!r} is not a time; write for instance 30s or 0.5s (or, to say "
-                         "when, 40% of an epoch)")
+        raise FaultError(
+            f"--inject {text}: {value!r} is not a time; write for instance 30s or 0.5s (or, to say "
+            "when, 40% of an epoch)"
+        )
     return float(value[:-1])
 
 
-def due(faults: Sequence[Fault], elapsed_s: float, percent: float, done: Collection[int]) -> list[int]:
+def due(
+    faults: Sequence[Fault], elapsed_s: float, percent: float, done: Collection[int]
+) -> list[int]:
     """The numbers of the faults whose time has come, earliest first, when so many percent of an epoch are loaded: 150
     in the middle of the second."""
-    waiting = [n for n, fault in enumerate(faults)
-               if n not in done and fault.at_s <= elapsed_s and fault.at_percent <= percent]
+    waiting = [
+        n
+        for n, fault in enumerate(faults)
+        if n not in done and fault.at_s <= elapsed_s and fault.at_percent <= percent
+    ]
     return sorted(waiting, key=lambda n: (faults[n].at_s, faults[n].at_percent))
 
 
@@ -137,13 +158,22 @@ Actor = Callable[[Fault], str | None]
 class Injector:
     """Causes faults when they are due. Call `step` now and then, from one thread."""
 
-    def __init__(self, faults: Sequence[Fault], actors: Mapping[str, Actor], *, clock: Callable[[], float],
-                 epochs: Callable[[], float], record: Callable[[dict[str, Any]], None]):
+    def __init__(
+        self,
+        faults: Sequence[Fault],
+        actors: Mapping[str, Actor],
+        *,
+        clock: Callable[[], float],
+        epochs: Callable[[], float],
+        record: Callable[[dict[str, Any]], None],
+    ):
         """`actors` maps a fault's name to what causes it; FaultError if one is missing. `epochs` says how many epochs
         are loaded, and `record` gets one event for each fault caused."""
         for fault in faults:
             if fault.kind not in actors:
-                raise FaultError(f"--inject {fault}: this run has nothing to do it to{nearest(fault.kind, actors)}")
+                raise FaultError(
+                    f"--inject {fault}: this run has nothing to do it to{nearest(fault.kind, actors)}"
+                )
         self._faults, self._actors, self._clock, self._record = tuple(faults), actors, clock, record
         self._epochs = epochs
         self._began = clock()
@@ -170,6 +200,7 @@ class Injector:
 
 def signal_workers(pids: Callable[[], Sequence[int]], number: signal.Signals) -> Actor:
     """Makes the actor of kill-worker and stop-worker. `pids` returns the worker processes now."""
+
     def act(fault: Fault) -> str | None:
         hit: list[int] = []
         for pid in pids():
@@ -187,6 +218,7 @@ def signal_workers(pids: Callable[[], Sequence[int]], number: signal.Signals) ->
 
 def stall_store(stall: Callable[[float], None]) -> Actor:
     """Makes the actor of stall-store: `stall` is `FaultyFileSystem.stall` of a store's `disturbed`."""
+
     def act(fault: Fault) -> str:
         stall(fault.strength)
         return f"reads wait for {fault.strength:g} s"
@@ -196,6 +228,7 @@ def stall_store(stall: Callable[[float], None]) -> Actor:
 
 def slow_store(slow: Callable[[float], None]) -> Actor:
     """Makes the actor of slow-store: `slow` is `FileOpener.slow`."""
+
     def act(fault: Fault) -> str:
         slow(fault.strength)
         return f"each read takes {fault.strength:g} s longer" if fault.strength else "as it was"
@@ -205,6 +238,7 @@ def slow_store(slow: Callable[[float], None]) -> Actor:
 
 def corrupt_read(corrupt: Callable[[str], None]) -> Actor:
     """Makes the actor of corrupt: `corrupt` is `FaultyFileSystem.corrupt` of a store's `disturbed`."""
+
     def act(fault: Fault) -> str:
         corrupt(fault.part)
         return f"the next read of a file like {fault.part} has a flipped bit"
@@ -215,9 +249,12 @@ def corrupt_read(corrupt: Callable[[str], None]) -> Actor:
 def spike_memory(later: Callable[[Callable[[], None]], None]) -> Actor:
     """Makes the actor of memory-spike. `later` calls what it is given when the spike shall end, for instance after five
     seconds."""
+
     def act(fault: Fault) -> str:
         held = bytearray(int(fault.strength))
-        held[::_SPIKE_PAGE] = b"\1" * len(range(0, len(held), _SPIKE_PAGE))  # written, so it is really taken
+        held[::_SPIKE_PAGE] = b"\1" * len(
+            range(0, len(held), _SPIKE_PAGE)
+        )  # written, so it is really taken
         later(held.clear)
         return f"took {format_bytes(fault.strength)}"
 
@@ -226,15 +263,21 @@ def spike_memory(later: Callable[[Callable[[], None]], None]) -> Actor:
 
 def slow_transforms(burden: Callable[[int], None]) -> Actor:
     """Makes the actor of slow-transform: `burden` is `BatchLoader.burden`."""
+
     def act(fault: Fault) -> str:
         burden(int(fault.strength))
-        return f"transforms do their work {int(fault.strength)} times" if fault.strength > 1 else "as it was"
+        return (
+            f"transforms do their work {int(fault.strength)} times"
+            if fault.strength > 1
+            else "as it was"
+        )
 
     return act
 
 
 def share_cores(limit: Callable[[float], str]) -> Actor:
     """Makes the actor of cores: `limit` is `CoreShare.set`."""
+
     def act(fault: Fault) -> str:
         return limit(fault.strength)
 

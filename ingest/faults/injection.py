@@ -33,23 +33,36 @@ ON_STORES = frozenset({"stall-store", "slow-store", "corrupt"})
 class Injection:
     """A context in which faults happen. `record` gets an event for each fault caused."""
 
-    def __init__(self, faults: Sequence[Fault], loader: BatchLoader, files: FileOpener,
-                 record: Callable[[dict[str, Any]], None],
-                 clock: Callable[[], float] = time.monotonic, *, launcher: int | None = None):
+    def __init__(
+        self,
+        faults: Sequence[Fault],
+        loader: BatchLoader,
+        files: FileOpener,
+        record: Callable[[dict[str, Any]], None],
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        launcher: int | None = None,
+    ):
         """All that one `launcher` started have the same cores."""
         self._timers: list[threading.Timer] = []
         self._files, self._share = files, CoreShare(launcher=launcher)
-        self.injector = Injector(faults, {
-            "kill-worker": signal_workers(lambda: loader.worker_pids, signal.SIGKILL),
-            "stop-worker": signal_workers(lambda: loader.worker_pids, signal.SIGSTOP),
-            "kill-remote": signal_workers(lambda: loader.remote_pids, signal.SIGKILL),
-            "stall-store": stall_store(self._stall),
-            "slow-store": slow_store(files.slow),
-            "corrupt": corrupt_read(self._corrupt),
-            "slow-transform": slow_transforms(loader.burden),
-            "cores": share_cores(self._share.set),
-            "memory-spike": spike_memory(self._later)}, clock=clock, record=record,
-            epochs=lambda: loader.epochs_loaded)
+        self.injector = Injector(
+            faults,
+            {
+                "kill-worker": signal_workers(lambda: loader.worker_pids, signal.SIGKILL),
+                "stop-worker": signal_workers(lambda: loader.worker_pids, signal.SIGSTOP),
+                "kill-remote": signal_workers(lambda: loader.remote_pids, signal.SIGKILL),
+                "stall-store": stall_store(self._stall),
+                "slow-store": slow_store(files.slow),
+                "corrupt": corrupt_read(self._corrupt),
+                "slow-transform": slow_transforms(loader.burden),
+                "cores": share_cores(self._share.set),
+                "memory-spike": spike_memory(self._later),
+            },
+            clock=clock,
+            record=record,
+            epochs=lambda: loader.epochs_loaded,
+        )
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="sluice-inject", daemon=True)
 

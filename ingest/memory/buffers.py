@@ -19,7 +19,9 @@ class Buffers:
     So a batch that a user still holds is never written again, and nothing has to be given back explicitly."""
 
     def __init__(self) -> None:
-        self._arrays: dict[tuple[tuple[int, ...], type[np.generic]], list[npt.NDArray[Any]]] = {}  # by shape and type
+        self._arrays: dict[
+            tuple[tuple[int, ...], type[np.generic]], list[npt.NDArray[Any]]
+        ] = {}  # by shape and type
         self._lock = threading.Lock()
 
     def take(self, shape: tuple[int, ...], dtype: type[np.generic]) -> npt.NDArray[Any]:
@@ -41,12 +43,18 @@ class Buffers:
     def idle_bytes(self) -> int:
         """The number of bytes that nobody uses now."""
         with self._lock:
-            return sum(array.nbytes for alike in self._arrays.values() for array in alike
-                       if sys.getrefcount(array) == _UNUSED)
+            return sum(
+                array.nbytes
+                for alike in self._arrays.values()
+                for array in alike
+                if sys.getrefcount(array) == _UNUSED
+            )
 
     def trim(self) -> None:
         """Gives back the arrays that nobody uses."""
         with self._lock:
-            used = {kind: [array for array in alike if sys.getrefcount(array) > _UNUSED]
-                    for kind, alike in self._arrays.items()}
+            used = {
+                kind: [array for array in alike if sys.getrefcount(array) > _UNUSED]
+                for kind, alike in self._arrays.items()
+            }
             self._arrays = {kind: arrays for kind, arrays in used.items() if arrays}

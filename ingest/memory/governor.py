@@ -66,14 +66,22 @@ class Charge:
 class Governor:
     """The one account of memory for a whole pipeline. Its lock is the pipeline's: pools wait on conditions of it."""
 
-    def __init__(self, limit: int, minimum: int, base: int = 0, senses: MemoryReadings | None = None, parts: str = ""):
+    def __init__(
+        self,
+        limit: int,
+        minimum: int,
+        base: int = 0,
+        senses: MemoryReadings | None = None,
+        parts: str = "",
+    ):
         """`base` is what the process held before; `parts` says what the minimum is for."""
         if base - base // _STARTS + minimum > limit:
             needs = f"loading needs {format_bytes(minimum)}" + (f" ({parts})" if parts else "")
             raise MemoryLimitError(
                 f"memory limit {format_bytes(limit)} is too small: {format_bytes(base)} are in use before loading, and "
                 f"{needs}; take at least {base + minimum} bytes ({format_bytes(base + minimum)}), files with "
-                "smaller row groups, or smaller windows (--window-rows; in Python Order(window_rows=…))")
+                "smaller row groups, or smaller windows (--window-rows; in Python Order(window_rows=…))"
+            )
         self.lock = threading.RLock()
         self.limit, self.minimum, self.base = limit, minimum, base
         self.reasons: Counter[str] = Counter()
@@ -173,7 +181,9 @@ class Governor:
 
     def _room(self) -> int:
         """The bytes that early work may still take."""
-        taken = self.base + max(self.minimum, self._due_most) + self._early + self.held + self.overhead
+        taken = (
+            self.base + max(self.minimum, self._due_most) + self._early + self.held + self.overhead
+        )
         return self.limit - self.limit // _MARGIN - taken - self._senses.idle()
 
     def _look(self) -> None:
@@ -187,7 +197,9 @@ class Governor:
             self._pressed = self._senses.pressure() > _PRESSED
 
     def _overhead(self) -> int:
-        return max(0, self._senses.used() - self.base - self._charged - self._shared - self._senses.idle())
+        return max(
+            0, self._senses.used() - self.base - self._charged - self._shared - self._senses.idle()
+        )
 
     def _reclaim(self, size: int) -> bool:
         """Gives unused memory back, unless this thread tried just now, and says whether there is room for `size` then.

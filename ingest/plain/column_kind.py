@@ -13,19 +13,23 @@ import pyarrow.compute as pc
 from sluice.ingest.plain.probe import ColumnFacts, elements
 
 _WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|[0-9]+")
-_IDS = frozenset(_WORDS.findall("""
+_IDS = frozenset(
+    _WORDS.findall("""
     ad advertiser album app artist author banner brand browser campaign carrier cat category channel city class
     code cohort connection country creative customer device domain film gender genre geo group hash id ids ip
     item keyword kind lang language location member merchant model movie network os page pid placement platform
     pos position postcode product publisher query region search segment seller session sex shop site sku slot
     song source state status store tag topic type uid user uuid vendor version video visitor website zip zipcode
-    zone"""))
-_AMOUNTS = frozenset(_WORDS.findall("""
+    zone""")
+)
+_AMOUNTS = frozenset(
+    _WORDS.findall("""
     age amount average avg balance bid budget bytes clicks cnt conversions cost count counts days depth discount
     distance duration elapsed fee freq frequency height hours impressions income installs latency len length
     likes max mean median min minutes num number orders pct percent price probability purchases qty quantity
     rank rate rating ratio revenue salary sales score seconds shares size spend std sum temperature total value
-    variance views visits weight width years"""))
+    variance views visits weight width years""")
+)
 _FEW = 1_000
 """Of so many values and more, the shape of a column says something."""
 _ENOUGH = 20
@@ -70,13 +74,18 @@ def is_amount(name: str, facts: ColumnFacts) -> bool:
     counts = np.bincount(doublings)
     for number in range(int(np.log2(_WIDE)), len(counts)):
         within = values[doublings == number]
-        if len(within) >= _ENOUGH and np.unique(within, return_counts=True)[1].max() > _COMMON * len(within):
+        if len(within) >= _ENOUGH and np.unique(within, return_counts=True)[
+            1
+        ].max() > _COMMON * len(within):
             return False
     density = (counts / 2.0 ** np.arange(len(counts)))[counts >= _ENOUGH]
     peak, last = int(density.argmax()), len(density) - 1
     middle = (peak + last + 1) // 2
-    return bool(last >= peak + 2 and density[peak] >= _TO_MIDDLE * density[middle]
-                and density[middle] >= _TO_END * density[last])
+    return bool(
+        last >= peak + 2
+        and density[peak] >= _TO_MIDDLE * density[middle]
+        and density[middle] >= _TO_END * density[last]
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,12 +107,21 @@ def spread_of(facts: ColumnFacts) -> Spread | None:
     values = _numbers(facts)
     if not len(values):
         return None
-    known = [float(end) for end in (facts.low, facts.high) if isinstance(end, (int, float)) and np.isfinite(end)]
+    known = [
+        float(end)
+        for end in (facts.low, facts.high)
+        if isinstance(end, (int, float)) and np.isfinite(end)
+    ]
     low, high = min([*known, values.min()]), max([*known, values.max()])
     tenth, median, most = np.quantile(values, [0.1, 0.5, 0.9])
     is_high = high - median > _FAR * max(most - median, 1e-9)
     is_low = median - low > _FAR * max(median - tenth, 1e-9)
-    is_skewed = bool(is_high and low > -max(_FEW, most) and high > _FAR and not (is_low and low < 0 and -low > most))
+    is_skewed = bool(
+        is_high
+        and low > -max(_FEW, most)
+        and high > _FAR
+        and not (is_low and low < 0 and -low > most)
+    )
     limits = None
     if not is_skewed and (is_high or is_low) and high - low > _FAR:
         ends = np.quantile(values, [0.001, 0.999])
@@ -113,7 +131,11 @@ def spread_of(facts: ColumnFacts) -> Spread | None:
     if limits:
         values = np.clip(values, *limits)
     deviation = float(values.std())
-    return Spread(is_skewed, float(low), float(values.mean()), deviation, limits) if deviation else None
+    return (
+        Spread(is_skewed, float(low), float(values.mean()), deviation, limits)
+        if deviation
+        else None
+    )
 
 
 def likely_values(facts: ColumnFacts, rows: int) -> int:
@@ -127,7 +149,7 @@ def likely_values(facts: ColumnFacts, rows: int) -> int:
     counts = pc.value_counts(values).field("counts").to_numpy()
     once, twice = int((counts == 1).sum()), int((counts == 2).sum())
     chao = facts.distinct + once * (once - 1) / (2 * (twice + 1))
-    first, second = pc.unique(values[:len(values) // 2]), pc.unique(values[len(values) // 2:])
+    first, second = pc.unique(values[: len(values) // 2]), pc.unique(values[len(values) // 2 :])
     common = pc.sum(pc.is_in(first, second)).as_py() or 0
     again = (len(first) + 1) * (len(second) + 1) / (common + 1) - 1
     most = facts.distinct / facts.values * max(rows, facts.values)

@@ -21,8 +21,9 @@ Types = Mapping[str, str]
 """Arrow's name of the type of each column of a file."""
 
 
-def common_types(paths: Sequence[str], files: Sequence[Types], optional: Iterable[str] = ()
-                 ) -> tuple[dict[str, str], dict[str, str]]:
+def common_types(
+    paths: Sequence[str], files: Sequence[Types], optional: Iterable[str] = ()
+) -> tuple[dict[str, str], dict[str, str]]:
     """The columns that all files have, those that a file may lack among them, and for each of the others a file that
     lacks it."""
     types = dict(files[0])
@@ -45,8 +46,13 @@ def common_number(kinds: Iterable[str]) -> pa.DataType | None:
     return pa.int64() if all(_WHOLE.fullmatch(kind) for kind in kinds) else pa.float64()
 
 
-def refuse_mixed(names: Iterable[str], recipes: Iterable[Recipe], kinds: Mapping[str, str],
-                 files: Sequence[tuple[str, Types]], types_there: Callable[[str], Mapping[str, pa.DataType]]) -> None:
+def refuse_mixed(
+    names: Iterable[str],
+    recipes: Iterable[Recipe],
+    kinds: Mapping[str, str],
+    files: Sequence[tuple[str, Types]],
+    types_there: Callable[[str], Mapping[str, pa.DataType]],
+) -> None:
     """Raises an error that names file and column where files hold what cannot come together. Numbers of several types
     can, as each value is looked at, and so can all that is read as the type in `kinds`, which a spec gives to a
     column. `types_there` says what a file holds."""
@@ -57,8 +63,10 @@ def refuse_mixed(names: Iterable[str], recipes: Iterable[Recipe], kinds: Mapping
             if name not in file:
                 continue
             if file[name] == SEVERAL:
-                raise ParquetError(f"{path}: several columns are called {name!r}; write the file with one of "
-                                   "each name, or leave them out of the roles")
+                raise ParquetError(
+                    f"{path}: several columns are called {name!r}; write the file with one of "
+                    "each name, or leave them out of the roles"
+                )
             first = first or (path, file[name])
             if file[name] == first[1]:
                 continue
@@ -67,8 +75,12 @@ def refuse_mixed(names: Iterable[str], recipes: Iterable[Recipe], kinds: Mapping
                     check_kind(name, types_there(path)[name], kinds[name])
                 except ColumnError as error:
                     raise ColumnError(f"{path}: {error}") from None
-            elif not any(like.fullmatch(first[1]) and like.fullmatch(file[name])
-                         for like in (_BAG, _WHOLE if name in hashed else _NUMBER)):
-                raise ParquetError(f"{path}: column {name!r} holds {file[name]}, in {first[0]} it holds {first[1]}; "
-                                   "write the files with one schema, load them apart, or give the column a type in a "
-                                   "spec")
+            elif not any(
+                like.fullmatch(first[1]) and like.fullmatch(file[name])
+                for like in (_BAG, _WHOLE if name in hashed else _NUMBER)
+            ):
+                raise ParquetError(
+                    f"{path}: column {name!r} holds {file[name]}, in {first[0]} it holds {first[1]}; "
+                    "write the files with one schema, load them apart, or give the column a type in a "
+                    "spec"
+                )

@@ -16,28 +16,46 @@ from sluice.ingest.plain.row_selection import RowSelection, splits_by_key
 _JOB = "make a table of it by `sluice etl --spec`, and load that"
 
 
-def recipes_of_spec(spec: Spec, types: Mapping[str, str], lacking: Mapping[str, str]) -> tuple[Recipe, ...]:
+def recipes_of_spec(
+    spec: Spec, types: Mapping[str, str], lacking: Mapping[str, str]
+) -> tuple[Recipe, ...]:
     """The columns that a model takes, in the spec's order. `types` are those of the files' columns, by name; files may
     lack those that are optional."""
     _check_rows(spec)
     for name in spec.input.columns:
         if name not in types and name not in spec.input.optional:
-            where = f"{lacking[name]}: no column {name!r}, which other files have" if name in lacking else \
-                f"the files have no column {name!r}, which its input.columns name{nearest(name, types)}"
-            raise ColumnError(f"{spec.name}: {where}; where it may be missing, name it in input.optional as well")
+            where = (
+                f"{lacking[name]}: no column {name!r}, which other files have"
+                if name in lacking
+                else f"the files have no column {name!r}, which its input.columns name{nearest(name, types)}"
+            )
+            raise ColumnError(
+                f"{spec.name}: {where}; where it may be missing, name it in input.optional as well"
+            )
     found = []
     for column in spec.columns:
         if column.role not in ROLES:
             continue
         for op in column.ops:
             if isinstance(op, Fitted):
-                raise ColumnError(f"{spec.name}: column {column.name!r}: {op.name} learns from the data, which a "
-                                  f"loader of plain files does not; take hash, modulus or bucketize, or {_JOB}")
+                raise ColumnError(
+                    f"{spec.name}: column {column.name!r}: {op.name} learns from the data, which a "
+                    f"loader of plain files does not; take hash, modulus or bucketize, or {_JOB}"
+                )
             if isinstance(op, Python):
-                raise ColumnError(f"{spec.name}: column {column.name!r}: python is for jobs; name {op.function!r} as "
-                                  "the function of a [[transform]]")
-        found.append(Recipe(name=column.name, role=column.role, sources=column.sources, operators=column.ops,
-                            kinds=tuple(spec.input.columns[name] for name in column.sources)))
+                raise ColumnError(
+                    f"{spec.name}: column {column.name!r}: python is for jobs; name {op.function!r} as "
+                    "the function of a [[transform]]"
+                )
+        found.append(
+            Recipe(
+                name=column.name,
+                role=column.role,
+                sources=column.sources,
+                operators=column.ops,
+                kinds=tuple(spec.input.columns[name] for name in column.sources),
+            )
+        )
     return tuple(found)
 
 
@@ -49,22 +67,37 @@ def selection_of(spec: Spec, split: str) -> RowSelection | None:
     if len(table.split) == 1 and not table.split_column:
         return None
     if splits_by_key(spec) and not (table.split_by or table.key):
-        raise ColumnError(f"{spec.name}: a row's split hashes all its columns, which a loader would have to read "
-                          "twice; name the columns that decide as table.key or table.split_by, or a time as "
-                          "table.split_time, or write split = {train = 1}")
+        raise ColumnError(
+            f"{spec.name}: a row's split hashes all its columns, which a loader would have to read "
+            "twice; name the columns that decide as table.key or table.split_by, or a time as "
+            "table.split_time, or write split = {train = 1}"
+        )
     return RowSelection(spec, split)
 
 
 def _check_rows(spec: Spec) -> None:
     rows = spec.rows
-    there = {"[dedup]": rows.dedup, "[[join]]": rows.joins, "[[history]] or [[lag]]": rows.histories,
-             "[[filter]]": rows.filters, "[sample]": rows.sample, "[negatives]": rows.negatives}
+    there = {
+        "[dedup]": rows.dedup,
+        "[[join]]": rows.joins,
+        "[[history]] or [[lag]]": rows.histories,
+        "[[filter]]": rows.filters,
+        "[sample]": rows.sample,
+        "[negatives]": rows.negatives,
+    }
     if spec.input.format != "parquet":
-        raise ColumnError(f"{spec.name}: input.format is {spec.input.format!r}, and a loader reads parquet; {_JOB}")
-    for_jobs = {"a format of input.columns": bool(spec.input.times), "input.place": bool(spec.input.place)}
+        raise ColumnError(
+            f"{spec.name}: input.format is {spec.input.format!r}, and a loader reads parquet; {_JOB}"
+        )
+    for_jobs = {
+        "a format of input.columns": bool(spec.input.times),
+        "input.place": bool(spec.input.place),
+    }
     for key, is_asked in for_jobs.items():
         if is_asked:
             raise ColumnError(f"{spec.name}: {key} is for jobs; {_JOB}")
     for section, asked in there.items():
         if asked:
-            raise ColumnError(f"{spec.name}: {section} changes which rows there are, which only a job does; {_JOB}")
+            raise ColumnError(
+                f"{spec.name}: {section} changes which rows there are, which only a job does; {_JOB}"
+            )

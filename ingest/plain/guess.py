@@ -14,29 +14,71 @@ import pyarrow.compute as pc
 
 from sluice.etl.ops.chain import step
 from sluice.etl.ops.timestamps import ParseTime
-from sluice.ingest.plain.column_kind import Spread, is_amount, is_named_id, likely_values, spread_of, words_of
+from sluice.ingest.plain.column_kind import (
+    Spread,
+    is_amount,
+    is_named_id,
+    likely_values,
+    spread_of,
+    words_of,
+)
 from sluice.ingest.plain.label_leaks import label_leaks
 from sluice.ingest.plain.probe import ColumnFacts, is_list
 from sluice.ingest.plain.roles import GuessError, ParquetError, label_of
 
-LABELS = ("label", "target", "click", "clicked", "y", "conversion", "converted", "attributed", "rating", "stars")
+LABELS = (
+    "label",
+    "target",
+    "click",
+    "clicked",
+    "y",
+    "conversion",
+    "converted",
+    "attributed",
+    "rating",
+    "stars",
+)
 _POSITIVE = ("1", "true", "yes", "y", "t", "click", "clicked", "positive", "pos")
 _SHOWN = 5
 _RATINGS = 10
 """A rating has so many values at most; a label of them is a comparison."""
 _WEIGHTS = ("weight", "sample_weight")
-_TIMES = re.compile(r"(^|_)(ts|time|timestamp|datetime|unixtime|epoch)(_?(ms|us|ns|s|utc))?$|_at$", re.IGNORECASE)
-_USERS = re.compile(r"(^|[._])(user|uid|member|visitor|customer|account|session)(_?id)?$", re.IGNORECASE)
+_TIMES = re.compile(
+    r"(^|_)(ts|time|timestamp|datetime|unixtime|epoch)(_?(ms|us|ns|s|utc))?$|_at$", re.IGNORECASE
+)
+_USERS = re.compile(
+    r"(^|[._])(user|uid|member|visitor|customer|account|session)(_?id)?$", re.IGNORECASE
+)
 _YEAR_1990, _YEAR_2001, _YEAR_2100 = 631_152_000, 10**9, 4_102_444_800  # in seconds since 1970
 _UNIQUE, _MANY = 0.95, 1000
 """The share of values that differ, from which on a column names rows, if so many were seen."""
 _SIZES = (*(first * 10**zeros for zeros in range(3, 7) for first in (1, 2, 5)), 10**7)
 _IDS = 2**31
 _SWAPPED = ("%m/%d/%Y", "%d/%m/%Y")  # in one column, nobody could tell which of the two a date is
-_CLOCKS = (" %H:%M:%S", "T%H:%M:%S", "T%H:%M:%SZ", " %H:%M", "", "T%H:%M:%S%z", "T%H:%M:%S.%fZ", "T%H:%M:%S.%f%z",
-           "T%H:%M:%S.%f", " %H:%M:%S.%f", " %H:%M:%S%z", " %H:%M:%S.%f%z", " %H:%M:%S %z", "T%H:%M")
-_FORMATS = (*(f"{day}{clock}" for clock in _CLOCKS for day in ("%Y-%m-%d", "%Y/%m/%d", "%d.%m.%Y", *_SWAPPED)),
-            "%d/%b/%Y:%H:%M:%S %z")
+_CLOCKS = (
+    " %H:%M:%S",
+    "T%H:%M:%S",
+    "T%H:%M:%SZ",
+    " %H:%M",
+    "",
+    "T%H:%M:%S%z",
+    "T%H:%M:%S.%fZ",
+    "T%H:%M:%S.%f%z",
+    "T%H:%M:%S.%f",
+    " %H:%M:%S.%f",
+    " %H:%M:%S%z",
+    " %H:%M:%S.%f%z",
+    " %H:%M:%S %z",
+    "T%H:%M",
+)
+_FORMATS = (
+    *(
+        f"{day}{clock}"
+        for clock in _CLOCKS
+        for day in ("%Y-%m-%d", "%Y/%m/%d", "%d.%m.%Y", *_SWAPPED)
+    ),
+    "%d/%b/%Y:%H:%M:%S %z",
+)
 _MOST_FORMATS = 3
 _DIGITS = ("%Y%m%d%H%M%S", "%Y%m%d%H%M", "%Y%m%d%H", "%Y%m%d", "%y%m%d%H")
 """Times written as one whole number, whose order is that of time."""
@@ -75,8 +117,13 @@ class Proposal:
         return self.size if self.size and not self.fits else None
 
 
-def proposals(facts: Mapping[str, ColumnFacts], rows: int, label: str | None = None, hashed: Iterable[str] = (),
-              is_click: bool = False) -> dict[str, Proposal]:
+def proposals(
+    facts: Mapping[str, ColumnFacts],
+    rows: int,
+    label: str | None = None,
+    hashed: Iterable[str] = (),
+    is_click: bool = False,
+) -> dict[str, Proposal]:
     """A proposal for each column. `rows` is how many there are in all; `label` is the label's name, if known; `hashed`
     are the columns that become ids whatever they hold. With `is_click`, a label that holds a few numbers other than 0
     and 1, such as ratings, becomes a comparison, as one whose name was guessed does."""
@@ -84,22 +131,41 @@ def proposals(facts: Mapping[str, ColumnFacts], rows: int, label: str | None = N
     label = label or _label_among(facts)
     wanted, made = label_of(label, {name: str(one.type) for name, one in facts.items()})
     if wanted not in facts:
-        raise ParquetError(f"there is no column {wanted!r} to be the label (columns: {', '.join(list(facts)[:20])})")
+        raise ParquetError(
+            f"there is no column {wanted!r} to be the label (columns: {', '.join(list(facts)[:20])})"
+        )
     if not made and (texts := _texts(facts[wanted])):
         positive = next((text for text in texts if text.lower() in _POSITIVE), texts[0])
-        raise GuessError(f"the label {wanted!r} holds texts ({', '.join(texts[:_SHOWN])}): say which of them is the "
-                         f"positive one, roles=\"label={wanted} == {positive}\", or "
-                         f"`sluice guess --label '{wanted} == {positive}'`")
+        raise GuessError(
+            f"the label {wanted!r} holds texts ({', '.join(texts[:_SHOWN])}): say which of them is the "
+            f'positive one, roles="label={wanted} == {positive}", or '
+            f"`sluice guess --label '{wanted} == {positive}'`"
+        )
     if not made and is_click and (least := _least_positive(facts[wanted])) is not None:
         label = f"{wanted} >= {least:g}"
     hashed = set(hashed)
-    found = {name: Proposal(name=name, facts=one, role="label", label=label) if name == wanted else
-             Proposal(name=name, facts=one, role="id_list" if is_list(one.type) else "sparse", fits=True)
-             if name in hashed else _proposal(name, one, rows) for name, one in facts.items()}
-    found |= {name: replace(found[name], role="", time="", why=why)
-              for name, why in label_leaks({name: one for name, one in facts.items() if found[name].role not in
-                                            ("", "label", "weight") or found[name].time},
-                                           _label_values(wanted, facts[wanted], label)) if name not in hashed}
+    found = {
+        name: Proposal(name=name, facts=one, role="label", label=label)
+        if name == wanted
+        else Proposal(
+            name=name, facts=one, role="id_list" if is_list(one.type) else "sparse", fits=True
+        )
+        if name in hashed
+        else _proposal(name, one, rows)
+        for name, one in facts.items()
+    }
+    found |= {
+        name: replace(found[name], role="", time="", why=why)
+        for name, why in label_leaks(
+            {
+                name: one
+                for name, one in facts.items()
+                if found[name].role not in ("", "label", "weight") or found[name].time
+            },
+            _label_values(wanted, facts[wanted], label),
+        )
+        if name not in hashed
+    }
     return found
 
 
@@ -111,15 +177,21 @@ def _label_among(facts: Mapping[str, ColumnFacts]) -> str:
         found.setdefault("_".join(words), name)
     label = next((found[name] for name in LABELS if name in found), None)
     if label is None:
-        raise GuessError(f"no column is called {', '.join(LABELS[:-1])} or {LABELS[-1]}: say which is the label, "
-                         "roles=\"label=NAME\", or `sluice guess --label NAME` (columns: "
-                         f"{', '.join(list(facts)[:20])})")
+        raise GuessError(
+            f"no column is called {', '.join(LABELS[:-1])} or {LABELS[-1]}: say which is the label, "
+            'roles="label=NAME", or `sluice guess --label NAME` (columns: '
+            f"{', '.join(list(facts)[:20])})"
+        )
     return label
 
 
 def _least_positive(facts: ColumnFacts) -> float | None:
     """The value from which on about half of the rows are positive, of a few numbers that are not 0 and 1 alone."""
-    if facts.sampled is None or pa.types.is_boolean(facts.type) or not 2 <= facts.distinct <= _RATINGS:
+    if (
+        facts.sampled is None
+        or pa.types.is_boolean(facts.type)
+        or not 2 <= facts.distinct <= _RATINGS
+    ):
         return None
     values = facts.sampled.drop_null().cast(pa.float64(), safe=False).to_numpy()
     several = np.unique(values[np.isfinite(values)])
@@ -144,7 +216,9 @@ def _proposal(name: str, facts: ColumnFacts, rows: int) -> Proposal:
     kind = _inner(facts)
     if name.lower() in _WEIGHTS:
         return Proposal(name=name, facts=facts, role="weight", fill=bool(facts.nulls))
-    unseen = facts.nulls and facts.known and facts.low is None and not (facts.values or facts.unusable)
+    unseen = (
+        facts.nulls and facts.known and facts.low is None and not (facts.values or facts.unusable)
+    )
     if pa.types.is_null(kind) or (unseen and not is_list(kind)):
         return Proposal(name=name, facts=facts, why="no value was seen")
     if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
@@ -153,8 +227,11 @@ def _proposal(name: str, facts: ColumnFacts, rows: int) -> Proposal:
         return time
     fill = bool(facts.nulls) or facts.unusable
     fractional = pa.types.is_floating(kind) or pa.types.is_decimal(kind)
-    is_number = pa.types.is_boolean(kind) or (fractional and not _are_ids(name, facts)) or (
-        pa.types.is_integer(kind) and is_amount(name, facts))
+    is_number = (
+        pa.types.is_boolean(kind)
+        or (fractional and not _are_ids(name, facts))
+        or (pa.types.is_integer(kind) and is_amount(name, facts))
+    )
     if is_number:
         spread = None if pa.types.is_boolean(kind) else spread_of(facts)
         return Proposal(name=name, facts=facts, role="dense", fill=fill, spread=spread)
@@ -162,28 +239,54 @@ def _proposal(name: str, facts: ColumnFacts, rows: int) -> Proposal:
     if not (fractional or pa.types.is_integer(inner) or _is_text(inner)):
         return Proposal(name=name, facts=facts, why=_unread(kind))
     if _is_text(inner) and not facts.values:
-        return Proposal(name=name, facts=facts, why="text of which nothing was seen; hash= makes ids of it")
+        return Proposal(
+            name=name, facts=facts, why="text of which nothing was seen; hash= makes ids of it"
+        )
     if role == "sparse" and _is_text(inner) and (found := time_formats(facts.examples)):
         return Proposal(name=name, facts=facts, time="text", formats=found, why="a time as text")
     likely = likely_values(facts, rows)
-    if role == "sparse" and facts.values >= _MANY and facts.distinct >= _UNIQUE * facts.values and (
-            _is_text(inner) or likely >= _UNIQUE * rows) and not _USERS.search(name):
-        return Proposal(name=name, facts=facts,
-                        why=f"{'text' if _is_text(inner) else 'a number'} that differs in nearly every row")
-    fits = pa.types.is_integer(inner) and _fits(facts) and (
-        not pa.types.is_fixed_size_list(kind) if role == "id_list" else not facts.nulls)
-    return Proposal(name=name, facts=facts, role=role, fits=fits,
-                    size=next((size for size in _SIZES if size >= 4 * likely), _SIZES[-1]))
+    if (
+        role == "sparse"
+        and facts.values >= _MANY
+        and facts.distinct >= _UNIQUE * facts.values
+        and (_is_text(inner) or likely >= _UNIQUE * rows)
+        and not _USERS.search(name)
+    ):
+        return Proposal(
+            name=name,
+            facts=facts,
+            why=f"{'text' if _is_text(inner) else 'a number'} that differs in nearly every row",
+        )
+    fits = (
+        pa.types.is_integer(inner)
+        and _fits(facts)
+        and (not pa.types.is_fixed_size_list(kind) if role == "id_list" else not facts.nulls)
+    )
+    return Proposal(
+        name=name,
+        facts=facts,
+        role=role,
+        fits=fits,
+        size=next((size for size in _SIZES if size >= 4 * likely), _SIZES[-1]),
+    )
 
 
 def _time_of_numbers(name: str, facts: ColumnFacts, kind: pa.DataType) -> Proposal | None:
     """A column of whole numbers as a time, if it is one: since 1970 in any unit, or its digits."""
     if is_named_id(name) is not False and (form := _digits_format(facts)):
-        return Proposal(name=name, facts=facts, time="int", formats=(form,), why="looks like a time")
+        return Proposal(
+            name=name, facts=facts, time="int", formats=(form,), why="looks like a time"
+        )
     is_named = bool(_TIMES.search(name))
     unit = _unit(facts, _YEAR_1990 if is_named else _YEAR_2001)
     if is_named or (kind.bit_width >= 32 and unit and is_named_id(name) is None):
-        return Proposal(name=name, facts=facts, time="int" if unit else "", unit=unit or 1, why="looks like a time")
+        return Proposal(
+            name=name,
+            facts=facts,
+            time="int" if unit else "",
+            unit=unit or 1,
+            why="looks like a time",
+        )
     return None
 
 
@@ -195,7 +298,11 @@ def _digits_format(facts: ColumnFacts) -> str:
     texts = examples.cast(pa.string())
     for form in _DIGITS:
         seconds = ParseTime(format=form).apply(texts, None)
-        if not seconds.null_count and pc.min(seconds).as_py() >= _YEAR_1990 and pc.max(seconds).as_py() <= _YEAR_2100:
+        if (
+            not seconds.null_count
+            and pc.min(seconds).as_py() >= _YEAR_1990
+            and pc.max(seconds).as_py() <= _YEAR_2100
+        ):
             return form
     return ""
 
@@ -213,7 +320,7 @@ def _are_ids(name: str, facts: ColumnFacts) -> bool:
 def _unread(kind: pa.DataType) -> str:
     """Why a column of this type is left out."""
     if is_list(kind) and pa.types.is_floating(kind.value_type):
-        return f"{kind}, a vector; read it as floats, and op = \"bag\" makes a number of it"
+        return f'{kind}, a vector; read it as floats, and op = "bag" makes a number of it'
     return str(kind)
 
 
@@ -225,7 +332,11 @@ def _inner(facts: ColumnFacts) -> pa.DataType:
 def _texts(facts: ColumnFacts) -> list[str]:
     """Some of the texts that a column holds; none if it holds something else."""
     examples = facts.examples
-    return [] if examples is None or not is_text(facts) else sorted(examples.cast(pa.string()).to_pylist())
+    return (
+        []
+        if examples is None or not is_text(facts)
+        else sorted(examples.cast(pa.string()).to_pylist())
+    )
 
 
 def is_text(facts: ColumnFacts) -> bool:
@@ -242,8 +353,11 @@ def time_formats(examples: pa.Array) -> tuple[str, ...]:
     left, found = examples.filter(pc.not_equal(examples, "")), list[str]()
     while len(left) and len(found) < _MOST_FORMATS:
         taken = {day for day in _SWAPPED if any(one.startswith(day) for one in found)}
-        read = {one: ParseTime(format=one).apply(left, None) for one in _FORMATS
-                if not (one.startswith(_SWAPPED) and taken and not one.startswith(tuple(taken)))}
+        read = {
+            one: ParseTime(format=one).apply(left, None)
+            for one in _FORMATS
+            if not (one.startswith(_SWAPPED) and taken and not one.startswith(tuple(taken)))
+        }
         best = min(read, key=lambda one: read[one].null_count)
         if read[best].null_count == len(left):
             return ()
@@ -260,10 +374,20 @@ def _fits(facts: ColumnFacts) -> bool:
 def _unit(facts: ColumnFacts, since: int) -> int:
     """Of how many a second has all of it lies between that time and the year 2100: one, a thousand, a million or a
     billion; 0 without such."""
-    return next((unit for unit in (1, 10**3, 10**6, 10**9) if isinstance(facts.low, int)
-                 and since * unit <= facts.low <= facts.high <= _YEAR_2100 * unit), 0)
+    return next(
+        (
+            unit
+            for unit in (1, 10**3, 10**6, 10**9)
+            if isinstance(facts.low, int)
+            and since * unit <= facts.low <= facts.high <= _YEAR_2100 * unit
+        ),
+        0,
+    )
 
 
 def user_of(found: Mapping[str, Proposal]) -> str | None:
     """The column by which rows are best split, if one names users."""
-    return next((name for name, one in found.items() if _USERS.search(name) and not one.facts.optional), None)
+    return next(
+        (name for name, one in found.items() if _USERS.search(name) and not one.facts.optional),
+        None,
+    )

@@ -16,7 +16,9 @@ from sluice.etl.ops.ids import Hash
 from sluice.ingest.stages.scatter_kernel import compiled
 
 MOST_IDS = MAX_ID - FIRST
-_KINDS = re.compile(r"(large_)?(string|binary)|u?int(8|16|32|64)|dictionary<values=(large_)?string, .*>")
+_KINDS = re.compile(
+    r"(large_)?(string|binary)|u?int(8|16|32|64)|dictionary<values=(large_)?string, .*>"
+)
 _LISTS = re.compile(r"(large_|fixed_size_)?list<(\w+: )?(.*?)( not null)?>(\[\d+\])?")
 
 
@@ -42,7 +44,11 @@ def hashed_ids(values: pa.Array, operator: Hash) -> pa.Array:
     if not pa.types.is_integer(values.type):
         return operator.apply(values, None)
     signed = not pa.types.is_unsigned_integer(values.type)
-    whole = values.cast(pa.int64() if signed else pa.uint64()).fill_null(0).to_numpy(zero_copy_only=False)
+    whole = (
+        values.cast(pa.int64() if signed else pa.uint64())
+        .fill_null(0)
+        .to_numpy(zero_copy_only=False)
+    )
     ids = spread(hash_digits(whole.view(np.uint64), signed), operator.size)
     if values.null_count:
         ids[values.is_null().to_numpy(zero_copy_only=False)] = NULL

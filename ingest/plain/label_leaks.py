@@ -31,13 +31,16 @@ def label_leaks(facts: Mapping[str, ColumnFacts], label: _Floats) -> Iterator[tu
     known = np.flatnonzero(~np.isnan(label))
     order = np.random.default_rng(0).permutation(known)
     halves = order[::2], order[1::2]
-    if any(min(np.bincount(label[half].astype(int), minlength=2)) < _LEAST_CLASS for half in halves):
+    if any(
+        min(np.bincount(label[half].astype(int), minlength=2)) < _LEAST_CLASS for half in halves
+    ):
         return
     for name, one in facts.items():
         if one.sampled is None or len(one.sampled) != len(label):
             continue
-        if (why := _is_there_with_one_label(one.sampled, label, halves)) or (why := _values_tell(one.sampled, label,
-                                                                                                halves)):
+        if (why := _is_there_with_one_label(one.sampled, label, halves)) or (
+            why := _values_tell(one.sampled, label, halves)
+        ):
             yield name, why
 
 
@@ -46,19 +49,29 @@ def auc(scores: npt.NDArray[np.float64], labels: _Floats) -> float:
     _, place, counts = np.unique(scores, return_inverse=True, return_counts=True)
     ranks = (np.cumsum(counts) - (counts - 1) / 2)[place]
     positives = labels.sum()
-    return float((ranks[labels > 0].sum() - positives * (positives + 1) / 2) / positives / (len(labels) - positives))
+    return float(
+        (ranks[labels > 0].sum() - positives * (positives + 1) / 2)
+        / positives
+        / (len(labels) - positives)
+    )
 
 
-def _is_there_with_one_label(values: pa.Array, label: _Floats, halves: tuple[npt.NDArray[np.int64], ...]) -> str:
+def _is_there_with_one_label(
+    values: pa.Array, label: _Floats, halves: tuple[npt.NDArray[np.int64], ...]
+) -> str:
     there = _is_there(values)
     for which in (1, 0):
-        shares = [(label[half][there[half]] == which).mean() if there[half].sum() >= _LEAST_ROWS else 0.0
-                  for half in halves]
+        shares = [
+            (label[half][there[half]] == which).mean() if there[half].sum() >= _LEAST_ROWS else 0.0
+            for half in halves
+        ]
         common = (label[np.concatenate(halves)] == which).mean()
         if min(shares) >= _NEARLY and common <= _MOST_COMMON:
             rows = int((there & (label == which)).sum())
-            return (f"is there almost only where the label is {which} ({rows:,} of {int(there.sum()):,} rows that have "
-                    "it)")
+            return (
+                f"is there almost only where the label is {which} ({rows:,} of {int(there.sum()):,} rows that have "
+                "it)"
+            )
     return ""
 
 
@@ -68,7 +81,11 @@ def _is_there(values: pa.Array) -> npt.NDArray[np.bool_]:
         there = pc.greater(pc.list_value_length(values), 0)
     elif pa.types.is_string(values.type) or pa.types.is_large_string(values.type):
         there = pc.greater(pc.utf8_length(values), 0)
-    elif pa.types.is_integer(values.type) or pa.types.is_floating(values.type) or pa.types.is_boolean(values.type):
+    elif (
+        pa.types.is_integer(values.type)
+        or pa.types.is_floating(values.type)
+        or pa.types.is_boolean(values.type)
+    ):
         numbers = values.cast(pa.float64(), safe=False)
         there = pc.and_(pc.not_equal(numbers, 0.0), pc.is_finite(numbers))
     else:
@@ -77,15 +94,23 @@ def _is_there(values: pa.Array) -> npt.NDArray[np.bool_]:
     return found
 
 
-def _values_tell(values: pa.Array, label: _Floats, halves: tuple[npt.NDArray[np.int64], ...]) -> str:
+def _values_tell(
+    values: pa.Array, label: _Floats, halves: tuple[npt.NDArray[np.int64], ...]
+) -> str:
     codes = _codes(values)
     learned, judged = halves
     counts = np.bincount(codes[learned], minlength=codes.max() + 1)
     positives = np.bincount(codes[learned], label[learned], minlength=codes.max() + 1)
     rate = label[learned].mean()
-    scores = (positives + rate) / (counts + 1)  # a value that the first half lacks has the mean rate
+    scores = (positives + rate) / (
+        counts + 1
+    )  # a value that the first half lacks has the mean rate
     found = auc(scores[codes[judged]], label[judged])
-    return f"its values alone tell the label (AUC {found:.3f} on {len(judged):,} rows)" if found >= _NEARLY else ""
+    return (
+        f"its values alone tell the label (AUC {found:.3f} on {len(judged):,} rows)"
+        if found >= _NEARLY
+        else ""
+    )
 
 
 def _codes(values: pa.Array) -> npt.NDArray[np.int64]:
@@ -102,7 +127,11 @@ def _codes(values: pa.Array) -> npt.NDArray[np.int64]:
         ends = np.unique(found[there])
         if len(ends) > _BINS * 10:
             ends = np.unique(np.quantile(found[there], np.linspace(0, 1, _BINS)))
-        places: npt.NDArray[np.int64] = np.where(there, np.searchsorted(ends, np.where(there, found, 0), "right"), 0)
+        places: npt.NDArray[np.int64] = np.where(
+            there, np.searchsorted(ends, np.where(there, found, 0), "right"), 0
+        )
         return places
-    known: npt.NDArray[np.int64] = values.dictionary_encode().indices.cast(pa.int64()).fill_null(-1).to_numpy() + 1
+    known: npt.NDArray[np.int64] = (
+        values.dictionary_encode().indices.cast(pa.int64()).fill_null(-1).to_numpy() + 1
+    )
     return known

@@ -25,18 +25,27 @@ _FEW_BYTES = 4  # stored bytes of a value, up to which its texts come back often
 class MadeColumns:
     """The columns by their recipes, of the rows that are selected."""
 
-    def __init__(self, recipes: Sequence[Recipe], selection: RowSelection | None = None, spec: Spec | None = None):
+    def __init__(
+        self,
+        recipes: Sequence[Recipe],
+        selection: RowSelection | None = None,
+        spec: Spec | None = None,
+    ):
         """`spec` says which types the stored columns are read as, and which of them a file may lack."""
         self._recipes, self.selection = tuple(recipes), selection
         """The rows that there are; None: all."""
         kinds: Mapping[str, str] = spec.input.columns if spec else {}
-        self.typed: Mapping[str, pa.DataType] = {name: ARROW_TYPES[kind] for name, kind in kinds.items()}
+        self.typed: Mapping[str, pa.DataType] = {
+            name: ARROW_TYPES[kind] for name, kind in kinds.items()
+        }
         """The columns that are read as these types, whatever each file holds."""
         self.optional: frozenset[str] = frozenset(spec.input.optional) if spec else frozenset()
         """Those of them that a file may lack."""
         self._unlabelled = bool(spec and spec.table.unlabelled)
         self._makers = [Making(recipe) for recipe in recipes]
-        self.sources: tuple[str, ...] = tuple(dict.fromkeys(name for recipe in recipes for name in recipe.sources))
+        self.sources: tuple[str, ...] = tuple(
+            dict.fromkeys(name for recipe in recipes for name in recipe.sources)
+        )
         """The columns that they are made from."""
 
     @property
@@ -51,8 +60,14 @@ class MadeColumns:
 
     def schema(self, stored: pa.Schema) -> pa.Schema:
         """The schema of `table` for a table of that schema."""
-        return pa.schema([pa.field(recipe.name, recipe.type([stored.field(name).type for name in recipe.sources]))
-                          for recipe in self._recipes])
+        return pa.schema(
+            [
+                pa.field(
+                    recipe.name, recipe.type([stored.field(name).type for name in recipe.sources])
+                )
+                for recipe in self._recipes
+            ]
+        )
 
     def repeated(self, stored: pa.Schema, footer: Any) -> list[str]:
         """The columns that are best read as dictionaries, by the footer of a file: texts that come back often are then
@@ -61,24 +76,38 @@ class MadeColumns:
             return []
         made = {name for recipe in self._recipes if recipe.operators for name in recipe.sources}
         group = footer.row_group(0)
-        chunks = {chunk.path_in_schema: chunk for chunk in map(group.column, range(group.num_columns))}
-        return [f.name for f in stored if f.name in made and f.name in chunks
-                and (pa.types.is_string(f.type) or pa.types.is_binary(f.type))
-                and chunks[f.name].total_uncompressed_size <= _FEW_BYTES * chunks[f.name].num_values]
+        chunks = {
+            chunk.path_in_schema: chunk for chunk in map(group.column, range(group.num_columns))
+        }
+        return [
+            f.name
+            for f in stored
+            if f.name in made
+            and f.name in chunks
+            and (pa.types.is_string(f.type) or pa.types.is_binary(f.type))
+            and chunks[f.name].total_uncompressed_size <= _FEW_BYTES * chunks[f.name].num_values
+        ]
 
     def table(self, stored: pa.Table) -> pa.Table:
         """The columns made of a row group's. ColumnError if a value cannot be used."""
         made = {}
         for recipe, maker in zip(self._recipes, self._makers, strict=True):
             columns = [stored.column(name) for name in recipe.sources]
-            pieces = [(chunk,) for chunk in columns[0].chunks] if len(columns) == 1 else \
-                [tuple(whole(column) for column in columns)]
+            pieces = (
+                [(chunk,) for chunk in columns[0].chunks]
+                if len(columns) == 1
+                else [tuple(whole(column) for column in columns)]
+            )
             try:
-                made[recipe.name] = pa.chunked_array([maker(piece) for piece in pieces],
-                                                     recipe.type([column.type for column in columns]))
+                made[recipe.name] = pa.chunked_array(
+                    [maker(piece) for piece in pieces],
+                    recipe.type([column.type for column in columns]),
+                )
             except (pa.ArrowException, TypeError, ValueError) as error:
                 why = f"column {recipe.name!r}: {error}"
                 raise ColumnError(str(error) if isinstance(error, ColumnError) else why) from error
-            if recipe.role == "label" and self._unlabelled:  # as in a table: rows of that split have 0
+            if (
+                recipe.role == "label" and self._unlabelled
+            ):  # as in a table: rows of that split have 0
                 made[recipe.name] = made[recipe.name].fill_null(0)
         return pa.table(made)

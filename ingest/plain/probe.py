@@ -67,8 +67,14 @@ class ColumnFacts:
             self.high, self.high_place = high, place
 
 
-def probe(paths: Sequence[str], names: Iterable[str], *, rows: int = _ROWS,
-          common: Mapping[str, pa.DataType] = MappingProxyType({}), every: bool = False) -> dict[str, ColumnFacts]:
+def probe(
+    paths: Sequence[str],
+    names: Iterable[str],
+    *,
+    rows: int = _ROWS,
+    common: Mapping[str, pa.DataType] = MappingProxyType({}),
+    every: bool = False,
+) -> dict[str, ColumnFacts]:
     """Looks at some columns, parts of structs by their dotted names. `rows` is how many are read of a file; 0 takes
     footers alone, with `every` those of all row groups. Columns in `common` have several types, and are looked at as
     this one."""
@@ -79,17 +85,31 @@ def probe(paths: Sequence[str], names: Iterable[str], *, rows: int = _ROWS,
         try:
             with pq.ParquetFile(path) as file:
                 look = _FileLook(file, path, names, facts, common)
-                look.statistics(file.num_row_groups if every else
-                                max(1, min(_GROUPS, _CHUNKS // max(1, len(names) * len(chosen)))))
+                look.statistics(
+                    file.num_row_groups
+                    if every
+                    else max(1, min(_GROUPS, _CHUNKS // max(1, len(names) * len(chosen))))
+                )
                 if file.metadata.num_rows and path in (chosen[0], chosen[-1]) and rows:
-                    samples.append(look.sample(max(min(rows, _CELLS // max(1, len(names))), min(rows, _LEAST_ROWS))))
+                    samples.append(
+                        look.sample(
+                            max(min(rows, _CELLS // max(1, len(names))), min(rows, _LEAST_ROWS))
+                        )
+                    )
         except Exception as error:  # bits may be flipped anywhere: any kind of error is possible
-            raise ParquetError(f"{path}: cannot be read ({type(error).__name__}: {error}); the file is damaged"
-                               ) from error
+            raise ParquetError(
+                f"{path}: cannot be read ({type(error).__name__}: {error}); the file is damaged"
+            ) from error
     for name, one in facts.items():
         if any(name in table.column_names for table in samples):
-            one.sampled = _together([table[name] if name in table.column_names else
-                                     pa.chunked_array([pa.nulls(len(table))]) for table in samples])
+            one.sampled = _together(
+                [
+                    table[name]
+                    if name in table.column_names
+                    else pa.chunked_array([pa.nulls(len(table))])
+                    for table in samples
+                ]
+            )
             values = elements(one.sampled).drop_null()
             differ = pc.unique(values)
             one.values, one.distinct, one.examples = len(values), len(differ), differ[:_EXAMPLES]
@@ -99,7 +119,9 @@ def probe(paths: Sequence[str], names: Iterable[str], *, rows: int = _ROWS,
 def _together(parts: Sequence[pa.ChunkedArray]) -> pa.Array:
     """Parts of a column as one array, in the type of the first that has values."""
     kind = next((part.type for part in parts if not pa.types.is_null(part.type)), pa.null())
-    return whole(pa.chunked_array([chunk for part in parts for chunk in part.cast(kind).chunks], kind))
+    return whole(
+        pa.chunked_array([chunk for part in parts for chunk in part.cast(kind).chunks], kind)
+    )
 
 
 def elements(values: pa.Array) -> pa.Array:
@@ -108,7 +130,9 @@ def elements(values: pa.Array) -> pa.Array:
 
 
 def is_list(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
+    return bool(
+        pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+    )
 
 
 def _spread(items: list[Any], most: int) -> list[Any]:
@@ -123,8 +147,14 @@ def _spread(items: list[Any], most: int) -> list[Any]:
 class _FileLook:
     """Adds what one file says of some columns to what is known of them."""
 
-    def __init__(self, file: pq.ParquetFile, path: str, names: Sequence[str], facts: dict[str, ColumnFacts],
-                 common: Mapping[str, pa.DataType]):
+    def __init__(
+        self,
+        file: pq.ParquetFile,
+        path: str,
+        names: Sequence[str],
+        facts: dict[str, ColumnFacts],
+        common: Mapping[str, pa.DataType],
+    ):
         self._file, self._path, self._facts, self._common = file, path, facts, common
         self._types = {part.name: part.type for part in parts(file.schema_arrow)}
         self._names = [name for name in names if name in self._types]
@@ -136,7 +166,9 @@ class _FileLook:
         leaves: dict[str, int] = {}
         for number in range(len(self._file.schema)):
             leaf = self._file.schema.column(number).path
-            leaves.setdefault(next((name for name in _upwards(leaf) if name in self._types), leaf), number)
+            leaves.setdefault(
+                next((name for name in _upwards(leaf) if name in self._types), leaf), number
+            )
         self._known = set(self._names)
         for name in self._names:
             self._facts.setdefault(name, ColumnFacts(self._common.get(name, self._types[name])))
@@ -144,11 +176,20 @@ class _FileLook:
             chunks = self._file.metadata.row_group(group)
             for name in self._names:
                 one, said = self._facts[name], chunks.column(leaves[name]).statistics
-                if said is None or not (said.has_null_count and (said.has_min_max or not said.num_values)):
+                if said is None or not (
+                    said.has_null_count and (said.has_min_max or not said.num_values)
+                ):
                     self._known.discard(name)
                     one.known = False
-                if said is not None and said.has_null_count and said.null_count and not pa.types.is_nested(one.type):
-                    one.nulls[self._path, group] = said.null_count  # of a list it would count empty ones, too
+                if (
+                    said is not None
+                    and said.has_null_count
+                    and said.null_count
+                    and not pa.types.is_nested(one.type)
+                ):
+                    one.nulls[self._path, group] = (
+                        said.null_count
+                    )  # of a list it would count empty ones, too
                 if said is not None and said.has_min_max:
                     one.widen(_plain(said.min), _plain(said.max), (self._path, group))
 
@@ -156,11 +197,20 @@ class _FileLook:
         """The first rows of the file, and the first of its last row groups. Adds what they hold and the footer did not
         say."""
         names = [name for name in self._names if _is_looked_at(self._types[name])]
-        sizes = [self._file.metadata.row_group(group).num_rows for group in range(self._file.num_row_groups)]
-        first = next((n for n, before in enumerate(accumulate(sizes), 1) if before >= rows // 2), len(sizes))
-        last = next((n for n in range(len(sizes) - 1, first, -1) if sum(sizes[n:]) >= rows // 2), first)
-        batches = [*self._rows(range(first), rows // 2 if first < len(sizes) else rows, names),
-                   *self._rows(range(last, len(sizes)), rows // 2, names)]
+        sizes = [
+            self._file.metadata.row_group(group).num_rows
+            for group in range(self._file.num_row_groups)
+        ]
+        first = next(
+            (n for n, before in enumerate(accumulate(sizes), 1) if before >= rows // 2), len(sizes)
+        )
+        last = next(
+            (n for n in range(len(sizes) - 1, first, -1) if sum(sizes[n:]) >= rows // 2), first
+        )
+        batches = [
+            *self._rows(range(first), rows // 2 if first < len(sizes) else rows, names),
+            *self._rows(range(last, len(sizes)), rows // 2, names),
+        ]
         table = flattened(pa.Table.from_batches(batches))
         kept = {}
         for name in names:
@@ -179,9 +229,10 @@ class _FileLook:
             values = elements(values).drop_null()
             if name not in self._known and len(values) and not pa.types.is_boolean(values.type):
                 bounds = pc.min_max(values)
-                one.widen(_plain(bounds["min"].as_py()), _plain(bounds["max"].as_py()), (self._path, 0))
+                one.widen(
+                    _plain(bounds["min"].as_py()), _plain(bounds["max"].as_py()), (self._path, 0)
+                )
         return pa.table(kept) if kept else pa.table({"": pa.nulls(table.num_rows)})
-
 
     def _rows(self, groups: Iterable[int], rows: int, names: list[str]) -> Iterator[pa.RecordBatch]:
         """The first rows of some row groups."""
@@ -197,7 +248,9 @@ def _is_looked_at(kind: pa.DataType) -> bool:
     several = is_list(kind)
     if several and (pa.types.is_nested(kind.value_type) or pa.types.is_dictionary(kind.value_type)):
         return False
-    return several or not (pa.types.is_nested(kind) or pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
+    return several or not (
+        pa.types.is_nested(kind) or pa.types.is_binary(kind) or pa.types.is_large_binary(kind)
+    )
 
 
 def _upwards(path: str) -> Iterable[str]:
@@ -220,7 +273,11 @@ def check_values(recipes: Sequence[Recipe], columns: Columns, paths: Sequence[st
     missing one without a fill, an id that does not fit, a number that is too large. Returns what is to be said of the
     labels, if anything is."""
     scalars = {name for name in (*columns.floats, *columns.scalars) if name not in columns.added}
-    taken = {recipe.name: recipe.sources[0] for recipe in recipes if recipe.name in scalars and not recipe.operators}
+    taken = {
+        recipe.name: recipe.sources[0]
+        for recipe in recipes
+        if recipe.name in scalars and not recipe.operators
+    }
     facts = probe(paths, dict.fromkeys(taken.values()), rows=0) if taken else {}
     for name, source in taken.items():
         if (one := facts.get(source)) is None:
@@ -235,34 +292,48 @@ def check_values(recipes: Sequence[Recipe], columns: Columns, paths: Sequence[st
         for place in places:
             _refuse(name, source, kind, place, columns)
     label = facts.get(taken.get(columns.label, ""))
-    if label is None or not isinstance(label.low, (int, float)) or 0 <= label.low <= label.high <= 1:
+    if (
+        label is None
+        or not isinstance(label.low, (int, float))
+        or 0 <= label.low <= label.high <= 1
+    ):
         return ""
-    return (f"the label {columns.label!r} goes from {_shown(label.low)} to {_shown(label.high)}, and is loaded so; a "
-            "loss of clicks (binary cross-entropy) takes 0 to 1, as roles=\"label="
-            f"{taken[columns.label]} >= {_shown(label.high)}\" makes them")
+    return (
+        f"the label {columns.label!r} goes from {_shown(label.low)} to {_shown(label.high)}, and is loaded so; a "
+        'loss of clicks (binary cross-entropy) takes 0 to 1, as roles="label='
+        f'{taken[columns.label]} >= {_shown(label.high)}" makes them'
+    )
 
 
 def _refuse(name: str, source: str, kind: Any, place: Place, columns: Columns) -> None:
     """Raises ColumnError if the values there are as its footer says."""
     path, group = place
     with pq.ParquetFile(path) as file:
-        values = flattened(file.read_row_group(group, columns=[source], use_threads=False)).column(source)
+        values = flattened(file.read_row_group(group, columns=[source], use_threads=False)).column(
+            source
+        )
     where = f"{path}, row group {group}"
     filled = name in columns.fill
     if values.null_count and not filled and name == columns.label:
-        raise ColumnError(f"{where}: column {name!r} has {values.null_count} empty values, and is the label; leave "
-                          "such rows out by a spec (`sluice guess` writes one) whose [table] has unlabelled = \"ask\", "
-                          f"or say by name what they are, fill={{{name!r}: 0}}")
+        raise ColumnError(
+            f"{where}: column {name!r} has {values.null_count} empty values, and is the label; leave "
+            'such rows out by a spec (`sluice guess` writes one) whose [table] has unlabelled = "ask", '
+            f"or say by name what they are, fill={{{name!r}: 0}}"
+        )
     if values.null_count and not filled:
-        raise ColumnError(f"{where}: column {name!r} has {values.null_count} empty values; fill them in the spec (op = "
-                          f"\"fill\"), or give the loader a fill, for instance fill={{{name!r}: 0}} (--fill 0)")
+        raise ColumnError(
+            f"{where}: column {name!r} has {values.null_count} empty values; fill them in the spec (op = "
+            f'"fill"), or give the loader a fill, for instance fill={{{name!r}: 0}} (--fill 0)'
+        )
     if values.null_count:
         values = values.fill_null(pa.scalar(0).cast(values.type))
     try:
         numbers(values.to_numpy(), kind)
     except ValueRefused as refused:
         how = f", for instance hash={{{name!r}: 1_000_000}}" if kind is np.int32 else ""
-        raise ColumnError(f"{where}, row {refused.at}: column {name!r} holds {refused}{how}") from None
+        raise ColumnError(
+            f"{where}, row {refused.at}: column {name!r} holds {refused}{how}"
+        ) from None
 
 
 def facts_text(one: ColumnFacts) -> str:

@@ -18,7 +18,9 @@ from sluice.ingest.columns import ColumnError
 from sluice.ingest.plain.hashed_ids import can_hash, hashed_ids
 from sluice.ingest.stages.number_types import held
 
-_DICTIONARIES = tuple(f"dictionary<values={kind}" for kind in ("int", "uint", "float", "double", "halffloat"))
+_DICTIONARIES = tuple(
+    f"dictionary<values={kind}" for kind in ("int", "uint", "float", "double", "halffloat")
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,13 +37,25 @@ class Recipe:
     """None: the values as they are."""
 
     @classmethod
-    def stored(cls, name: str, role: str, kind: str, size: int | None = None,
-               operators: tuple[ops.Operator, ...] = ()) -> Recipe:
+    def stored(
+        cls,
+        name: str,
+        role: str,
+        kind: str,
+        size: int | None = None,
+        operators: tuple[ops.Operator, ...] = (),
+    ) -> Recipe:
         """A column as files hold it, hashed to so many ids, or by operators; `kind` is the name of its Arrow type."""
         if size is not None:
             return cls(name=name, role=role, sources=(name,), operators=(Hash(size=size),))
         numbers = kind.startswith("decimal") or kind.startswith(_DICTIONARIES)
-        return cls(name=name, role=role, sources=(name,), kinds=("float",) if numbers else (), operators=operators)
+        return cls(
+            name=name,
+            role=role,
+            sources=(name,),
+            kinds=("float",) if numbers else (),
+            operators=operators,
+        )
 
     @property
     def as_it_is(self) -> bool:
@@ -51,7 +65,12 @@ class Recipe:
     @property
     def described(self) -> list[Any]:
         """What its values depend on, as plain values."""
-        return [self.name, list(self.sources), list(self.kinds), [op.described for op in self.operators]]
+        return [
+            self.name,
+            list(self.sources),
+            list(self.kinds),
+            [op.described for op in self.operators],
+        ]
 
     @property
     def size(self) -> int | None:
@@ -71,9 +90,17 @@ class Recipe:
     def field(self, stored: Sequence[pa.DataType]) -> Field:
         """The column as a loader sees it."""
         kind = self.type(stored)
-        layout = "scalar" if self.role != "id_list" else "bytes" if pa.types.is_binary(kind) else "list"
-        return Field(name=self.name, role=self.role, type=str(kind).replace("<item:", "<element:"), layout=layout,
-                     cardinality=self.size, inputs=() if self.sources == (self.name,) else self.sources)
+        layout = (
+            "scalar" if self.role != "id_list" else "bytes" if pa.types.is_binary(kind) else "list"
+        )
+        return Field(
+            name=self.name,
+            role=self.role,
+            type=str(kind).replace("<item:", "<element:"),
+            layout=layout,
+            cardinality=self.size,
+            inputs=() if self.sources == (self.name,) else self.sources,
+        )
 
     def check(self, stored: Sequence[pa.DataType]) -> None:
         """Raises ColumnError if columns of these types cannot be what it is made from."""
@@ -86,10 +113,21 @@ class Making:
 
     def __init__(self, recipe: Recipe):
         self._recipe = recipe
-        online = tuple({key: list(value) if isinstance(value, tuple) else value for key, value in op.described.items()}
-                       for op in recipe.operators)
-        field = Field(name=recipe.name, role=recipe.role, type="", online=online, nullable=True,
-                      cardinality=recipe.size)
+        online = tuple(
+            {
+                key: list(value) if isinstance(value, tuple) else value
+                for key, value in op.described.items()
+            }
+            for op in recipe.operators
+        )
+        field = Field(
+            name=recipe.name,
+            role=recipe.role,
+            type="",
+            online=online,
+            nullable=True,
+            cardinality=recipe.size,
+        )
         self._operators = ops.online(field, None) if online else None
         only = recipe.operators[0] if len(recipe.operators) == 1 else None
         self._hash = only if isinstance(only, Hash) and not only.salt else None
@@ -97,13 +135,25 @@ class Making:
     def __call__(self, arrays: Sequence[pa.Array]) -> pa.Array:
         """The values of one piece, of which `arrays` holds each source."""
         recipe = self._recipe
-        if self._hash is not None and can_hash(str(arrays[0].type)) and set(recipe.kinds) <= {"int", "text", "texts"}:
+        if (
+            self._hash is not None
+            and can_hash(str(arrays[0].type))
+            and set(recipe.kinds) <= {"int", "text", "texts"}
+        ):
             return hashed_ids(arrays[0], self._hash).cast(recipe.type(()))
-        columns = [self._typed(name, array, kind) for name, array, kind in
-                   zip(recipe.sources, arrays, recipe.kinds or [""] * len(arrays), strict=True)]
+        columns = [
+            self._typed(name, array, kind)
+            for name, array, kind in zip(
+                recipe.sources, arrays, recipe.kinds or [""] * len(arrays), strict=True
+            )
+        ]
         if self._operators is None:
             return self._checked(columns[0])
-        values = columns[0] if len(columns) == 1 else pa.StructArray.from_arrays(columns, list(recipe.sources))
+        values = (
+            columns[0]
+            if len(columns) == 1
+            else pa.StructArray.from_arrays(columns, list(recipe.sources))
+        )
         made = held(self._operators(values))
         return made if isinstance(made, pa.Array) else pa.array(made)
 
@@ -112,11 +162,17 @@ class Making:
         if self._recipe.role == "label" and self._recipe.kinds == ("int",):
             wrong = pc.filter(values, pc.invert(pc.is_in(values, pa.array([0, 1, None]))))
             if len(wrong):
-                raise ColumnError(f"column {self._recipe.sources[0]!r} holds {wrong[0]}, and a label is 0 or 1")
+                raise ColumnError(
+                    f"column {self._recipe.sources[0]!r} holds {wrong[0]}, and a label is 0 or 1"
+                )
         return values
 
     def _typed(self, name: str, array: pa.Array, kind: str) -> pa.Array:
-        texts = kind == "text" and pa.types.is_dictionary(array.type) and array.type.value_type == pa.string()
+        texts = (
+            kind == "text"
+            and pa.types.is_dictionary(array.type)
+            and array.type.value_type == pa.string()
+        )
         if texts and len(self._recipe.sources) == 1 and self._operators is not None:
             return array  # each text is worked on once
         if not kind:
@@ -129,14 +185,18 @@ def check_kind(name: str, have: pa.DataType, kind: str) -> None:
     try:
         converted(pa.array([], have), kind)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
-        raise ColumnError(f"column {name!r} holds {have}, which is not read as {kind}: give it another type in "
-                          "input.columns of the spec, or leave it out") from None
+        raise ColumnError(
+            f"column {name!r} holds {have}, which is not read as {kind}: give it another type in "
+            "input.columns of the spec, or leave it out"
+        ) from None
 
 
 def typed(name: str, array: pa.Array, kind: str) -> pa.Array:
     """The values of a column in the type that a spec gives to it; ColumnError if one does not fit."""
     values, lost = converted(array, kind)
     if lost is not None and lost.any():
-        raise ColumnError(f"column {name!r} holds {array[int(lost.argmax())]}, which is no whole number of 64 bits: "
-                          "read it as float in input.columns of the spec")
+        raise ColumnError(
+            f"column {name!r} holds {array[int(lost.argmax())]}, which is no whole number of 64 bits: "
+            "read it as float in input.columns of the spec"
+        )
     return values

@@ -36,10 +36,14 @@ def roles_of(text: str) -> dict[str, list[str]]:
     for part in filter(None, (p.strip() for p in text.split(";"))):
         role, sign, names = part.partition("=")
         if not sign:
-            raise ParquetError(f"roles: {part!r} has no '='; write for instance label=click;dense=I*")
+            raise ParquetError(
+                f"roles: {part!r} has no '='; write for instance label=click;dense=I*"
+            )
         if role.strip() in roles:
-            raise ParquetError(f"roles: {role.strip()!r} is given twice; write all its columns behind one, parted by "
-                               "commas")
+            raise ParquetError(
+                f"roles: {role.strip()!r} is given twice; write all its columns behind one, parted by "
+                "commas"
+            )
         roles[role.strip()] = [name.strip() for name in names.split(",") if name.strip()]
     return roles
 
@@ -61,7 +65,9 @@ def label_of(text: str, types: Mapping[str, str]) -> tuple[str, tuple[Operator, 
     name, sign, right = match.groups()
     if "string" in types.get(name, ""):
         if sign != "==":
-            raise ParquetError(f"label {text!r}: column {name!r} holds {types[name]}, of which a label is made by ==")
+            raise ParquetError(
+                f"label {text!r}: column {name!r} holds {types[name]}, of which a label is made by =="
+            )
         return name, (OneHot(values=(right,)),)
     try:
         return name, (Compare(to=f"{sign} {right}"),)
@@ -69,8 +75,9 @@ def label_of(text: str, types: Mapping[str, str]) -> tuple[str, tuple[Operator, 
         raise ParquetError(f"label {text!r}: {error}") from None
 
 
-def recipes_of(roles: Roles, hashed: Mapping[str, int], types: Mapping[str, str], lacking: Mapping[str, str]
-               ) -> tuple[tuple[Recipe, ...], dict[str, int]]:
+def recipes_of(
+    roles: Roles, hashed: Mapping[str, int], types: Mapping[str, str], lacking: Mapping[str, str]
+) -> tuple[tuple[Recipe, ...], dict[str, int]]:
     """The columns in the order in which they are asked for, those of one pattern as they lie in the files, and the
     number of ids of those that are hashed. `types` are the Arrow types of the columns that all files have, by their
     names; `lacking` names a file for each other."""
@@ -81,9 +88,13 @@ def recipes_of(roles: Roles, hashed: Mapping[str, int], types: Mapping[str, str]
     for role, pattern, names, _ in asked:
         if names == [pattern]:
             if exact.get(pattern) == role:
-                raise ParquetError(f"roles: column {pattern!r} is asked for twice, as {role}; name it once")
+                raise ParquetError(
+                    f"roles: column {pattern!r} is asked for twice, as {role}; name it once"
+                )
             if pattern in exact:
-                raise ParquetError(f"roles: column {pattern!r} is asked for as {exact[pattern]} and as {role}")
+                raise ParquetError(
+                    f"roles: column {pattern!r} is asked for as {exact[pattern]} and as {role}"
+                )
             exact[pattern] = role
     role_of: dict[str, str] = {}
     for role, pattern, names, size in asked:
@@ -91,24 +102,36 @@ def recipes_of(roles: Roles, hashed: Mapping[str, int], types: Mapping[str, str]
             if name in exact and pattern != name:
                 continue  # an exact name beats a pattern
             if role_of.setdefault(name, role) != role:
-                raise ParquetError(f"roles: column {name!r} is asked for as {role_of[name]} and as {role}")
+                raise ParquetError(
+                    f"roles: column {name!r} is asked for as {role_of[name]} and as {role}"
+                )
             if size is not None and sizes.setdefault(name, size) != size:
-                raise ParquetError(f"roles: column {name!r} is to have {size:,} ids there, and {sizes[name]:,} by hash")
+                raise ParquetError(
+                    f"roles: column {name!r} is to have {size:,} ids there, and {sizes[name]:,} by hash"
+                )
     for name in sizes:
         role = role_of.setdefault(name, "sparse")
         if role not in ("sparse", "id_list"):
             raise ParquetError(f"hash: column {name!r} is asked for as {role}; only ids are hashed")
-    return tuple(Recipe.stored(name, "id_list" if role == "sparse" and _is_list(types[name]) else role, types[name],
-                               sizes.get(name), labels.get(name, ()) if role == "label" else ())
-                 for name, role in role_of.items()), sizes
+    return tuple(
+        Recipe.stored(
+            name,
+            "id_list" if role == "sparse" and _is_list(types[name]) else role,
+            types[name],
+            sizes.get(name),
+            labels.get(name, ()) if role == "label" else (),
+        )
+        for name, role in role_of.items()
+    ), sizes
 
 
 def _is_list(kind: str) -> bool:
     return kind.startswith(("list<", "large_list<", "fixed_size_list<"))
 
 
-def _asked(roles: Roles, types: Mapping[str, str], lacking: Mapping[str, str]
-           ) -> Iterator[tuple[str, str, list[str], int | None]]:
+def _asked(
+    roles: Roles, types: Mapping[str, str], lacking: Mapping[str, str]
+) -> Iterator[tuple[str, str, list[str], int | None]]:
     """Role, name or pattern, the columns that it means, and the number of ids to hash them to."""
     for role, wanted in roles.items():
         if role not in ROLES:
@@ -118,14 +141,18 @@ def _asked(roles: Roles, types: Mapping[str, str], lacking: Mapping[str, str]
             if text not in types and (match := _SIZED.fullmatch(text)):
                 pattern, size = match[1], int(match[2])
                 if role not in ("sparse", "id_list"):
-                    raise ParquetError(f"roles: {text!r} is asked for as {role}; only ids are hashed")
+                    raise ParquetError(
+                        f"roles: {text!r} is asked for as {role}; only ids are hashed"
+                    )
             names = _names(pattern, "roles", types, lacking)
             for name in names if size is not None else ():
                 _check_hash(name, size, types)
             yield role, pattern, names, size
 
 
-def _sizes(wanted: Mapping[str, int], types: Mapping[str, str], lacking: Mapping[str, str]) -> dict[str, int]:
+def _sizes(
+    wanted: Mapping[str, int], types: Mapping[str, str], lacking: Mapping[str, str]
+) -> dict[str, int]:
     """The number of ids of each column to be hashed."""
     found = {}
     for pattern, size in wanted.items():
@@ -137,17 +164,25 @@ def _sizes(wanted: Mapping[str, int], types: Mapping[str, str], lacking: Mapping
 
 def _check_hash(name: str, size: int | None, types: Mapping[str, str]) -> None:
     if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= MOST_IDS:
-        raise ParquetError(f"hash: {size!r} for column {name!r} is not a number of ids from 1 to {MOST_IDS:,}")
+        raise ParquetError(
+            f"hash: {size!r} for column {name!r} is not a number of ids from 1 to {MOST_IDS:,}"
+        )
     if not can_hash(types[name]):
-        raise ParquetError(f"hash: column {name!r} holds {types[name]}; whole numbers, texts and lists of them "
-                           "can be hashed")
+        raise ParquetError(
+            f"hash: column {name!r} holds {types[name]}; whole numbers, texts and lists of them "
+            "can be hashed"
+        )
 
 
-def _names(pattern: str, where: str, types: Mapping[str, str], lacking: Mapping[str, str]) -> list[str]:
+def _names(
+    pattern: str, where: str, types: Mapping[str, str], lacking: Mapping[str, str]
+) -> list[str]:
     """The columns that a name or a pattern means."""
     if pattern in lacking:
-        raise ParquetError(f"{lacking[pattern]}: no column {pattern!r}, which other files have; a spec can say that "
-                           "files may lack it (input.optional; `sluice guess` writes one)")
+        raise ParquetError(
+            f"{lacking[pattern]}: no column {pattern!r}, which other files have; a spec can say that "
+            "files may lack it (input.optional; `sluice guess` writes one)"
+        )
     names = [pattern] if pattern in types else fnmatch.filter(types, pattern)
     if not names:
         raise ParquetError(f"{where}: there is no column {pattern!r}{nearest(pattern, types)}")

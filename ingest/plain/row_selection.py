@@ -37,7 +37,11 @@ class RowSelection:
         """The columns that decide."""
         table = self.spec.table
         label = (self.spec.label,) if table.unlabelled else ()
-        keys = tuple(column.name for column in self.spec.rule.columns) if self._by_key else table.split_by
+        keys = (
+            tuple(column.name for column in self.spec.rule.columns)
+            if self._by_key
+            else table.split_by
+        )
         named = table.split_column or table.split_time
         return tuple(dict.fromkeys((*((named,) if named else keys), *label)))
 
@@ -55,10 +59,16 @@ class RowSelection:
 
     def _splits(self, stored: pa.Table) -> npt.NDArray[np.int32]:
         types = self.spec.input.columns
-        there = {name: whole(stored.column(name)) if name in stored.column_names else pa.nulls(stored.num_rows)
-                 for name in self.sources}
+        there = {
+            name: whole(stored.column(name))
+            if name in stored.column_names
+            else pa.nulls(stored.num_rows)
+            for name in self.sources
+        }
         columns = {name: typed(name, values, types[name]) for name, values in there.items()}
-        keys = row_keys(columns, self.spec) if self._by_key else np.zeros(stored.num_rows, np.uint64)
+        keys = (
+            row_keys(columns, self.spec) if self._by_key else np.zeros(stored.num_rows, np.uint64)
+        )
         return split_of(columns, keys, self.spec)
 
     def counts(self, paths: Sequence[str]) -> tuple[list[tuple[int, ...]], int]:
@@ -66,11 +76,15 @@ class RowSelection:
         columns that decide are read; where a footer's smallest and largest time lie in one split, nothing is."""
         with ThreadPoolExecutor(os.cpu_count(), "sluice-splits") as pool:
             found = list(pool.map(self._counts, paths))
-        return [tuple(rows for rows, _ in file) for file in found], sum(none for file in found for _, none in file)
+        return [tuple(rows for rows, _ in file) for file in found], sum(
+            none for file in found for _, none in file
+        )
 
     def _counts(self, path: str) -> list[tuple[int, int]]:
         with pq.ParquetFile(path) as file:
-            return [self._count(path, file, number) for number in range(file.metadata.num_row_groups)]
+            return [
+                self._count(path, file, number) for number in range(file.metadata.num_row_groups)
+            ]
 
     def _count(self, path: str, file: pq.ParquetFile, number: int) -> tuple[int, int]:
         group = file.metadata.row_group(number)
@@ -80,7 +94,11 @@ class RowSelection:
                 first, last = self._splits(bounds)
                 if first == last:
                     return group.num_rows if first == self._number else 0, 0
-            splits = self._splits(flattened(file.read_row_group(number, columns=list(self.sources), use_threads=False)))
+            splits = self._splits(
+                flattened(
+                    file.read_row_group(number, columns=list(self.sources), use_threads=False)
+                )
+            )
             return int(np.count_nonzero(splits == self._number)), int(np.count_nonzero(splits < 0))
         except ColumnError as error:
             raise ColumnError(f"{path}, row group {number}: {error}") from None
@@ -97,11 +115,19 @@ def _bounds(file: pq.ParquetFile, number: int, name: str) -> pa.Table | None:
     """The smallest and the largest value of a column in a row group, as its footer says; None if it does not, or if
     values are missing."""
     at = file.schema_arrow.get_field_index(name)
-    if at < 0 or pa.types.is_floating(kind := file.schema_arrow.field(at).type):  # a footer knows nothing of NaN
+    if at < 0 or pa.types.is_floating(
+        kind := file.schema_arrow.field(at).type
+    ):  # a footer knows nothing of NaN
         return None
     group = file.metadata.row_group(number)
-    known = next((column.statistics for column in map(group.column, range(group.num_columns))
-                  if column.path_in_schema == name), None)
+    known = next(
+        (
+            column.statistics
+            for column in map(group.column, range(group.num_columns))
+            if column.path_in_schema == name
+        ),
+        None,
+    )
     if known is None or not (known.has_min_max and known.has_null_count) or known.null_count:
         return None
     return pa.table({name: pa.array([known.min, known.max], kind)})

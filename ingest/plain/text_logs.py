@@ -26,9 +26,14 @@ _NAMES = re.compile(r"\.(csv|tsv|txt|log|json|jsonl|ndjson)(\.(gz|bz2))?$", re.I
 _BYTES, _PACKED = 1 << 20, 1 << 26
 """How much is looked at of the first and of the last file, at the beginning and at the end; and how much is read of one
 that is compressed, to find its end."""
-_WHOLE, _POINT, _COMMA = (re.compile(form) for form in (
-    r"-?(0|[1-9][0-9]{0,17})", r"[+-]?[0-9]{1,18}(\.[0-9]*)?([eE][+-]?[0-9]{1,3})?|[nN]a[nN]|NAN",
-    r"-?[0-9]{1,18}(,[0-9]+)?|[nN]a[nN]|NAN"))
+_WHOLE, _POINT, _COMMA = (
+    re.compile(form)
+    for form in (
+        r"-?(0|[1-9][0-9]{0,17})",
+        r"[+-]?[0-9]{1,18}(\.[0-9]*)?([eE][+-]?[0-9]{1,3})?|[nN]a[nN]|NAN",
+        r"-?[0-9]{1,18}(,[0-9]+)?|[nN]a[nN]|NAN",
+    )
+)
 _DELIMITERS, _ALIKE = "\t;,|", 0.99
 
 
@@ -61,9 +66,17 @@ class TextSample:
             last = others[1] or others[0]
         content = first + last
         if content[:2] in (b"\xff\xfe", b"\xfe\xff"):
-            raise UsageError(f"{paths[0]}: is UTF-16, where a line's end is written in other bytes; write it in UTF-8")
-        encoding = next((name for name in ("utf-8", "cp1252") if _decodes(content, name)), "latin-1")
-        lines = [line.removeprefix("\ufeff") for line in content.decode(encoding).split("\n") if line.strip()]
+            raise UsageError(
+                f"{paths[0]}: is UTF-16, where a line's end is written in other bytes; write it in UTF-8"
+            )
+        encoding = next(
+            (name for name in ("utf-8", "cp1252") if _decodes(content, name)), "latin-1"
+        )
+        lines = [
+            line.removeprefix("\ufeff")
+            for line in content.decode(encoding).split("\n")
+            if line.strip()
+        ]
         if not lines:
             raise UsageError(f"{paths[0]}: there are no lines to look at")
         keys = {} if encoding == "utf-8" else {"encoding": encoding}
@@ -77,8 +90,10 @@ class TextSample:
         """Of lines that are an object of JSON each; others would be set aside."""
         objects = [found for line in lines if isinstance(found := _json(line), dict)]
         if len(objects) < _ALIKE * len(lines):
-            raise UsageError(f"{path}: begins as JSON does, but {len(lines) - len(objects):,} of {len(lines):,} lines "
-                             "are no object; write one on each line, as `jq -c '.[]'` does of a list")
+            raise UsageError(
+                f"{path}: begins as JSON does, but {len(lines) - len(objects):,} of {len(lines):,} lines "
+                "are no object; write one on each line, as `jq -c '.[]'` does of a list"
+            )
         columns: dict[str, pa.Array] = {}
         others: dict[str, str] = {}
         for name in dict.fromkeys(name for one in objects for name in one):
@@ -93,22 +108,32 @@ class TextSample:
             for part, values in zip(found.column_names, map(whole, found.columns), strict=True):
                 if pa.types.is_struct(values.type):
                     others[part] = "objects without members"
-                elif pa.types.is_list(values.type) and not (pa.types.is_string(values.type.value_type)
-                                                            or pa.types.is_integer(values.type.value_type)):
+                elif pa.types.is_list(values.type) and not (
+                    pa.types.is_string(values.type.value_type)
+                    or pa.types.is_integer(values.type.value_type)
+                ):
                     others[part] = f"{values.type}, of which a job makes no ids"
                 else:
                     columns[part] = values
         return cls(form="json", others=others, **_with_times(columns), **more)
 
     @classmethod
-    def of_fields(cls, lines: Sequence[str], path: str, *, keys: dict[str, Any], **more: Any) -> TextSample:
+    def of_fields(
+        cls, lines: Sequence[str], path: str, *, keys: dict[str, Any], **more: Any
+    ) -> TextSample:
         """Of lines that are fields with one sign between them."""
         cut = {sign: _cut(lines, sign) for sign in _DELIMITERS}
         widths = {sign: Counter(map(len, rows)).most_common(1)[0] for sign, rows in cut.items()}
-        fitting = [sign for sign, (width, count) in widths.items() if width > 1 and count >= _ALIKE * len(lines)]
+        fitting = [
+            sign
+            for sign, (width, count) in widths.items()
+            if width > 1 and count >= _ALIKE * len(lines)
+        ]
         if not fitting:
-            raise UsageError(f"{path}: is neither Parquet, nor an object of JSON a line, nor lines of fields with one "
-                             "of tab ; , | between them, equally many in each")
+            raise UsageError(
+                f"{path}: is neither Parquet, nor an object of JSON a line, nor lines of fields with one "
+                "of tab ; , | between them, equally many in each"
+            )
         sign = max(fitting, key=lambda one: widths[one][0])
         rows = [row for row in cut[sign] if len(row) == widths[sign][0]]
         header = _is_header(rows[0])
@@ -116,15 +141,34 @@ class TextSample:
         cells = list(zip(*(row for row in rows if not header or row != names), strict=True))
         if not cells:
             raise UsageError(f"{path}: there is nothing but a header")
-        texts = {name: [cell.strip("\r") or None for cell in column] for name, column in zip(names, cells, strict=True)}
-        comma = sign != "," and any(_all(_COMMA, column) and not _all(_WHOLE, column) for column in texts.values()) \
-            and not any(_all(_POINT, column) and not _all(_WHOLE, column) for column in texts.values())
-        keys = {**({} if sign == "\t" else {"delimiter": sign}), **({"header": True} if header else {}), **keys,
-                **({"decimal": ","} if comma else {})}
+        texts = {
+            name: [cell.strip("\r") or None for cell in column]
+            for name, column in zip(names, cells, strict=True)
+        }
+        comma = (
+            sign != ","
+            and any(_all(_COMMA, column) and not _all(_WHOLE, column) for column in texts.values())
+            and not any(
+                _all(_POINT, column) and not _all(_WHOLE, column) for column in texts.values()
+            )
+        )
+        keys = {
+            **({} if sign == "\t" else {"delimiter": sign}),
+            **({"header": True} if header else {}),
+            **keys,
+            **({"decimal": ","} if comma else {}),
+        }
         columns = {name: _numbers(column, comma) for name, column in texts.items()}
-        clicks = [name for name in (names[0], names[-1]) if not header and set(texts[name]) == {"0", "1"}]
-        return cls(form="tsv" if sign == "\t" else "csv", keys=keys, label=next(iter(clicks), None),
-                   **_with_times(columns), **more)
+        clicks = [
+            name for name in (names[0], names[-1]) if not header and set(texts[name]) == {"0", "1"}
+        ]
+        return cls(
+            form="tsv" if sign == "\t" else "csv",
+            keys=keys,
+            label=next(iter(clicks), None),
+            **_with_times(columns),
+            **more,
+        )
 
 
 def text_paths(source: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> list[str]:
@@ -133,10 +177,17 @@ def text_paths(source: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
     for one in [source] if isinstance(source, (str, os.PathLike)) else source:
         text = os.fspath(one)
         if os.path.isdir(text):
-            there = [path for path in sorted(Path(text).rglob("*")) if path.is_file()
-                     and not any(part.startswith(("_", ".")) for part in path.relative_to(text).parts)]
-            found += [str(path) for path in there if _NAMES.search(path.name)] \
-                if not any(path.suffix == ".parquet" for path in there) else []
+            there = [
+                path
+                for path in sorted(Path(text).rglob("*"))
+                if path.is_file()
+                and not any(part.startswith(("_", ".")) for part in path.relative_to(text).parts)
+            ]
+            found += (
+                [str(path) for path in there if _NAMES.search(path.name)]
+                if not any(path.suffix == ".parquet" for path in there)
+                else []
+            )
         else:
             found += [text] if os.path.isfile(text) else sorted(glob.glob(text, recursive=True))
     found = [path for path in found if os.path.isfile(path) and os.path.getsize(path)]
@@ -157,13 +208,15 @@ def _ends(path: str) -> tuple[bytes, bytes, bool]:
     if len(content) < _BYTES:
         return content if content.endswith(b"\n") else content + b"\n", b"", True
     last = content[-_BYTES:] if packed else _read(path, _BYTES, max(_BYTES, size - _BYTES))
-    last = last if whole else last[:last.rfind(b"\n") + 1]
-    return content[:content.rfind(b"\n", 0, _BYTES) + 1], last[last.find(b"\n") + 1:], whole
+    last = last if whole else last[: last.rfind(b"\n") + 1]
+    return content[: content.rfind(b"\n", 0, _BYTES) + 1], last[last.find(b"\n") + 1 :], whole
 
 
 def _read(path: str, most: int, start: int = 0) -> bytes:
     try:
-        with pa.input_stream(path, compression="detect") if not start else pa.OSFile(path) as stream:
+        with (
+            pa.input_stream(path, compression="detect") if not start else pa.OSFile(path) as stream
+        ):
             if start:
                 stream.seek(start)
             return bytes(stream.read(most))
@@ -189,15 +242,20 @@ def _json(line: str) -> Any:
 def _cut(lines: Sequence[str], sign: str) -> list[list[str]]:
     """The fields of each line; a single one, if there are some that nobody can read."""
     try:
-        return list(csv.reader(lines, delimiter=sign, quoting=csv.QUOTE_NONE if sign == "\t" else csv.QUOTE_MINIMAL))
+        return list(
+            csv.reader(
+                lines, delimiter=sign, quoting=csv.QUOTE_NONE if sign == "\t" else csv.QUOTE_MINIMAL
+            )
+        )
     except csv.Error:
         return [[""]]
 
 
 def _is_header(row: Sequence[str]) -> bool:
     """Whether these are names: all there, all different, none of them a number."""
-    return len(set(row)) == len(row) and not any(not cell or _POINT.fullmatch(cell) or _COMMA.fullmatch(cell)
-                                                 for cell in row)
+    return len(set(row)) == len(row) and not any(
+        not cell or _POINT.fullmatch(cell) or _COMMA.fullmatch(cell) for cell in row
+    )
 
 
 def _all(form: re.Pattern[str], cells: Sequence[str | None]) -> bool:
@@ -209,7 +267,10 @@ def _numbers(cells: Sequence[str | None], comma: bool) -> pa.Array:
     if _all(_WHOLE, cells):
         return pa.array([None if cell is None else int(cell) for cell in cells], pa.int64())
     if _all(_COMMA if comma else _POINT, cells):
-        return pa.array([None if cell is None else float(cell.replace(",", ".")) for cell in cells], pa.float64())
+        return pa.array(
+            [None if cell is None else float(cell.replace(",", ".")) for cell in cells],
+            pa.float64(),
+        )
     return pa.array(cells, pa.string())
 
 
@@ -217,9 +278,15 @@ def _with_times(columns: Mapping[str, pa.Array]) -> dict[str, Any]:
     """The columns, those of texts that are times as times, and the formats of these."""
     found, times = dict(columns), dict[str, tuple[str, ...]]()
     for name, values in columns.items():
-        if pa.types.is_string(values.type) and (formats := time_formats(pc.unique(values.drop_null()))):
+        if pa.types.is_string(values.type) and (
+            formats := time_formats(pc.unique(values.drop_null()))
+        ):
             times[name] = formats
-            micros = pc.multiply(ParseTime(format=formats).apply(values, None), 1e6).cast(pa.int64(), safe=False)
+            micros = pc.multiply(ParseTime(format=formats).apply(values, None), 1e6).cast(
+                pa.int64(), safe=False
+            )
             at = micros.cast(pa.timestamp("us"))
-            found[name] = at if any("%H" in one for one in formats) else at.cast(pa.date32(), safe=False)
+            found[name] = (
+                at if any("%H" in one for one in formats) else at.cast(pa.date32(), safe=False)
+            )
     return {"table": pa.table(found), "times": times}

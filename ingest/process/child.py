@@ -26,9 +26,13 @@ _STACK_S = 1.0
 _PROGRAM = "sluice.ingest.process.child_main:main"
 _SETTINGS = {
     # One worker is one thread: the pool's size says how many cores a stage takes.
-    "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1",
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
     # Memory that one item took is kept for the next: page faults would cost more than most transforms do.
-    "MALLOC_TRIM_THRESHOLD_": str(256 * 2**20), "MALLOC_MMAP_THRESHOLD_": str(32 * 2**20)}
+    "MALLOC_TRIM_THRESHOLD_": str(256 * 2**20),
+    "MALLOC_MMAP_THRESHOLD_": str(32 * 2**20),
+}
 
 
 def owner_of(cmdline: list[str]) -> int | None:
@@ -53,9 +57,13 @@ class Child:
         passed = (theirs.fileno(), lifeline, self._trace)
         try:
             self.process = subprocess.Popen(
-                interpreter.command(_PROGRAM, os.getpid(), *passed), pass_fds=passed, stdin=subprocess.DEVNULL,
-                stdout=2, process_group=0,
-                env={**_SETTINGS, **os.environ})
+                interpreter.command(_PROGRAM, os.getpid(), *passed),
+                pass_fds=passed,
+                stdin=subprocess.DEVNULL,
+                stdout=2,
+                process_group=0,
+                env={**_SETTINGS, **os.environ},
+            )
         except BaseException:
             for fd in (self._lifeline, self._trace):
                 os.close(fd)
@@ -84,7 +92,9 @@ class Child:
         new = [region] if region is not None and region.number not in self._knows else []
         self._knows = self._knows & set(message.get("keep", self._knows)) | {r.number for r in new}
         try:
-            protocol.send(self._sock, {**message, "new": [r.number for r in new]}, [r.fd for r in new])
+            protocol.send(
+                self._sock, {**message, "new": [r.number for r in new]}, [r.fd for r in new]
+            )
         except protocol.Gone:
             raise Died(self.reap()) from None
 
@@ -95,7 +105,9 @@ class Child:
         while True:
             left = None if end is None else max(0.0, end - self._clock())
             events = dict(self._poll.poll(None if left is None else left * 1000))
-            if self._sock.fileno() in events:  # checked first: what a worker sent before it died counts
+            if (
+                self._sock.fileno() in events
+            ):  # checked first: what a worker sent before it died counts
                 try:
                     return protocol.receive(self._sock)[0]
                 except protocol.Gone:
@@ -135,8 +147,14 @@ class Child:
     def reap(self) -> str:
         """Waits for the end of the process, which is certain by now, and says how it ended."""
         code = self._end()
-        how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-        return how + (" (the kernel does that when memory runs out)" if code == -signal.SIGKILL else "")
+        how = (
+            f"killed by {signal.Signals(-code).name}"
+            if code < 0
+            else f"ended with exit code {code}"
+        )
+        return how + (
+            " (the kernel does that when memory runs out)" if code == -signal.SIGKILL else ""
+        )
 
     def close(self) -> None:
         """Waits a moment for the process to leave by itself, then ends it."""

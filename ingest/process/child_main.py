@@ -58,7 +58,9 @@ def new_columns(function: Callable[..., Any], columns: protocol.Columns) -> prot
     """The columns that a user's function gives besides those that it was given, or in place of them."""
     result = protocol.called(function, dict(columns))
     if not isinstance(result, Mapping) or not all(isinstance(name, str) for name in result):
-        raise TypeError(f"the function returned {type(result).__name__}, not a dict of column names and arrays")
+        raise TypeError(
+            f"the function returned {type(result).__name__}, not a dict of column names and arrays"
+        )
     return {name: np.asarray(array) for name, array in result.items()}
 
 
@@ -110,7 +112,9 @@ class _Server:
         lying = {id(array): places[name] for name, array in columns.items()}
         layout = protocol.RegionLayout({**columns, **result}, index[1], lying)
         if layout.size > size:
-            protocol.send(self._sock, {"kind": "need", "sequence": message["sequence"], "bytes": layout.size})
+            protocol.send(
+                self._sock, {"kind": "need", "sequence": message["sequence"], "bytes": layout.size}
+            )
             reply, _ = protocol.receive(self._sock)
             if reply["kind"] == "refused":
                 return {"kind": "refused"}
@@ -122,7 +126,9 @@ class _Server:
         if extra != self._extra:
             self._extra = extra
             _, highest = resource.getrlimit(resource.RLIMIT_DATA)
-            resource.setrlimit(resource.RLIMIT_DATA, (highest if extra is None else self._own + extra, highest))
+            resource.setrlimit(
+                resource.RLIMIT_DATA, (highest if extra is None else self._own + extra, highest)
+            )
 
     def _adopt(self, message: dict[str, Any], fds: list[int]) -> None:
         """Takes over regions that came with the message, and forgets those that are no more."""

@@ -19,7 +19,10 @@ import numpy.typing as npt
 
 _ALIGN = 64
 _MESSAGE_BYTES = 2**17
-_TEXT, _TRACE = 2_000, 12_000  # how many characters of an error's text and of its traceback are sent
+_TEXT, _TRACE = (
+    2_000,
+    12_000,
+)  # how many characters of an error's text and of its traceback are sent
 
 Columns = Mapping[str, npt.NDArray[Any]]
 
@@ -58,25 +61,33 @@ class RegionLayout:
         lying = lying or {}
         for name, array in columns.items():
             if array.dtype.hasobject or array.dtype.names:
-                raise TypeError(f"column {name!r} is of dtype {array.dtype}: process workers carry numbers, dates and "
-                                "fixed-size bytes; use backend=thread for others")
+                raise TypeError(
+                    f"column {name!r} is of dtype {array.dtype}: process workers carry numbers, dates and "
+                    "fixed-size bytes; use backend=thread for others"
+                )
         self._arrays = columns
         self._places, self._new, self._index, self._at = _arrange(
-            tuple((name, array.dtype.str, array.shape, lying.get(id(array))) for name, array in columns.items()), start)
+            tuple(
+                (name, array.dtype.str, array.shape, lying.get(id(array)))
+                for name, array in columns.items()
+            ),
+            start,
+        )
         self.size = self._at + len(self._index)
 
     def write(self, region: npt.NDArray[np.uint8]) -> list[int]:
         """Copies into the region what is not there yet; returns what `read` needs."""
         for name in self._new:
             np.copyto(_view(region, self._places[name]), self._arrays[name])
-        region[self._at:self.size] = np.frombuffer(self._index, np.uint8)
+        region[self._at : self.size] = np.frombuffer(self._index, np.uint8)
         return [self._at, self.size]
 
 
 # Items of a run look alike, so one arrangement serves all: at 39 columns that halves an item's cost.
 @functools.lru_cache(maxsize=64)
-def _arrange(columns: tuple[tuple[str, str, tuple[int, ...], Place | None], ...],
-             start: int) -> tuple[dict[str, Place], list[str], bytes, int]:
+def _arrange(
+    columns: tuple[tuple[str, str, tuple[int, ...], Place | None], ...], start: int
+) -> tuple[dict[str, Place], list[str], bytes, int]:
     """Returns (places, names of those that have to be copied, the list as bytes, where it begins)."""
     places: dict[str, Place] = {}
     new = []
@@ -89,15 +100,19 @@ def _arrange(columns: tuple[tuple[str, str, tuple[int, ...], Place | None], ...]
     return places, new, json.dumps(places).encode(), at
 
 
-def read(region: npt.NDArray[np.uint8], index: list[int]) -> tuple[dict[str, npt.NDArray[Any]], Mapping[str, Place]]:
+def read(
+    region: npt.NDArray[np.uint8], index: list[int]
+) -> tuple[dict[str, npt.NDArray[Any]], Mapping[str, Place]]:
     """The arrays, as views on the region, and their places."""
-    places = _parse(region[index[0]:index[1]].tobytes())
+    places = _parse(region[index[0] : index[1]].tobytes())
     return {name: _view(region, place) for name, place in places.items()}, places
 
 
 @functools.lru_cache(maxsize=64)
 def _parse(index: bytes) -> dict[str, Place]:
-    return {name: (dtype, tuple(shape), at) for name, (dtype, shape, at) in json.loads(index).items()}
+    return {
+        name: (dtype, tuple(shape), at) for name, (dtype, shape, at) in json.loads(index).items()
+    }
 
 
 def _view(region: npt.NDArray[np.uint8], place: Place) -> npt.NDArray[Any]:
@@ -110,7 +125,11 @@ def called(function: Callable[[Any], Any], columns: dict[str, Any]) -> Any:
     there in place of others, as `columns["price"] = columns["price"] / 2` does."""
     got = dict(columns)
     given = function(columns)
-    return {name: value for name, value in columns.items() if value is not got.get(name)} if given is None else given
+    return (
+        {name: value for name, value in columns.items() if value is not got.get(name)}
+        if given is None
+        else given
+    )
 
 
 def describe(error: BaseException) -> dict[str, Any]:
@@ -124,12 +143,18 @@ def describe(error: BaseException) -> dict[str, Any]:
     except Exception:
         trace = "".join(traceback.format_tb(error.__traceback__))
     kinds = [kind.__name__ for kind in type(error).__mro__ if issubclass(kind, BaseException)]
-    return {"type": type(error).__name__[:200], "text": _cut(text, _TEXT), "trace": _cut(trace, _TRACE),
-            "kinds": [kind[:200] for kind in kinds[:20]]}
+    return {
+        "type": type(error).__name__[:200],
+        "text": _cut(text, _TEXT),
+        "trace": _cut(trace, _TRACE),
+        "kinds": [kind[:200] for kind in kinds[:20]],
+    }
 
 
 def _cut(text: str, most: int) -> str:
     """Cuts a long text, keeping its beginning and its end: of a traceback, both are informative."""
     if len(text) <= most:
         return text
-    return f"{text[:most // 2]}\n… {len(text) - most} characters left out …\n{text[-(most // 2):]}"
+    return (
+        f"{text[: most // 2]}\n… {len(text) - most} characters left out …\n{text[-(most // 2) :]}"
+    )

@@ -16,8 +16,10 @@ def own_stacks() -> str:
     """The stacks of every thread of this process. Taken under the interpreter's lock: faulthandler reads frames that
     other threads are changing, and a program that only asks must not die of it."""
     names = {t.ident: t.name for t in threading.enumerate()}
-    return "\n".join(f"Thread {names.get(ident, '?')} ({ident}):\n{''.join(traceback.format_stack(frame))}"
-                     for ident, frame in sys._current_frames().items())
+    return "\n".join(
+        f"Thread {names.get(ident, '?')} ({ident}):\n{''.join(traceback.format_stack(frame))}"
+        for ident, frame in sys._current_frames().items()
+    )
 
 
 def tell(workers: Callable[[], str], stream: TextIO | None = None) -> None:
@@ -25,13 +27,17 @@ def tell(workers: Callable[[], str], stream: TextIO | None = None) -> None:
     `loader.stacks`. It returns at once: workers may take a second to answer, and whoever was interrupted may hold any
     lock, so a thread does it."""
     to = stream or sys.__stderr__ or sys.stderr
-    threading.Thread(target=lambda: print(own_stacks(), workers(), sep="\n", file=to, flush=True),
-                     name="sluice-stacks", daemon=True).start()
+    threading.Thread(
+        target=lambda: print(own_stacks(), workers(), sep="\n", file=to, flush=True),
+        name="sluice-stacks",
+        daemon=True,
+    ).start()
 
 
 @contextmanager
 def on_signal(workers: Callable[[], str], stream: TextIO | None = None) -> Iterator[None]:
     """A context, for the main thread, in which SIGUSR1 writes the stacks."""
+
     def handle(_number: int, _frame: FrameType | None) -> None:
         tell(workers, stream)
 

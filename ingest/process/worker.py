@@ -35,14 +35,21 @@ class FunctionError(WorkerError):
     """The user's function raised. `type`, `text`, `trace` and `kinds` (its class and those above) are the error's."""
 
     def __init__(self, label: str, error: dict[str, Any]):
-        self.label, self.type, self.text, self.trace = label, error["type"], error["text"], error["trace"]
+        self.label, self.type, self.text, self.trace = (
+            label,
+            error["type"],
+            error["text"],
+            error["trace"],
+        )
         self.kinds = tuple(error["kinds"])
         super().__init__(f"{label}: {self.type}: {self.text}\nin the worker process:\n{self.trace}")
 
     @staticmethod
     def of(label: str, error: dict[str, Any]) -> FunctionError:
         """The error, as it crossed; one of memory as one that is a MemoryError here, too."""
-        return (FunctionMemoryError if "MemoryError" in error["kinds"] else FunctionError)(label, error)
+        return (FunctionMemoryError if "MemoryError" in error["kinds"] else FunctionError)(
+            label, error
+        )
 
 
 class FunctionMemoryError(FunctionError, MemoryError):
@@ -54,8 +61,10 @@ class WorkerCrashed(WorkerError):
 
     def __init__(self, label: str, deaths: list[str], stack: str):
         self.label, self.deaths, self.stack = label, tuple(deaths), stack
-        super().__init__(f"{label}: ended its worker {len(deaths)} times ({'; '.join(deaths)}); on_error=quarantine "
-                         f"sets such items aside" + (f"\nits last stack:\n{stack}" if stack else ""))
+        super().__init__(
+            f"{label}: ended its worker {len(deaths)} times ({'; '.join(deaths)}); on_error=quarantine "
+            f"sets such items aside" + (f"\nits last stack:\n{stack}" if stack else "")
+        )
 
 
 class RestartsExhausted(WorkerError):
@@ -65,7 +74,9 @@ class RestartsExhausted(WorkerError):
 class RestartBudget:
     """How many dead workers may be replaced within a sliding window; one budget is shared by all workers of a run."""
 
-    def __init__(self, limit: int = 20, window_s: float = 60.0, clock: Callable[[], float] = time.monotonic):
+    def __init__(
+        self, limit: int = 20, window_s: float = 60.0, clock: Callable[[], float] = time.monotonic
+    ):
         if limit < 0 or window_s <= 0:
             raise ValueError(f"RestartBudget: {limit} restarts in {window_s} s is no budget")
         self.limit, self.window_s, self._clock = limit, window_s, clock
@@ -80,8 +91,10 @@ class RestartBudget:
             while self._recent and self._recent[0] <= now - self.window_s:
                 self._recent.popleft()
             if len(self._recent) >= self.limit:
-                raise RestartsExhausted(f"more than {self.limit} workers died within {self.window_s:g} s; the last: "
-                                        f"{reason}. Look for a memory limit (dmesg), or a crash in native code")
+                raise RestartsExhausted(
+                    f"more than {self.limit} workers died within {self.window_s:g} s; the last: "
+                    f"{reason}. Look for a memory limit (dmesg), or a crash in native code"
+                )
             self._recent.append(now)
             self.used += 1
 
@@ -92,18 +105,39 @@ class WorkerProcess:
 
     The function takes a dict of arrays, valid during the call. It may write into them and return a dict of others."""
 
-    def __init__(self, function: str, *, limit_s: float | None = None, memory_limit: int | None = None,
-                 deaths: int = 3, budget: RestartBudget | None = None, charge: Callable[[int], None] = lambda _: None,
-                 clock: Callable[[], float] = time.monotonic):
+    def __init__(
+        self,
+        function: str,
+        *,
+        limit_s: float | None = None,
+        memory_limit: int | None = None,
+        deaths: int = 3,
+        budget: RestartBudget | None = None,
+        charge: Callable[[int], None] = lambda _: None,
+        clock: Callable[[], float] = time.monotonic,
+    ):
         """`limit_s` is the time an item may take, `memory_limit` the bytes the function may take beyond the worker's
         own, `deaths` how many workers one item may end. `charge` is called with shared memory taken (+) and given back
         (-)."""
         if not re.fullmatch(r"[\w.]+:\w+", function) or function.startswith("__main__:"):
-            raise ValueError(f"function {function!r}: name it as module:function, in a module that can be imported")
-        if deaths < 1 or (limit_s is not None and limit_s <= 0) or (memory_limit is not None and memory_limit <= 0):
-            raise ValueError(f"WorkerProcess: deaths={deaths}, limit_s={limit_s}, memory_limit={memory_limit}: "
-                             "each must be above 0")
-        self._function, self._limit_s, self._memory_limit, self._deaths = function, limit_s, memory_limit, deaths
+            raise ValueError(
+                f"function {function!r}: name it as module:function, in a module that can be imported"
+            )
+        if (
+            deaths < 1
+            or (limit_s is not None and limit_s <= 0)
+            or (memory_limit is not None and memory_limit <= 0)
+        ):
+            raise ValueError(
+                f"WorkerProcess: deaths={deaths}, limit_s={limit_s}, memory_limit={memory_limit}: "
+                "each must be above 0"
+            )
+        self._function, self._limit_s, self._memory_limit, self._deaths = (
+            function,
+            limit_s,
+            memory_limit,
+            deaths,
+        )
         self._budget, self._clock = budget or RestartBudget(clock=clock), clock
         self._turn, self._state = threading.Lock(), threading.Lock()
         self._child: Child | None = None
@@ -133,8 +167,9 @@ class WorkerProcess:
                 self._forget()
                 raise WorkerError(f"worker for {self._function} cannot start: {death}") from None
 
-    def call(self, columns: protocol.Columns, label: str = "item", memory_limit: int | None = None
-             ) -> dict[str, npt.NDArray[Any]]:
+    def call(
+        self, columns: protocol.Columns, label: str = "item", memory_limit: int | None = None
+    ) -> dict[str, npt.NDArray[Any]]:
         """Returns all columns as the function left or returned them. `label` names the item in errors, say by its row
         group; `memory_limit` applies to this item, instead of the worker's.
 
@@ -151,7 +186,10 @@ class WorkerProcess:
                     self._lost = f"{label}: {how}"
                     stack = stack or (self._child.trace() if self._child else "")
                     self._forget()
-                except (KeyboardInterrupt, SystemExit):  # it may be in the middle of the item, which is fine
+                except (
+                    KeyboardInterrupt,
+                    SystemExit,
+                ):  # it may be in the middle of the item, which is fine
                     self._forget()
                     raise
                 if self._closed:
@@ -187,7 +225,9 @@ class WorkerProcess:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _attempt(self, columns: protocol.Columns, label: str, memory_limit: int | None) -> dict[str, npt.NDArray[Any]]:
+    def _attempt(
+        self, columns: protocol.Columns, label: str, memory_limit: int | None
+    ) -> dict[str, npt.NDArray[Any]]:
         child = self._running()
         self._sequence += 1
         layout = protocol.RegionLayout(columns)
@@ -195,8 +235,15 @@ class WorkerProcess:
         try:
             region.reserve(layout.size)
             index = layout.write(region.bytes())
-            child.send({"sequence": self._sequence, "region": [region.number, region.size, index],
-                        "keep": self._shelf.numbers(), "memory_limit": memory_limit or self._memory_limit}, region)
+            child.send(
+                {
+                    "sequence": self._sequence,
+                    "region": [region.number, region.size, index],
+                    "keep": self._shelf.numbers(),
+                    "memory_limit": memory_limit or self._memory_limit,
+                },
+                region,
+            )
             reply, refused = self._reply(child), None
             if reply["kind"] == "need":
                 refused = self._grow(child, region, reply["bytes"])
@@ -225,7 +272,9 @@ class WorkerProcess:
     def _reply(self, child: Child) -> dict[str, Any]:
         reply = child.receive(self._limit_s)
         if reply["sequence"] != self._sequence:
-            raise WorkerError(f"worker answered item {reply['sequence']} while {self._sequence} was due")
+            raise WorkerError(
+                f"worker answered item {reply['sequence']} while {self._sequence} was due"
+            )
         return reply
 
     def _running(self) -> Child:

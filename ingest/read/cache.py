@@ -60,7 +60,9 @@ class FileCache:
         with self._alone():
             self._home.mkdir(exist_ok=True)
             (self._home / "name").write_text(data_set)
-            self._users = os.open(self._home / "users", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            self._users = os.open(
+                self._home / "users", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644
+            )
             try:
                 os.utime(self._users)
                 self._begin_ledger()
@@ -69,10 +71,14 @@ class FileCache:
                 raise
 
     def _begin_ledger(self) -> None:
-        if _lock(self._users, fcntl.LOCK_EX):  # nobody else uses the folder: half-written files belong to no one
+        if _lock(
+            self._users, fcntl.LOCK_EX
+        ):  # nobody else uses the folder: half-written files belong to no one
             for path in self._home.glob("*.part"):
                 path.unlink()
-            self._write_ledger(sum(_blocks(p.stat().st_size) for p in self._home.iterdir() if len(p.name) == 64))
+            self._write_ledger(
+                sum(_blocks(p.stat().st_size) for p in self._home.iterdir() if len(p.name) == 64)
+            )
         _lock(self._users, fcntl.LOCK_SH)
 
     def get(self, key: str) -> bytes | None:
@@ -90,7 +96,9 @@ class FileCache:
         self._count("_hits")
         return data
 
-    def fetch(self, key: str, memory: Callable[[int], npt.NDArray[np.uint8]]) -> npt.NDArray[np.uint8] | None:
+    def fetch(
+        self, key: str, memory: Callable[[int], npt.NDArray[np.uint8]]
+    ) -> npt.NDArray[np.uint8] | None:
         """What was put under `key` with checksums of its own, in memory that the caller gives, who compares these.
         None: it is not there. What cannot be read or is another entry raises an OSError."""
         try:
@@ -102,7 +110,9 @@ class FileCache:
             size, header = os.fstat(descriptor).st_size - _HEADER.size, bytearray(_HEADER.size)
             data = memory(max(0, size))
             done = max(0, os.preadv(descriptor, [header, data.data], 0) - _HEADER.size)
-            while done < size and (count := os.preadv(descriptor, [data.data[done:]], _HEADER.size + done)):
+            while done < size and (
+                count := os.preadv(descriptor, [data.data[done:]], _HEADER.size + done)
+            ):
                 done += count
         finally:
             os.close(descriptor)
@@ -151,8 +161,12 @@ class FileCache:
 
     def stats(self) -> dict[str, int]:
         with self._counts:
-            return {"cache_hits": self._hits, "cache_misses": self._misses, "cache_corrupt": self._corrupt,
-                    "cache_refused": self._refused}
+            return {
+                "cache_hits": self._hits,
+                "cache_misses": self._misses,
+                "cache_corrupt": self._corrupt,
+                "cache_refused": self._refused,
+            }
 
     @property
     def bytes(self) -> int:
@@ -257,7 +271,11 @@ def _alone(top: Path) -> Iterator[None]:
 def _refuse_strangers(folder: Path) -> None:
     """Refuses a folder that others may write: whoever may write into a cache chooses the rows that are read from it."""
     about = folder.lstat()
-    if not stat.S_ISDIR(about.st_mode) or about.st_uid not in (os.geteuid(), 0) or about.st_mode & stat.S_IWOTH:
+    if (
+        not stat.S_ISDIR(about.st_mode)
+        or about.st_uid not in (os.geteuid(), 0)
+        or about.st_mode & stat.S_IWOTH
+    ):
         raise PermissionError(errno.EPERM, f"{folder} is not this user's alone to write")
 
 
@@ -271,7 +289,9 @@ def half_written(folder: str | os.PathLike[str], remove: bool) -> list[Path]:
             descriptor = os.open(users, os.O_RDWR | os.O_CLOEXEC)
             try:
                 if _lock(descriptor, fcntl.LOCK_EX):
-                    found += [path for path in users.parent.glob("*.part") if _OWN.fullmatch(path.name)]
+                    found += [
+                        path for path in users.parent.glob("*.part") if _OWN.fullmatch(path.name)
+                    ]
             finally:
                 os.close(descriptor)
         for path in found if remove else ():
@@ -287,14 +307,18 @@ def forget(folder: str | os.PathLike[str], keys: Callable[[str], Sequence[str]])
         return 0
     with _alone(top):
         for home in [found for found in top.iterdir() if found.is_dir() and not found.is_symlink()]:
-            with contextlib.suppress(OSError):  # a folder that is no data set of ours, or that has just gone
+            with contextlib.suppress(
+                OSError
+            ):  # a folder that is no data set of ours, or that has just gone
                 gone, data_set = 0, (home / "name").read_text()
                 for path in [home / _entry(key) for key in keys(data_set)]:
                     if path.is_file() and not path.is_symlink():
                         gone += _blocks(path.stat().st_size)
                         path.unlink()
                 if gone:
-                    (home / "ledger").write_text(str(max(0, int((home / "ledger").read_text()) - gone)))
+                    (home / "ledger").write_text(
+                        str(max(0, int((home / "ledger").read_text()) - gone))
+                    )
                     freed += gone
                     _removed_if_empty(home)
     if freed:
@@ -310,7 +334,11 @@ def _removed_if_empty(home: Path) -> None:
     """Removes the folder of a data set that has no entries, and that nobody uses."""
     users = os.open(home / "users", os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
-        if _lock(users, fcntl.LOCK_EX) and {path.name for path in home.iterdir()} <= {"ledger", "users", "name"}:
+        if _lock(users, fcntl.LOCK_EX) and {path.name for path in home.iterdir()} <= {
+            "ledger",
+            "users",
+            "name",
+        }:
             shutil.rmtree(home)
     finally:
         os.close(users)

@@ -18,7 +18,9 @@ _PHYSICAL = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "INT96": 12, "FLOAT": 4, "DOU
 _ID, _OFFSET = 4, 4  # bytes of an id in a bag, and of the offset where the bag begins
 _PAGE = 2**20  # bytes of the heads and the dictionary, even if there is nearly no value
 _LEVEL = 2  # bytes that say of a value whether it is there, or where its list begins
-_AT_ONCE = 16 * 2**20  # columns that take more than this while they are decoded are not decoded together
+_AT_ONCE = (
+    16 * 2**20
+)  # columns that take more than this while they are decoded are not decoded together
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +48,19 @@ class ColumnChunk:
     @property
     def decoded(self) -> int:
         """The bytes of the column in memory."""
-        return (self.values * self.width or max(self.plain, self.expected)) + self.begins + self.values // 8
+        return (
+            (self.values * self.width or max(self.plain, self.expected))
+            + self.begins
+            + self.values // 8
+        )
 
     @property
     def beside(self) -> int:
         """The bytes that the reader holds besides the result until all columns that it reads together are done."""
         room = 1 << max(0, self.values - 1).bit_length()  # arrays grow to powers of two
-        dictionary = 2 * self.dictionary * self.plain // max(1, self.stored)  # the dictionary's page, and its values
+        dictionary = (
+            2 * self.dictionary * self.plain // max(1, self.stored)
+        )  # the dictionary's page, and its values
         converted = room * self.physical if self.physical != self.width else 0
         return self.stored + room * _LEVEL * self.levels + dictionary + converted
 
@@ -82,8 +90,15 @@ class Decoding:
         return self.decoded(rows) + self.beside
 
 
-def decoding_of(metadata: Any, group: int, schema: Any, bags: Mapping[str, float], *, scale: float = 1.0,
-                file_bytes: int = 2**62) -> Decoding:
+def decoding_of(
+    metadata: Any,
+    group: int,
+    schema: Any,
+    bags: Mapping[str, float],
+    *,
+    scale: float = 1.0,
+    file_bytes: int = 2**62,
+) -> Decoding:
     """Computes the memory for decoding. `metadata` is the footer of a Parquet file of so many bytes, `schema` that of
     the columns that are read; `bags` says how many ids a row has. Other files' rows take up to `scale` times the bytes
     of this one's."""
@@ -97,16 +112,22 @@ def decoding_of(metadata: Any, group: int, schema: Any, bags: Mapping[str, float
             taken = 0
         portions[-1].append(name)
         taken += size
-    beside = max((sum(part.beside for name in some for part in chunks[name]) +
-                  max((part.at_work for name in some for part in chunks[name]), default=0) for some in portions),
-                 default=0)
+    beside = max(
+        (
+            sum(part.beside for name in some for part in chunks[name])
+            + max((part.at_work for name in some for part in chunks[name]), default=0)
+            for some in portions
+        ),
+        default=0,
+    )
     decoded = sum(part.decoded for parts in chunks.values() for part in parts)
     rows = max(1, metadata.row_group(group).num_rows)
     return Decoding(scale * decoded / rows, round(scale * beside), tuple(map(tuple, portions)))
 
 
-def chunks_of(metadata: Any, group: int, schema: Any, bags: Mapping[str, float], file_bytes: int
-              ) -> dict[str, list[ColumnChunk]]:
+def chunks_of(
+    metadata: Any, group: int, schema: Any, bags: Mapping[str, float], file_bytes: int
+) -> dict[str, list[ColumnChunk]]:
     """What the values of each column of `schema` take: one chunk, or several for a nested column. ValueError, if that
     cannot be in a file of `file_bytes` bytes."""
     wanted: dict[str, list[ColumnChunk]] = {name: [] for name in schema.names}
@@ -117,17 +138,30 @@ def chunks_of(metadata: Any, group: int, schema: Any, bags: Mapping[str, float],
         if name not in wanted:
             continue
         width, physical = _width(schema.field(name).type), _PHYSICAL.get(kind.physical_type, 0)
-        if min(chunk.values, chunk.stored, chunk.plain) < 0 or chunk.stored > file_bytes or \
-                (not kind.max_repetition_level and chunk.values != rows):
-            raise ValueError(f"column {name!r} has {chunk.values} values in {chunk.stored} bytes, for {rows} rows in a "
-                             f"file of {file_bytes} bytes")
-        wanted[name].append(ColumnChunk(
-            values=max(chunk.values, rows), width=width, physical=physical,
-            levels=(kind.max_definition_level > 0) + (kind.max_repetition_level > 0),
-            stored=chunk.stored, dictionary=chunk.dictionary,
-            plain=min(chunk.plain, 2 * chunk.values * (physical + _LEVEL) + _PAGE) if physical else chunk.plain,
-            expected=round(_ID * bags.get(name, 0.0) * rows),
-            begins=0 if width and not kind.max_repetition_level else _OFFSET * rows))
+        if (
+            min(chunk.values, chunk.stored, chunk.plain) < 0
+            or chunk.stored > file_bytes
+            or (not kind.max_repetition_level and chunk.values != rows)
+        ):
+            raise ValueError(
+                f"column {name!r} has {chunk.values} values in {chunk.stored} bytes, for {rows} rows in a "
+                f"file of {file_bytes} bytes"
+            )
+        wanted[name].append(
+            ColumnChunk(
+                values=max(chunk.values, rows),
+                width=width,
+                physical=physical,
+                levels=(kind.max_definition_level > 0) + (kind.max_repetition_level > 0),
+                stored=chunk.stored,
+                dictionary=chunk.dictionary,
+                plain=min(chunk.plain, 2 * chunk.values * (physical + _LEVEL) + _PAGE)
+                if physical
+                else chunk.plain,
+                expected=round(_ID * bags.get(name, 0.0) * rows),
+                begins=0 if width and not kind.max_repetition_level else _OFFSET * rows,
+            )
+        )
     return wanted
 
 

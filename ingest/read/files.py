@@ -18,7 +18,13 @@ from sluice.ingest.read.slow_store import FaultyFileSystem
 class FileOpener:
     """Opens files for all threads of a loader. No store is opened before it is needed."""
 
-    def __init__(self, *, disturbed: str = "", retry: RetryPolicy | None = None, cache: FileCache | None = None):
+    def __init__(
+        self,
+        *,
+        disturbed: str = "",
+        retry: RetryPolicy | None = None,
+        cache: FileCache | None = None,
+    ):
         """`disturbed` makes local and remote files misbehave, as the part of a latency:// URI after its question mark
         says. The cache keeps what was read from remote files; it is closed with this."""
         self._disturbed, self._retry, self._cache = disturbed, retry, cache
@@ -43,7 +49,9 @@ class FileOpener:
         """Counts reads, bytes, retries and what the cache did, over all stores."""
         found: Counter[str] = Counter()
         for store in self._all():
-            found.update({name: count for name, count in store.stats().items() if not self._cached(name)})
+            found.update(
+                {name: count for name, count in store.stats().items() if not self._cached(name)}
+            )
         return dict(found) | (self._cache.stats() if self._cache else {})
 
     def disturbances(self) -> list[FaultyFileSystem]:

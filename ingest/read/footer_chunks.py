@@ -41,7 +41,7 @@ class StoredChunk:
 def chunks_of_group(file: bytes, group: int) -> list[StoredChunk]:
     """Reads the chunk of each leaf column, in the order of the schema. `file` ends as a Parquet file does: with a
     footer, its length and `PAR1`. ThriftError, if it cannot be read."""
-    begin = len(file) - 2 * _MAGIC - int.from_bytes(file[-2 * _MAGIC:-_MAGIC], "little")
+    begin = len(file) - 2 * _MAGIC - int.from_bytes(file[-2 * _MAGIC : -_MAGIC], "little")
     if begin < 0:
         raise ThriftError("a footer longer than the file")
     try:
@@ -55,7 +55,9 @@ def chunks_of_group(file: bytes, group: int) -> list[StoredChunk]:
             else:
                 reader.value(kind, 0)
     except (IndexError, KeyError, TypeError, AttributeError) as error:
-        raise ThriftError(f"the footer ends or breaks off within row group {group} ({type(error).__name__})") from error
+        raise ThriftError(
+            f"the footer ends or breaks off within row group {group} ({type(error).__name__})"
+        ) from error
     raise ThriftError(f"there is no row group {group}")
 
 
@@ -69,8 +71,13 @@ def footer_bytes(metadata: Any) -> bytes:
 def _chunk(column: dict[int, Any]) -> StoredChunk:
     data, dictionary = int(column[_DATA_PAGE]), int(column.get(_DICTIONARY_PAGE, 0))
     between = dictionary and 0 < dictionary < data
-    return StoredChunk(values=int(column[_VALUES]), stored=int(column[_STORED]), plain=int(column[_PLAIN]),
-                       start=dictionary if between else data, dictionary=data - dictionary if between else 0)
+    return StoredChunk(
+        values=int(column[_VALUES]),
+        stored=int(column[_STORED]),
+        plain=int(column[_PLAIN]),
+        start=dictionary if between else data,
+        dictionary=data - dictionary if between else 0,
+    )
 
 
 class _Reader:

@@ -28,7 +28,9 @@ from sluice.ingest.read.footer_chunks import chunks_of_group, footer_bytes
 from sluice.ingest.read.open_file import stored_footer
 
 REMEMBERED = ".sluice-footers.json"
-_DENSEST = 1024  # the most ids in a byte of a file: more would mean damage, and reserve memory in vain
+_DENSEST = (
+    1024  # the most ids in a byte of a file: more would mean damage, and reserve memory in vain
+)
 
 
 class FooterError(ValueError):
@@ -59,13 +61,19 @@ def metadata_of(path: str, opened: Any) -> tuple[pq.FileMetaData, pa.Schema]:
         str(schema)  # only this finds names that are not text
     except Exception as error:  # bits may be flipped anywhere: any kind of error is possible
         if isinstance(error, OSError) and error.errno == errno.EIO:
-            raise FooterError(f"{path}: cannot be read ({error}); see that its disk or mount works, or copy the file "
-                              "from elsewhere") from error
-        raise FooterError(f"{path}: its footer cannot be read ({type(error).__name__}: {error}); the file is damaged, "
-                          "or no Parquet (other logs become a table by `sluice etl`)") from error
+            raise FooterError(
+                f"{path}: cannot be read ({error}); see that its disk or mount works, or copy the file "
+                "from elsewhere"
+            ) from error
+        raise FooterError(
+            f"{path}: its footer cannot be read ({type(error).__name__}: {error}); the file is damaged, "
+            "or no Parquet (other logs become a table by `sluice etl`)"
+        ) from error
     if min(counts, default=0) < 0 or sum(counts) != metadata.num_rows:
-        raise FooterError(f"{path}: its footer tells of {metadata.num_rows} rows, and of {len(counts)} row groups that "
-                          f"have {sum(counts)}; the file is damaged")
+        raise FooterError(
+            f"{path}: its footer tells of {metadata.num_rows} rows, and of {len(counts)} row groups that "
+            f"have {sum(counts)}; the file is damaged"
+        )
     return metadata, schema
 
 
@@ -85,8 +93,11 @@ def footers_of(paths: Sequence[str]) -> list[Footer]:
         except OSError as error:
             raise FooterError(f"{path}: {error.strerror or error}") from error
         before = known.get(name)
-        if before is not None and (before.bytes, before.modified_ns) == (status.st_size, status.st_mtime_ns) and \
-                before.digest == _digest(content, before.row_groups, before.types, before.ids):
+        if (
+            before is not None
+            and (before.bytes, before.modified_ns) == (status.st_size, status.st_mtime_ns)
+            and before.digest == _digest(content, before.row_groups, before.types, before.ids)
+        ):
             return before
         metadata, schema = metadata_of(path, path)
         there = list(parts(schema))
@@ -94,7 +105,14 @@ def footers_of(paths: Sequence[str]) -> list[Footer]:
         counts = tuple(metadata.row_group(n).num_rows for n in range(metadata.num_row_groups))
         types = {f.name: str(f.type) if names_there.count(f.name) == 1 else SEVERAL for f in there}
         ids = _ids(path, metadata, schema)
-        return Footer(status.st_size, status.st_mtime_ns, counts, types, ids, _digest(content, counts, types, ids))
+        return Footer(
+            status.st_size,
+            status.st_mtime_ns,
+            counts,
+            types,
+            ids,
+            _digest(content, counts, types, ids),
+        )
 
     with ThreadPoolExecutor(16, "sluice-footers") as pool:
         found = list(pool.map(footer, paths, names))
@@ -103,7 +121,9 @@ def footers_of(paths: Sequence[str]) -> list[Footer]:
     return found
 
 
-def _digest(content: bytes, counts: Sequence[int], types: Mapping[str, str], ids: Mapping[str, int]) -> str:
+def _digest(
+    content: bytes, counts: Sequence[int], types: Mapping[str, str], ids: Mapping[str, int]
+) -> str:
     said = json.dumps([list(counts), list(types.items()), sorted(ids.items())])
     return hashlib.sha256(content + said.encode()).hexdigest()[:32]
 
@@ -113,8 +133,12 @@ def _ids(path: str, metadata: pq.FileMetaData, schema: pa.Schema) -> dict[str, i
     binary columns, the bytes without their lengths: with page heads, and repeated bags of a dictionary once. So this is
     no more than a good guess."""
     lists = {f.name for f in schema if pa.types.is_list(f.type) or pa.types.is_large_list(f.type)}
-    packed = {f.name for f in schema if pa.types.is_binary(f.type) or pa.types.is_large_binary(f.type)}
-    first = next((n for n in range(metadata.num_row_groups) if metadata.row_group(n).num_rows), None)
+    packed = {
+        f.name for f in schema if pa.types.is_binary(f.type) or pa.types.is_large_binary(f.type)
+    }
+    first = next(
+        (n for n in range(metadata.num_row_groups) if metadata.row_group(n).num_rows), None
+    )
     if first is None or not (lists or packed):
         return dict.fromkeys(lists | packed, 0)
     found = {}
@@ -126,28 +150,42 @@ def _ids(path: str, metadata: pq.FileMetaData, schema: pa.Schema) -> dict[str, i
                 ids = chunk.values if name in lists else chunk.plain // 4 - chunk.values
                 found[name] = round(share * min(max(0, ids), os.path.getsize(path) * _DENSEST))
     except Exception as error:
-        raise FooterError(f"{path}: its footer cannot be read ({type(error).__name__}: {error}); the file is "
-                          "damaged") from error
+        raise FooterError(
+            f"{path}: its footer cannot be read ({type(error).__name__}: {error}); the file is "
+            "damaged"
+        ) from error
     return found
 
 
 # ---- remembered
 
+
 def _remembered(root: str) -> dict[str, Footer]:
     """Reads remembered footers. None are found if there is no such file, it is a link or others may write it, or it
     cannot be understood: then the footers are read again."""
     try:
-        descriptor = os.open(Path(root, REMEMBERED), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+        descriptor = os.open(
+            Path(root, REMEMBERED), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+        )
         with open(descriptor, "rb") as file:
             about = os.fstat(descriptor)
-            owners = {os.geteuid(), 0, os.stat(root).st_uid}  # the folder's owner could change the data as well
-            if not stat.S_ISREG(about.st_mode) or about.st_uid not in owners or \
-                    about.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            owners = {
+                os.geteuid(),
+                0,
+                os.stat(root).st_uid,
+            }  # the folder's owner could change the data as well
+            if (
+                not stat.S_ISREG(about.st_mode)
+                or about.st_uid not in owners
+                or about.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+            ):
                 return {}
             content = json.load(file)
         types = [dict(t) for t in content["columns"]]
-        return {name: Footer(size, modified, tuple(groups), types[kind], dict(ids), digest)
-                for name, (size, modified, groups, kind, ids, digest) in content["files"].items()}
+        return {
+            name: Footer(size, modified, tuple(groups), types[kind], dict(ids), digest)
+            for name, (size, modified, groups, kind, ids, digest) in content["files"].items()
+        }
     except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError):
         return {}
 
@@ -156,11 +194,21 @@ def _remember(root: str, footers: Mapping[str, Footer]) -> None:
     """Writes footers to be remembered. Many files share a schema, which is kept once. A folder that cannot be written
     is left as it is."""
     kinds: dict[str, int] = {}
-    files = {name: [f.bytes, f.modified_ns, f.row_groups,
-                    kinds.setdefault(json.dumps(list(f.types.items())), len(kinds)), f.ids, f.digest]
-             for name, f in footers.items()}
+    files = {
+        name: [
+            f.bytes,
+            f.modified_ns,
+            f.row_groups,
+            kinds.setdefault(json.dumps(list(f.types.items())), len(kinds)),
+            f.ids,
+            f.digest,
+        ]
+        for name, f in footers.items()
+    }
     target = Path(root, REMEMBERED)
-    new = target.with_name(f"{REMEMBERED}.{secrets.token_hex(8)}.{os.getpid()}")  # `doctor` finds drafts by the pid
+    new = target.with_name(
+        f"{REMEMBERED}.{secrets.token_hex(8)}.{os.getpid()}"
+    )  # `doctor` finds drafts by the pid
     with contextlib.suppress(OSError):
         descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
         with open(descriptor, "w") as file:

@@ -33,12 +33,23 @@ def stored_footer(path: str, size: int) -> bytes:
 class OpenFile:
     """One thread uses it at a time."""
 
-    def __init__(self, opened: str | pa.NativeFile, metadata: pq.FileMetaData | None, dictionaries: Sequence[str], *,
-                 ahead: bool):
+    def __init__(
+        self,
+        opened: str | pa.NativeFile,
+        metadata: pq.FileMetaData | None,
+        dictionaries: Sequence[str],
+        *,
+        ahead: bool,
+    ):
         """Columns of texts among `dictionaries` are decoded as dictionaries. `ahead` fetches what is going to be
         decoded."""
-        self._parquet = pq.ParquetFile(opened, metadata=metadata, pre_buffer=ahead, read_dictionary=list(dictionaries),
-                                       page_checksum_verification=True)
+        self._parquet = pq.ParquetFile(
+            opened,
+            metadata=metadata,
+            pre_buffer=ahead,
+            read_dictionary=list(dictionaries),
+            page_checksum_verification=True,
+        )
         self.metadata = self._parquet.metadata
 
     def read(self, group: int, columns: Sequence[str]) -> pa.Table:
@@ -108,7 +119,9 @@ _store_reads = _StoreReads()
 class StoreFile(OpenFile):
     """A file in a store, which is closed with this."""
 
-    def __init__(self, opened: pa.NativeFile, metadata: pq.FileMetaData | None, dictionaries: Sequence[str]):
+    def __init__(
+        self, opened: pa.NativeFile, metadata: pq.FileMetaData | None, dictionaries: Sequence[str]
+    ):
         super().__init__(opened, metadata, dictionaries, ahead=True)
 
     def read(self, group: int, columns: Sequence[str]) -> pa.Table:

@@ -58,8 +58,12 @@ how many; its checksum; and its column from 1 on, below 0 if it is not all of th
 _STRAIGHT = (pa.float32(), pa.int32(), pa.int8())
 _FEWEST = 64  # numbers; what is smaller stays as it is
 _PAYS = 0.9  # the share of bytes below which indices are worth it
-_WHOLE: dict[int, tuple[Any, Any]] = {1: (np.int8, np.uint8), 2: (np.int16, np.uint16), 4: (np.int32, np.uint32),
-                                      8: (np.int64, np.uint64)}
+_WHOLE: dict[int, tuple[Any, Any]] = {
+    1: (np.int8, np.uint8),
+    2: (np.int16, np.uint16),
+    4: (np.int32, np.uint32),
+    8: (np.int64, np.uint64),
+}
 Wanted = tuple[str, tuple[int, ...]]
 """An entry's name, and the state of the Parquet file that it is of."""
 
@@ -75,19 +79,30 @@ class PackedCopy:
 
     def __post_init__(self) -> None:
         if self.limit_bytes < 1:
-            raise ValueError(f"PackedCopy: limit_bytes {self.limit_bytes} holds nothing; give 1 or more")
+            raise ValueError(
+                f"PackedCopy: limit_bytes {self.limit_bytes} holds nothing; give 1 or more"
+            )
 
 
 class PackedRowGroups:
     """The packed copies of the row groups of some files. Safe to use from many threads."""
 
-    def __init__(self, how: PackedCopy, paths: Sequence[str | None], columns: Sequence[str],
-                 dictionaries: Sequence[str]):
+    def __init__(
+        self,
+        how: PackedCopy,
+        paths: Sequence[str | None],
+        columns: Sequence[str],
+        dictionaries: Sequence[str],
+    ):
         """`paths` are those of local files; what lies in a store has none, and no copy. Copies are of these columns,
         those of `dictionaries` decoded as such."""
         self._paths, self._said, self._lock = tuple(paths), set[str](), threading.Lock()
-        self._names: dict[tuple[int, tuple[int, ...]], str] = {}  # of each file in a state, for its entries
-        self._columns = hashlib.sha256(json.dumps([VERSION, list(columns), list(dictionaries)]).encode()).hexdigest()
+        self._names: dict[
+            tuple[int, tuple[int, ...]], str
+        ] = {}  # of each file in a state, for its entries
+        self._columns = hashlib.sha256(
+            json.dumps([VERSION, list(columns), list(dictionaries)]).encode()
+        ).hexdigest()
         self._cache: FileCache | None = None
         self._buffers = Buffers()
         local = [path for path in paths if path is not None]
@@ -96,10 +111,15 @@ class PackedRowGroups:
             self._say("files in a store have no packed copy", "take --cache for these")
         try:
             if local:
-                above = os.path.commonpath([os.path.dirname(os.path.abspath(path)) for path in local])
+                above = os.path.commonpath(
+                    [os.path.dirname(os.path.abspath(path)) for path in local]
+                )
                 states = [_state(os.stat(path))[:2] for path in local]
-                self._cache = FileCache(how.folder or os.path.join(above, FOLDER), how.limit_bytes,
-                                        repr((self._columns, states)))
+                self._cache = FileCache(
+                    how.folder or os.path.join(above, FOLDER),
+                    how.limit_bytes,
+                    repr((self._columns, states)),
+                )
             load_compiled()
         except OSError as error:
             self._say("the folder of packed copies cannot be used", f"{error}")
@@ -127,7 +147,9 @@ class PackedRowGroups:
         if self._buffers.idle_bytes() > _KEPT:
             self._buffers.trim()
         try:
-            stored = self._cache.fetch(wanted[0], lambda size: self._buffers.take_line(size, np.uint8))
+            stored = self._cache.fetch(
+                wanted[0], lambda size: self._buffers.take_line(size, np.uint8)
+            )
             found = None if stored is None else PackedTable(stored, wanted[0])
             return found if found is None or (straight and found.straight) else found.table()
         except (DamagedCopy, pa.ArrowException, OSError) as error:
@@ -154,19 +176,31 @@ class PackedRowGroups:
 
     def make(self, read: Callable[[int, int], Any], row_groups: Sequence[Sequence[int]]) -> None:
         """Has the copies made that are missing, by having each row group read."""
+
         def one(place: tuple[int, int]) -> None:
             if self._makes:
                 with suppress(Exception):  # whoever needs its rows says what is wrong
                     read(*place)
 
         with ThreadPoolExecutor(os.cpu_count() or 1, "sluice-packing") as threads:
-            list(threads.map(one, [(file, n) for file, counts in enumerate(row_groups) for n in range(len(counts))]))
+            list(
+                threads.map(
+                    one,
+                    [
+                        (file, n)
+                        for file, counts in enumerate(row_groups)
+                        for n in range(len(counts))
+                    ],
+                )
+            )
 
     def stats(self) -> dict[str, int]:
         """How many copies were read, missing, damaged, and not kept; and their bytes on disk."""
         if self._cache is None:
             return {}
-        counts = {name.replace("cache_", "packed_"): count for name, count in self._cache.stats().items()}
+        counts = {
+            name.replace("cache_", "packed_"): count for name, count in self._cache.stats().items()
+        }
         return {**counts, "packed_bytes": self._cache.own_bytes}
 
     def close(self) -> None:
@@ -181,8 +215,11 @@ class PackedRowGroups:
             if what in self._said:
                 return
             self._said.add(what)
-        print(f"sluice: {what}{why and f' ({why})'}; rows are read from Parquet, and are the same", file=sys.stderr,
-              flush=True)
+        print(
+            f"sluice: {what}{why and f' ({why})'}; rows are read from Parquet, and are the same",
+            file=sys.stderr,
+            flush=True,
+        )
 
 
 def named(path: str, size: int, changed_ns: int, columns: str) -> str:
@@ -209,14 +246,23 @@ def packed(table: pa.Table, key: str) -> bytes | None:
     stream = sink.getvalue()
     batch = pa.ipc.open_stream(stream).read_next_batch()
     content = np.frombuffer(stream, np.uint8)
-    found = sorted((begin, n + 1, *_part(content[begin:begin + size].view(kind), as_lengths))
-                   for n, column in enumerate(batch.columns) for buffer, kind, as_lengths in _buffers(column)
-                   if (size := buffer.size // kind.itemsize * kind.itemsize) >= _FEWEST * kind.itemsize
-                   for begin in [buffer.address - stream.address])
+    found = sorted(
+        (begin, n + 1, *_part(content[begin : begin + size].view(kind), as_lengths))
+        for n, column in enumerate(batch.columns)
+        for buffer, kind, as_lengths in _buffers(column)
+        if (size := buffer.size // kind.itemsize * kind.itemsize) >= _FEWEST * kind.itemsize
+        for begin in [buffer.address - stream.address]
+    )
     entry, parts, done = bytearray(), list[int](), 0
 
-    def add(how: list[int], at: int, count: int, distinct: int, pieces: list[npt.NDArray[np.uint8]], number: int  # noqa: PLR0917
-            ) -> None:
+    def add(  # noqa: PLR0917
+        how: list[int],
+        at: int,
+        count: int,
+        distinct: int,
+        pieces: list[npt.NDArray[np.uint8]],
+        number: int,
+    ) -> None:
         places, first = [0, 0], len(entry)
         for n, piece in enumerate(pieces):
             places[n] = len(entry)
@@ -231,8 +277,15 @@ def packed(table: pa.Table, key: str) -> bytes | None:
             add(how, begin, count, distinct, pieces, n if _complete(batch.column(n - 1)) else -n)
         done = begin + (how[_WIDTH] * count if how else 0)
     head = np.zeros(_front(len(parts) // _DESCRIBED), np.int64)
-    head[:_SUM] = VERSION, len(parts) // _DESCRIBED, len(content), batch.num_rows, len(entry), crc32(entry)
-    head[_HEAD:_HEAD + len(parts)] = parts
+    head[:_SUM] = (
+        VERSION,
+        len(parts) // _DESCRIBED,
+        len(content),
+        batch.num_rows,
+        len(entry),
+        crc32(entry),
+    )
+    head[_HEAD : _HEAD + len(parts)] = parts
     head[_SUM] = crc32(head.data, crc32(key.encode()))
     return head.tobytes() + entry
 
@@ -242,7 +295,11 @@ def _complete(column: pa.Array) -> bool:
     unit = unit_of(column.type)
     if column.null_count or (unit == _WORD and column.values.null_count):
         return False
-    offsets = np.frombuffer(column.buffers()[1], next(_buffers(column))[1]) if unit == 1 else np.empty(0, np.int64)
+    offsets = (
+        np.frombuffer(column.buffers()[1], next(_buffers(column))[1])
+        if unit == 1
+        else np.empty(0, np.int64)
+    )
     return (unit > 0 or column.type in _STRAIGHT) and not (offsets % _WORD).any()
 
 
@@ -259,19 +316,31 @@ def _buffers(array: pa.Array) -> Iterator[tuple[pa.Buffer, Any, bool]]:
         yield from _buffers(array.indices)
         yield from _buffers(array.dictionary)
     elif types.is_list(kind) or types.is_large_list(kind):
-        yield array.buffers()[1], np.dtype(np.int64 if types.is_large_list(kind) else np.int32), True
+        yield (
+            array.buffers()[1],
+            np.dtype(np.int64 if types.is_large_list(kind) else np.int32),
+            True,
+        )
         yield from _buffers(array.values)
-    elif (wide := kind in (pa.large_binary(), pa.large_string())) or kind in (pa.binary(), pa.string()):
+    elif (wide := kind in (pa.large_binary(), pa.large_string())) or kind in (
+        pa.binary(),
+        pa.string(),
+    ):
         _, offsets, content = array.buffers()
         yield offsets, np.dtype(np.int64 if wide else np.int32), True
         if content is not None:  # a bag of ids, most likely; other bytes take at most what they are
             yield content, np.dtype(np.int32), False
     elif types.is_primitive(kind) and not types.is_boolean(kind) and kind.byte_width in _WHOLE:
-        yield array.buffers()[1], np.dtype(_WHOLE[kind.byte_width][types.is_unsigned_integer(kind)]), False
+        yield (
+            array.buffers()[1],
+            np.dtype(_WHOLE[kind.byte_width][types.is_unsigned_integer(kind)]),
+            False,
+        )
 
 
-def _part(values: npt.NDArray[Any], as_lengths: bool
-          ) -> tuple[list[int], int, int, list[npt.NDArray[np.uint8]]]:
+def _part(
+    values: npt.NDArray[Any], as_lengths: bool
+) -> tuple[list[int], int, int, list[npt.NDArray[np.uint8]]]:
     """How numbers are packed (kind, bytes, bits, base), how many they are, how many values occur, and what is kept."""
     whole, width, unsigned = values, values.itemsize, _WHOLE[values.itemsize][1]
     if as_lengths:
@@ -285,19 +354,34 @@ def _part(values: npt.NDArray[Any], as_lengths: bool
         few = max(1, (distinct - 1).bit_length())
         if _WORD * few * -(-len(values) // 32) + distinct * width < usual * _PAYS:
             indices = encoded.indices.to_numpy().view(np.uint32)
-            return [INDICES, width, few, 0], len(whole), distinct, [pack(indices, few),
-                                                                     encoded.dictionary.to_numpy().view(np.uint8)]
+            return (
+                [INDICES, width, few, 0],
+                len(whole),
+                distinct,
+                [pack(indices, few), encoded.dictionary.to_numpy().view(np.uint8)],
+            )
     if usual >= values.nbytes or (as_lengths and whole[0]):
         return [RAW, 1, 0, 0], whole.nbytes, 0, [whole.view(np.uint8)]
     numbers = (values - values.dtype.type(low)).view(unsigned).astype(np.uint32)
-    return [LENGTHS if as_lengths else PACKED, width, bits, low], len(whole), 0, [pack(numbers, bits)]
+    return (
+        [LENGTHS if as_lengths else PACKED, width, bits, low],
+        len(whole),
+        0,
+        [pack(numbers, bits)],
+    )
 
 
 def load_compiled() -> None:
     """Loads the compiled calls into memory, which takes seconds if nothing is kept of an earlier run."""
     kinds = pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.large_list(pa.int8())
-    some = pa.table({str(kind): pa.array([[n % 99] if "list" in str(kind) else n % 99 for n in range(128)], kind)
-                     for kind in kinds})
+    some = pa.table(
+        {
+            str(kind): pa.array(
+                [[n % 99] if "list" in str(kind) else n % 99 for n in range(128)], kind
+            )
+            for kind in kinds
+        }
+    )
     PackedTable(np.frombuffer(bytearray(packed(some, "") or b""), np.uint8), "").table()
     load_packed()
 
@@ -305,38 +389,71 @@ def load_compiled() -> None:
 class PackedTable:
     """The row group of an entry, after every checksum of it was compared."""
 
-    __slots__ = ("_alone", "_data", "_ends", "_first", "_parts", "_units", "nbytes", "num_rows", "schema", "straight")
+    __slots__ = (
+        "_alone",
+        "_data",
+        "_ends",
+        "_first",
+        "_parts",
+        "_units",
+        "nbytes",
+        "num_rows",
+        "schema",
+        "straight",
+    )
 
     def __init__(self, stored: npt.NDArray[np.uint8], key: str):
-        head = stored[:8 * _HEAD].view(np.int64) if len(stored) >= 8 * _HEAD else np.zeros(1, np.int64)
+        head = (
+            stored[: 8 * _HEAD].view(np.int64)
+            if len(stored) >= 8 * _HEAD
+            else np.zeros(1, np.int64)
+        )
         if head[0] != VERSION:
             raise DamagedCopy("it is no packed copy of this version")
         count, self.nbytes, self.num_rows, size, whole, checksum = map(int, head[1:])
         front = 8 * _front(count)
-        described = stored[:front if 8 * _HEAD < front <= len(stored) else 8 * _HEAD].view(np.int64).copy()
+        described = (
+            stored[: front if 8 * _HEAD < front <= len(stored) else 8 * _HEAD].view(np.int64).copy()
+        )
         described[_SUM] = 0
         if min(count, self.nbytes) < 1 or crc32(described.data, crc32(key.encode())) != checksum:
-            raise DamagedCopy("its head differs from its checksum (CRC-32), or is that of another row group")
-        self._data, self._parts = stored[front:], described[_HEAD:][:_DESCRIBED * count].reshape(count, _DESCRIBED)
+            raise DamagedCopy(
+                "its head differs from its checksum (CRC-32), or is that of another row group"
+            )
+        self._data, self._parts = (
+            stored[front:],
+            described[_HEAD:][: _DESCRIBED * count].reshape(count, _DESCRIBED),
+        )
         if crc32(self._data.data) != whole:
             ends = [*self._parts[1:, _FROM].tolist(), len(self._data)]
-            harmed = [f"column {abs(column)}" if column else "what describes its columns" for (
-                begin, _, _, checksum, column), end in zip(self._parts[:, _FROM:].tolist(), ends, strict=True)
-                if crc32(self._data[begin:end].data) != checksum]
-            raise DamagedCopy(f"{', '.join(harmed) or 'what it holds'} differs from its checksum (CRC-32)")
+            harmed = [
+                f"column {abs(column)}" if column else "what describes its columns"
+                for (begin, _, _, checksum, column), end in zip(
+                    self._parts[:, _FROM:].tolist(), ends, strict=True
+                )
+                if crc32(self._data[begin:end].data) != checksum
+            ]
+            raise DamagedCopy(
+                f"{', '.join(harmed) or 'what it holds'} differs from its checksum (CRC-32)"
+            )
         if len(self._data) != size or not _fit(self._parts, size, self.nbytes):
             raise DamagedCopy(f"its parts do not fit each other, or into {len(stored)} bytes")
-        first = self._data[self._parts[0, _FROM]:][:self._parts[0, _COUNT]]
-        self.schema, widths, self._units, columns = _schema(first[:8 + int(first[4:8].view(np.int32)[0])].tobytes())
+        first = self._data[self._parts[0, _FROM] :][: self._parts[0, _COUNT]]
+        self.schema, widths, self._units, columns = _schema(
+            first[: 8 + int(first[4:8].view(np.int32)[0])].tobytes()
+        )
         self._alone = self._parts[self._parts[:, _COLUMN] > 0]
         self._first = np.searchsorted(columns, np.arange(len(widths)) + 1)
         """The parts that hold all of each column, two of bags; and the first one of each column among them."""
         self._ends: dict[int, npt.NDArray[Any]] = {}  # of bags of several sizes
-        self.straight = bool((widths + self._units).all()) and np.array_equal(self._alone[:, _COLUMN], columns)
+        self.straight = bool((widths + self._units).all()) and np.array_equal(
+            self._alone[:, _COLUMN], columns
+        )
         if self.straight:
             sizes = self._alone[self._first][:, (_WIDTH, _COUNT)].prod(axis=1)
-            self.straight = bool((sizes == widths * self.num_rows)[widths > 0].all()) and \
-                all(map(self._fits, np.flatnonzero(self._units).tolist()))
+            self.straight = bool((sizes == widths * self.num_rows)[widths > 0].all()) and all(
+                map(self._fits, np.flatnonzero(self._units).tolist())
+            )
         """Whether rows of all columns can be placed from where they are packed."""
 
     def table(self) -> pa.Table:
@@ -353,32 +470,45 @@ class PackedTable:
         """The bags of some rows of a column."""
         at, unit, ends = self._first[column], int(self._units[column]), self._ends.get(column)
         each = int(self._alone[at, _BASE]) * unit if ends is None else -1
-        return PackedBags(self._data.ctypes.data, self._alone[at + 1], each, ends, unit, start, stop - start)
+        return PackedBags(
+            self._data.ctypes.data, self._alone[at + 1], each, ends, unit, start, stop - start
+        )
 
     def _fits(self, column: int) -> bool:
         """Whether the lengths of a column's bags are those of its ids."""
         at, unit = self._first[column], int(self._units[column])
-        (kind, width, bits, base, _, count, *_), (what, wide, *_, ids, _, _, _, _, _) = self._alone[at:at + 2].tolist()
+        (kind, width, bits, base, _, count, *_), (what, wide, *_, ids, _, _, _, _, _) = self._alone[
+            at : at + 2
+        ].tolist()
         size = ids if what == RAW else ids * wide
-        if kind != LENGTHS or count != self.num_rows + 1 or what == LENGTHS or not 0 <= base * unit <= size or \
-                wide != (1 if what == RAW else _WORD):
+        if (
+            kind != LENGTHS
+            or count != self.num_rows + 1
+            or what == LENGTHS
+            or not 0 <= base * unit <= size
+            or wide != (1 if what == RAW else _WORD)
+        ):
             return False
         if not bits:
             return bool(base * unit * self.num_rows == size and base * unit % _WORD == 0)
         ends = self._ends[column] = np.empty(count, _WHOLE[width][0])
-        part = self._alone[at:at + 1].copy()
+        part = self._alone[at : at + 1].copy()
         part[:, _AT] = 0
         unpack_parts(part, self._data, ends.view(np.uint8))
         return bool(base + 2**bits < 2**31 and ends.min() >= 0 and ends[-1] * unit == size)
 
 
 @functools.lru_cache(maxsize=64)
-def _schema(message: bytes) -> tuple[pa.Schema, npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any]]:
+def _schema(
+    message: bytes,
+) -> tuple[pa.Schema, npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any]]:
     """A schema; the bytes of a value of each of its columns, and of what an offset of bags counts (both 0: it cannot be
     placed straight from a copy); and, of each part that holds these, its column."""
     schema = pa.ipc.read_schema(pa.py_buffer(message))
     units = np.array([unit_of(kind) for kind in schema.types], np.int64)
-    widths = np.array([kind.bit_width // 8 if kind in _STRAIGHT else 0 for kind in schema.types], np.int64)
+    widths = np.array(
+        [kind.bit_width // 8 if kind in _STRAIGHT else 0 for kind in schema.types], np.int64
+    )
     return schema, widths, units, np.repeat(np.arange(len(units)) + 1, 1 + (units > 0))
 
 
@@ -388,9 +518,16 @@ def _fit(parts: Any, stored: Any, stream: Any) -> bool:
     done, limit = 0, max(stream, stored)
     for n in range(len(parts)):
         kind, width, bits, _, at, count, begin, values, distinct, _, _ = parts[n]
-        if min(count, width) < 1 or max(count, begin, values, distinct) > limit or bits > 32 or \
-                min(bits, begin, values, distinct, kind) < 0 or kind > LENGTHS or \
-                width not in (1, 2, 4, 8) or (kind == RAW and width > 1) or (kind == INDICES and distinct < 1):
+        if (
+            min(count, width) < 1
+            or max(count, begin, values, distinct) > limit
+            or bits > 32
+            or min(bits, begin, values, distinct, kind) < 0
+            or kind > LENGTHS
+            or width not in (1, 2, 4, 8)
+            or (kind == RAW and width > 1)
+            or (kind == INDICES and distinct < 1)
+        ):
             return False
         size = count if kind == RAW else 4 * bits * ((count - (kind == LENGTHS) + 31) // 32)
         if at != done or begin + size > stored or values + distinct * width > stored:

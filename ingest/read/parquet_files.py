@@ -34,7 +34,16 @@ from sluice.ingest.plain.hashed_ids import can_hash
 from sluice.ingest.plain.made_columns import MadeColumns
 from sluice.ingest.plain.probe import ColumnFacts, check_values, probe
 from sluice.ingest.plain.recipe import Recipe
-from sluice.ingest.plain.roles import ROLES, GuessError, ParquetError, Roles, label_of, only_label, recipes_of, roles_of
+from sluice.ingest.plain.roles import (
+    ROLES,
+    GuessError,
+    ParquetError,
+    Roles,
+    label_of,
+    only_label,
+    recipes_of,
+    roles_of,
+)
 from sluice.ingest.plain.row_selection import RowSelection
 from sluice.ingest.plain.unreadable import unreadable
 from sluice.ingest.read.footers import Footer, FooterError, footers_of
@@ -79,9 +88,17 @@ class ParquetFiles:
     """Petastorm's TransformSpec that each row group goes through: all that is said of columns is of those after it."""
 
     @classmethod
-    def open(cls, source: Paths, roles: Roles | str | None = None, hash: Mapping[str, int] | None = None, *,
-             spec: Spec | str | os.PathLike[str] | None = None, permission: Permission = NOTHING,
-             transform_spec: Any = None, say: Callable[[str], None] | None = None) -> ParquetFiles:
+    def open(
+        cls,
+        source: Paths,
+        roles: Roles | str | None = None,
+        hash: Mapping[str, int] | None = None,
+        *,
+        spec: Spec | str | os.PathLike[str] | None = None,
+        permission: Permission = NOTHING,
+        transform_spec: Any = None,
+        say: Callable[[str], None] | None = None,
+    ) -> ParquetFiles:
         """Opens the files. Their columns are those of a `spec` of one's own, as the ETL would make them; or have
         `roles`; without either they are guessed, and printed on standard error, once for a source; where `roles` name
         the label alone, the others are. `hash` maps names, or patterns of names, to numbers of ids. Roles and hash are
@@ -99,61 +116,131 @@ class ParquetFiles:
         types, lacking = common_types(paths, [footer.types for footer in footers], optional)
         there = _types_there(paths[0])
         for name in (name for name in optional if name not in there):
-            there |= next(({name: _types_there(path)[name]} for path, footer in zip(paths, footers, strict=True)
-                           if name in footer.types), {name: pa.null()})
+            there |= next(
+                (
+                    {name: _types_there(path)[name]}
+                    for path, footer in zip(paths, footers, strict=True)
+                    if name in footer.types
+                ),
+                {name: pa.null()},
+            )
         edited = frozenset[str]()
         if transform_spec is not None:
             there, edited = retyped(there, transform_spec)
-            types = {name: str(kind) if name in edited else types[name] for name, kind in there.items()
-                     if name in edited or name in types}
+            types = {
+                name: str(kind) if name in edited else types[name]
+                for name, kind in there.items()
+                if name in edited or name in types
+            }
         roles = roles_of(roles) if isinstance(roles, str) else roles
         label = None if roles is None or hash else only_label(roles)
-        hashed, fill, guessed = dict(hash or {}), dict[str, float](), spec is None and (
-            roles is None or label_of(label or "", types)[0] in types)
+        hashed, fill, guessed = (
+            dict(hash or {}),
+            dict[str, float](),
+            spec is None and (roles is None or label_of(label or "", types)[0] in types),
+        )
         if spec is not None:
             if roles is not None or hash:
-                raise ParquetError("a spec says itself which roles the columns have and what is hashed: give either "
-                                   "spec, or roles and hash")
+                raise ParquetError(
+                    "a spec says itself which roles the columns have and what is hashed: give either "
+                    "spec, or roles and hash"
+                )
             if transform_spec is not None:
-                raise ParquetError("a spec makes the columns by its operators, a TransformSpec by its function: give "
-                                   "one of them; with a TransformSpec, roles and hash")
+                raise ParquetError(
+                    "a spec makes the columns by its operators, a TransformSpec by its function: give "
+                    "one of them; with a TransformSpec, roles and hash"
+                )
             recipes = recipes_of_spec(spec, types, lacking)
-            permission = Permission(permission.modules, permission.functions | spec.permission.functions)
+            permission = Permission(
+                permission.modules, permission.functions | spec.permission.functions
+            )
         else:
             if guessed or roles is None:
                 by_caller = {recipe.name for recipe in recipes_of({}, hashed, types, lacking)[0]}
-                facts = _probed(paths, {name: kind for name, kind in types.items() if name not in edited}, footers)
+                facts = _probed(
+                    paths,
+                    {name: kind for name, kind in types.items() if name not in edited},
+                    footers,
+                )
                 facts |= {name: ColumnFacts(there[name]) for name in edited}
-                found = proposals(facts, sum(sum(footer.row_groups) for footer in footers), label, by_caller)
-                found = {name: one if one.hash is None or can_hash(types[name]) else replace(one, role="dense", size=0)
-                         for name, one in found.items()}  # ids that are stored as floats
-                hashed |= {one.name: one.hash for one in found.values() if one.hash and one.name not in by_caller}
-                others = {name: _SEVERAL_TYPES for name in types if name not in found} | in_folders(paths, types)
-                roles, fill = _guessed(uri, found, others | dict.fromkeys(lacking, _NOT_EVERYWHERE), say)
+                found = proposals(
+                    facts, sum(sum(footer.row_groups) for footer in footers), label, by_caller
+                )
+                found = {
+                    name: one
+                    if one.hash is None or can_hash(types[name])
+                    else replace(one, role="dense", size=0)
+                    for name, one in found.items()
+                }  # ids that are stored as floats
+                hashed |= {
+                    one.name: one.hash
+                    for one in found.values()
+                    if one.hash and one.name not in by_caller
+                }
+                others = {name: _SEVERAL_TYPES for name in types if name not in found} | in_folders(
+                    paths, types
+                )
+                roles, fill = _guessed(
+                    uri, found, others | dict.fromkeys(lacking, _NOT_EVERYWHERE), say
+                )
             recipes, hashed = recipes_of(roles, hashed, types, lacking)
-        used = dict.fromkeys([*(name for recipe in recipes for name in recipe.sources),
-                              *((name for name in spec.input.columns if name not in spec.unused) if spec else ())])
-        refuse_mixed([name for name in used if name not in edited], recipes, spec.input.columns if spec else {},
-                     [(path, footer.types) for path, footer in zip(paths, footers, strict=True)
-                      if any(footer.row_groups)], _types_there)  # without rows a file may know no types
+        used = dict.fromkeys(
+            [
+                *(name for recipe in recipes for name in recipe.sources),
+                *((name for name in spec.input.columns if name not in spec.unused) if spec else ()),
+            ]
+        )
+        refuse_mixed(
+            [name for name in used if name not in edited],
+            recipes,
+            spec.input.columns if spec else {},
+            [
+                (path, footer.types)
+                for path, footer in zip(paths, footers, strict=True)
+                if any(footer.row_groups)
+            ],
+            _types_there,
+        )  # without rows a file may know no types
         unused = [name for name in (*types, *lacking) if name not in used]
         if unused and not guessed:  # what was guessed has named them
             more = f" and {len(unused) - 20} more" if len(unused) > 20 else ""
-            say(f"{uri}: columns that nobody asked for are left out: {', '.join(unused[:20])}{more}")
+            say(
+                f"{uri}: columns that nobody asked for are left out: {', '.join(unused[:20])}{more}"
+            )
         fields = []
         for recipe in recipes:
             kinds = [there[name] for name in recipe.sources]
             recipe.check(kinds)
             fields.append(recipe.field(kinds))
-        files = tuple(DataFile(path=prefix + p, rows=sum(f.row_groups), bytes=f.bytes, row_group_rows=f.row_groups,
-                               content=f.digest)
-                      for p, f in zip(paths, footers, strict=True))
+        files = tuple(
+            DataFile(
+                path=prefix + p,
+                rows=sum(f.row_groups),
+                bytes=f.bytes,
+                row_group_rows=f.row_groups,
+                content=f.digest,
+            )
+            for p, f in zip(paths, footers, strict=True)
+        )
         rows = max(1, sum(f.rows for f in files))
-        bags = {recipe.name: recipe.sources[0] for recipe in recipes
-                if recipe.role == "id_list" and recipe.sources[0] in footers[0].ids}
-        opened = cls(uri, tuple(fields), files,
-                    {name: sum(f.ids[stored] for f in footers) / rows for name, stored in bags.items()}, hashed,
-                    recipes, spec, fill, permission=permission, prefix=prefix, transform_spec=transform_spec)
+        bags = {
+            recipe.name: recipe.sources[0]
+            for recipe in recipes
+            if recipe.role == "id_list" and recipe.sources[0] in footers[0].ids
+        }
+        opened = cls(
+            uri,
+            tuple(fields),
+            files,
+            {name: sum(f.ids[stored] for f in footers) / rows for name, stored in bags.items()},
+            hashed,
+            recipes,
+            spec,
+            fill,
+            permission=permission,
+            prefix=prefix,
+            transform_spec=transform_spec,
+        )
         return opened if spec is None else opened.transformed(spec.transforms)
 
     @cached_property
@@ -161,19 +248,35 @@ class ParquetFiles:
         """Hash of names, sizes and row groups: another version means other rows, or another order."""
         named = [[os.path.basename(f.path), f.bytes, f.row_group_rows] for f in self.files]
         made: list[Any] = [self.hash] if self.hash else []
-        made += [recipe.described for recipe in self.recipes if recipe.role == "label" and recipe.operators]
+        made += [
+            recipe.described
+            for recipe in self.recipes
+            if recipe.role == "label" and recipe.operators
+        ]
         if self.spec is not None:
             table = self.spec.table
-            made = [[recipe.described for recipe in self.recipes],
-                    [table.seed, table.key, dict(table.split), table.split_by, table.split_column, table.split_time,
-                     table.split_from, *([table.unlabelled] if table.unlabelled else [])]]
+            made = [
+                [recipe.described for recipe in self.recipes],
+                [
+                    table.seed,
+                    table.key,
+                    dict(table.split),
+                    table.split_by,
+                    table.split_column,
+                    table.split_time,
+                    table.split_from,
+                    *([table.unlabelled] if table.unlabelled else []),
+                ],
+            ]
         text = json.dumps([named, *made] if made else named)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def transformed(self, transforms: Iterable[TableTransform]) -> ParquetFiles:
         """The same files with these transforms on top. SpecError if one needs a column that is not there."""
         more = tuple(transforms)
-        return replace(self, fields=transformed(self.fields, more), transforms=(*self.transforms, *more))
+        return replace(
+            self, fields=transformed(self.fields, more), transforms=(*self.transforms, *more)
+        )
 
     @property
     def stored(self) -> tuple[Field, ...]:
@@ -197,19 +300,30 @@ class ParquetFiles:
         except (OSError, pa.ArrowException) as error:
             raise ParquetError(f"{self.uri}: {error}") from error
         if not any(map(sum, counts)):
-            raise ParquetError(f"{self.uri}: no row lies in the split {split!r}; look at table.split of "
-                               f"{selection.spec.name}")
-        _tell(f"{self.uri}: of {sum(f.rows for f in self.files):,} rows the {sum(map(sum, counts)):,} in the split "
-              f"{split!r} are loaded; split= chooses another ({', '.join(selection.spec.table.split)})")
+            raise ParquetError(
+                f"{self.uri}: no row lies in the split {split!r}; look at table.split of "
+                f"{selection.spec.name}"
+            )
+        _tell(
+            f"{self.uri}: of {sum(f.rows for f in self.files):,} rows the {sum(map(sum, counts)):,} in the split "
+            f"{split!r} are loaded; split= chooses another ({', '.join(selection.spec.table.split)})"
+        )
         if in_none:
-            _tell(f"{self.uri}: {in_none:,} rows lie in no split, as their {selection.sources[0]!r} is missing or "
-                  "names none")
-        return tuple(replace(file, rows=sum(rows), row_group_rows=rows)
-                     for file, rows in zip(self.files, counts, strict=True))
+            _tell(
+                f"{self.uri}: {in_none:,} rows lie in no split, as their {selection.sources[0]!r} is missing or "
+                "names none"
+            )
+        return tuple(
+            replace(file, rows=sum(rows), row_group_rows=rows)
+            for file, rows in zip(self.files, counts, strict=True)
+        )
 
     def made(self, split: str, names: Container[str]) -> MadeColumns | None:
         """What makes these columns of a split's rows of what is stored; None if they are read as they are."""
-        selection, recipes = self._selection(split), [recipe for recipe in self.recipes if recipe.name in names]
+        selection, recipes = (
+            self._selection(split),
+            [recipe for recipe in self.recipes if recipe.name in names],
+        )
         if selection is None and all(recipe.as_it_is for recipe in recipes):
             return None
         return MadeColumns(recipes, selection, self.spec)
@@ -218,28 +332,45 @@ class ParquetFiles:
         """Raises ColumnError if a footer shows a value that a loader of these columns would stop at, or the first rows
         a time that no format reads."""
         paths = [self._path(file) for file in self.files]
-        if self.spec is not None and self.spec.table.unlabelled:  # rows without a label are of a split of their own
+        if (
+            self.spec is not None and self.spec.table.unlabelled
+        ):  # rows without a label are of a split of their own
             columns = replace(columns, fill={columns.label: 0.0, **columns.fill})
         if said := check_values(self.recipes, columns, paths):
             _tell(f"{self.uri}: {said}")
-        for warning in unreadable([recipe for recipe in self.recipes if recipe.name in columns.names], paths):
+        for warning in unreadable(
+            [recipe for recipe in self.recipes if recipe.name in columns.names], paths
+        ):
             _tell(warning)
 
     def sizes(self, names: Iterable[str]) -> dict[str, int]:
         """The number of rows that an embedding needs for ids that are taken as they are, as far as the footers of all
         files say the largest one."""
-        sources = {recipe.name: recipe.sources[0] for recipe in self.recipes if recipe.name in names
-                   and not recipe.operators}
-        facts = probe([self._path(file) for file in self.files], sources.values(), rows=0, every=True)
-        return {name: one.high + 1 for name, source in sources.items() if (one := facts.get(source)) and one.known
-                and isinstance(one.low, int) and one.low >= 0}
+        sources = {
+            recipe.name: recipe.sources[0]
+            for recipe in self.recipes
+            if recipe.name in names and not recipe.operators
+        }
+        facts = probe(
+            [self._path(file) for file in self.files], sources.values(), rows=0, every=True
+        )
+        return {
+            name: one.high + 1
+            for name, source in sources.items()
+            if (one := facts.get(source))
+            and one.known
+            and isinstance(one.low, int)
+            and one.low >= 0
+        }
 
     def _selection(self, split: str) -> RowSelection | None:
         if self.spec is not None:
             return selection_of(self.spec, split)
         if split != ONLY_SPLIT:
-            raise ParquetError(f"{self.uri}: no split {split!r}: plain Parquet files are one, {ONLY_SPLIT!r}; give the "
-                               "loader the files of a part, or a spec whose [table] says how to split them")
+            raise ParquetError(
+                f"{self.uri}: no split {split!r}: plain Parquet files are one, {ONLY_SPLIT!r}; give the "
+                "loader the files of a part, or a spec whose [table] says how to split them"
+            )
         return None
 
     def _path(self, file: DataFile) -> str:
@@ -261,17 +392,34 @@ def _tell(line: str) -> None:
         print(line, file=sys.stderr)
 
 
-def _probed(paths: Sequence[str], types: Mapping[str, str], footers: Sequence[Footer]) -> dict[str, ColumnFacts]:
+def _probed(
+    paths: Sequence[str], types: Mapping[str, str], footers: Sequence[Footer]
+) -> dict[str, ColumnFacts]:
     """What those of the columns hold that have one type in all files, or are numbers of several."""
-    kinds = {name: {one[name] for one in (footer.types for footer in footers if any(footer.row_groups)) if name in one}
-             for name in types}
-    common = {name: mixed for name in types if len(kinds[name]) > 1 and (mixed := common_number(kinds[name]))}
-    alike = [name for name, kind in types.items() if name in common or (kind != SEVERAL and kinds[name] <= {kind})]
+    kinds = {
+        name: {
+            one[name]
+            for one in (footer.types for footer in footers if any(footer.row_groups))
+            if name in one
+        }
+        for name in types
+    }
+    common = {
+        name: mixed
+        for name in types
+        if len(kinds[name]) > 1 and (mixed := common_number(kinds[name]))
+    }
+    alike = [
+        name
+        for name, kind in types.items()
+        if name in common or (kind != SEVERAL and kinds[name] <= {kind})
+    ]
     return probe(paths, alike, common=common)
 
 
-def _guessed(uri: str, found: Mapping[str, Proposal], others: Mapping[str, str], say: Callable[[str], None]
-             ) -> tuple[Roles, dict[str, float]]:
+def _guessed(
+    uri: str, found: Mapping[str, Proposal], others: Mapping[str, str], say: Callable[[str], None]
+) -> tuple[Roles, dict[str, float]]:
     """The roles that were guessed, and what is filled. Says so once, with what is left out and why; `others` holds that
     of columns that were not looked at."""
     roles: dict[str, list[str]] = {role: [] for role in ROLES}
@@ -279,13 +427,18 @@ def _guessed(uri: str, found: Mapping[str, Proposal], others: Mapping[str, str],
         if one.role:
             roles[one.role].append(one.label or one.name)
     fill = {one.name: 0.0 for one in found.values() if one.fill}
-    taken = "; ".join(f"{role}: {', '.join(_said(found[name].hash if name in found else None, name) for name in names)}"
-                      for role, names in roles.items() if names)
+    taken = "; ".join(
+        f"{role}: {', '.join(_said(found[name].hash if name in found else None, name) for name in names)}"
+        for role, names in roles.items()
+        if names
+    )
     why = {one.name: one.why for one in found.values() if not one.role} | dict(others)
     left = [f"{name} ({reason})" for name, reason in why.items()]
     filled = f"; empty values of {', '.join(fill)} become 0" if fill else ""
-    say(f"{uri}: roles guessed ({taken}{filled}{'; left out: ' + ', '.join(left) if left else ''}); give roles= to "
-        "choose, or let `sluice guess` write a spec")
+    say(
+        f"{uri}: roles guessed ({taken}{filled}{'; left out: ' + ', '.join(left) if left else ''}); give roles= to "
+        "choose, or let `sluice guess` write a spec"
+    )
     return roles, fill
 
 
@@ -303,16 +456,28 @@ def facts_of(source: Paths) -> tuple[dict[str, ColumnFacts], int, dict[str, str]
     facts = _probed(paths, types, footers)
     for name in lacking.keys() & facts.keys():
         facts[name].optional = True
-    others = {name: _NOT_EVERYWHERE if name in lacking else _SEVERAL_TYPES for name in types if name not in facts}
+    others = {
+        name: _NOT_EVERYWHERE if name in lacking else _SEVERAL_TYPES
+        for name in types
+        if name not in facts
+    }
     others |= in_folders(paths, types)
     return facts, sum(sum(footer.row_groups) for footer in footers), others
 
 
 def in_folders(paths: Iterable[str], columns: Container[str]) -> dict[str, str]:
     """The columns that only the names of folders have, as `date=2026-01-01`, with why they are left out."""
-    found = {part.partition("=")[0]: part for path in paths for part in Path(path).parent.parts if "=" in part}
-    return {name: f"only the names of folders have it ({part}); write it into the files as a column"
-            for name, part in found.items() if name and name not in columns}
+    found = {
+        part.partition("=")[0]: part
+        for path in paths
+        for part in Path(path).parent.parts
+        if "=" in part
+    }
+    return {
+        name: f"only the names of folders have it ({part}); write it into the files as a column"
+        for name, part in found.items()
+        if name and name not in columns
+    }
 
 
 def _said(size: int | None, name: str) -> str:
@@ -328,6 +493,7 @@ def _types_there(path: str) -> dict[str, pa.DataType]:
 
 
 # ---- files
+
 
 def _paths(source: Paths) -> tuple[str, str, list[str]]:
     """The name of the source, what comes before each path to open it slowly, and the files' paths in the order of
@@ -346,20 +512,33 @@ def _found(source: Paths, tables: LocalTables) -> tuple[str, str, list[str]]:
         each = [_found(one, tables) for one in source]
         if not each:
             raise ParquetError("an empty list of files")
-        prefixes, found = {prefix for _, prefix, _ in each}, [path for _, _, some in each for path in some]
-        if again := next((path for path, count in Counter(map(os.path.abspath, found)).items() if count > 1), None):
-            raise ParquetError(f"{again}: is meant twice, so that each of its rows would come twice an epoch; name it, "
-                               "or a folder or glob that holds it, once")
+        prefixes, found = (
+            {prefix for _, prefix, _ in each},
+            [path for _, _, some in each for path in some],
+        )
+        if again := next(
+            (path for path, count in Counter(map(os.path.abspath, found)).items() if count > 1),
+            None,
+        ):
+            raise ParquetError(
+                f"{again}: is meant twice, so that each of its rows would come twice an epoch; name it, "
+                "or a folder or glob that holds it, once"
+            )
         if len(prefixes) > 1:
-            raise ParquetError(f"files behind stores of several kinds ({', '.join(sorted(prefixes))}): give all "
-                               "of them one delay, or none")
+            raise ParquetError(
+                f"files behind stores of several kinds ({', '.join(sorted(prefixes))}): give all "
+                "of them one delay, or none"
+            )
         return f"{len(found)} files from {each[0][0]}", prefixes.pop(), found
     if (at := slow_path(os.fspath(source))) is not None:
         return os.fspath(source), at.prefix, _found(at.path, tables)[2]
     text = os.fspath(source)
     if os.path.isdir(text):
-        paths = sorted(str(p) for p in Path(text).rglob("*.parquet")
-                       if not any(part.startswith(("_", ".")) for part in p.relative_to(text).parts))
+        paths = sorted(
+            str(p)
+            for p in Path(text).rglob("*.parquet")
+            if not any(part.startswith(("_", ".")) for part in p.relative_to(text).parts)
+        )
         what = "no file *.parquet in this folder or below (`sluice guess` and `sluice etl` make a table of other logs)"
         tables.refuse_listed([f"{text}/", *paths], _BY_LOG)
     elif glob.has_magic(text) and not os.path.exists(text):
@@ -372,28 +551,45 @@ def _found(source: Paths, tables: LocalTables) -> tuple[str, str, list[str]]:
     return text, "", paths
 
 
-def table_of(source: FeatureTable | ParquetFiles | Paths, roles: Roles | str | None = None,
-             allow_code: Permission | Iterable[str] = (), hash: Mapping[str, int] | None = None,
-             spec: Spec | str | os.PathLike[str] | None = None, *, transform_spec: Any = None
-             ) -> FeatureTable | ParquetFiles:
+def table_of(
+    source: FeatureTable | ParquetFiles | Paths,
+    roles: Roles | str | None = None,
+    allow_code: Permission | Iterable[str] = (),
+    hash: Mapping[str, int] | None = None,
+    spec: Spec | str | os.PathLike[str] | None = None,
+    *,
+    transform_spec: Any = None,
+) -> FeatureTable | ParquetFiles:
     """Returns what a loader was given as a table: a feature table by its folder or its URI, other Parquet as files,
     whose row groups go through `transform_spec`."""
     if isinstance(source, (str, os.PathLike)) and is_table(os.fspath(source)):
-        from sluice.etl.table.table import FeatureTable  # needs delta-rs, which plain Parquet does not
+        from sluice.etl.table.table import (
+            FeatureTable,
+        )  # needs delta-rs, which plain Parquet does not
 
         source = FeatureTable.open(source, allow_code=allow_code)
     if isinstance(source, (str, os.PathLike, Iterable)):
-        return ParquetFiles.open(source, roles, hash, spec=spec, permission=Permission.of(allow_code),
-                                 transform_spec=transform_spec)
+        return ParquetFiles.open(
+            source,
+            roles,
+            hash,
+            spec=spec,
+            permission=Permission.of(allow_code),
+            transform_spec=transform_spec,
+        )
     if isinstance(source, ParquetFiles) and source.transform_spec is not transform_spec:
-        raise ParquetError("these files were opened without this TransformSpec, which says what their columns are: "
-                           "give the loader their paths, or ParquetFiles.open the transform_spec")
+        raise ParquetError(
+            "these files were opened without this TransformSpec, which says what their columns are: "
+            "give the loader their paths, or ParquetFiles.open the transform_spec"
+        )
     if roles is not None:
         raise ParquetError("roles are for plain Parquet files; this table has its own")
     if spec is not None:
         raise ParquetError("spec is for plain Parquet files; a feature table was made by one")
     if hash:
-        raise ParquetError("hash is for plain Parquet files; a feature table has the operator hash in its spec")
+        raise ParquetError(
+            "hash is for plain Parquet files; a feature table has the operator hash in its spec"
+        )
     return source
 
 

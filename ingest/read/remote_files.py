@@ -28,18 +28,37 @@ from sluice.ingest.read.stores import FileSystem, FsspecFiles, LocalFiles, Range
 class RemoteFiles:
     """The files below one root. Threads share it; `open` gives each its own file."""
 
-    def __init__(self, root: str, backend: FileSystem, *, scheme: str = "", retry: RetryPolicy | None = None,
-                 cache: FileCache | None = None, clock: Clock | None = None):
+    def __init__(
+        self,
+        root: str,
+        backend: FileSystem,
+        *,
+        scheme: str = "",
+        retry: RetryPolicy | None = None,
+        cache: FileCache | None = None,
+        clock: Clock | None = None,
+    ):
         """`at` makes one from a URI; this makes one from parts."""
-        self.root, self._backend, self._scheme, self._cache = root.rstrip("/") or "/", backend, scheme, cache
+        self.root, self._backend, self._scheme, self._cache = (
+            root.rstrip("/") or "/",
+            backend,
+            scheme,
+            cache,
+        )
         self._clock = clock or Clock()
         self._retrier = Retrier(retry or RetryPolicy(), self._clock)
         self._lock = threading.Lock()
         self._reads = self._bytes = 0
 
     @classmethod
-    def at(cls, uri: str, *, retry: RetryPolicy | None = None, cache: FileCache | None = None,
-           clock: Clock | None = None) -> RemoteFiles:
+    def at(
+        cls,
+        uri: str,
+        *,
+        retry: RetryPolicy | None = None,
+        cache: FileCache | None = None,
+        clock: Clock | None = None,
+    ) -> RemoteFiles:
         """Opens the store of a URI or a local path. ValueError names what is wrong with it."""
         clock = clock or Clock()
         scheme, root, backend = _resolve(uri, clock)
@@ -71,8 +90,12 @@ class RemoteFiles:
     def stats(self) -> dict[str, int]:
         """Counters since the start, for the run's metrics."""
         with self._lock:
-            counts = {"reads": self._reads, "bytes": self._bytes, "retries": self._retrier.retries,
-                      "gave_up": self._retrier.gave_up}
+            counts = {
+                "reads": self._reads,
+                "bytes": self._bytes,
+                "retries": self._retrier.retries,
+                "gave_up": self._retrier.gave_up,
+            }
         return counts | (self._cache.stats() if self._cache else {})
 
     def close(self) -> None:
@@ -84,8 +107,10 @@ class RemoteFiles:
         entry = f"{name}|{source.size}|{source.tag}|{offset}|{length}"
         data = self._cache.get(entry) if self._cache else None
         if data is None:
-            data = self._retrier.call(lambda: _whole(source, offset, length),
-                                      f"{name}: reading bytes {offset} to {offset + length}")
+            data = self._retrier.call(
+                lambda: _whole(source, offset, length),
+                f"{name}: reading bytes {offset} to {offset + length}",
+            )
             if self._cache:
                 self._cache.put(entry, data)
         with self._lock:
@@ -108,7 +133,11 @@ def _resolve(uri: str, clock: Clock) -> tuple[str, str, FileSystem]:
         return "", uri, LocalFiles()
     slow = slow_path(uri)
     if slow is not None:
-        return slow.prefix, slow.path, FaultyFileSystem(LocalFiles(), Disturbance(latency_ms=slow.delay_ms), clock)
+        return (
+            slow.prefix,
+            slow.path,
+            FaultyFileSystem(LocalFiles(), Disturbance(latency_ms=slow.delay_ms), clock),
+        )
     scheme, rest = match[1].lower(), match[2]
     if scheme == "file":
         if not rest.startswith("/"):
@@ -118,7 +147,9 @@ def _resolve(uri: str, clock: Clock) -> tuple[str, str, FileSystem]:
     try:
         options = dict(parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query)))
     except ValueError:
-        raise ValueError(f"{uri}: after the question mark come name=value pairs, joined by &") from None
+        raise ValueError(
+            f"{uri}: after the question mark come name=value pairs, joined by &"
+        ) from None
     if not root:
         raise ValueError(f"{uri}: there is no path in it")
     if scheme == "latency":

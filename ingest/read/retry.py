@@ -76,13 +76,17 @@ class RetryPolicy:
 
     def wait_s(self, failed: int, chance: float) -> float:
         """The wait after `failed` failed attempts; `chance` is uniform from 0 to 1."""
-        return (0.5 + chance / 2) * min(self.longest_wait_s, self.first_wait_s * 2.0 ** (failed - 1))
+        return (0.5 + chance / 2) * min(
+            self.longest_wait_s, self.first_wait_s * 2.0 ** (failed - 1)
+        )
 
 
 class Retrier:
     """Runs reads under a policy. Threads share it."""
 
-    def __init__(self, policy: RetryPolicy, clock: Clock, chance: Callable[[], float] = random.random):
+    def __init__(
+        self, policy: RetryPolicy, clock: Clock, chance: Callable[[], float] = random.random
+    ):
         self._policy, self._clock, self._chance = policy, clock, chance
         self._lock = threading.Lock()
         self.retries = 0
@@ -105,10 +109,12 @@ class Retrier:
                 if failed >= self._policy.attempts or spent + wait > self._policy.deadline_s:
                     with self._lock:
                         self.gave_up += 1
-                    raise DeliveryError(f"{description}: failed {failed} times within {spent:.1f} s (allowed: "
-                                        f"{self._policy.attempts} attempts, {self._policy.deadline_s:g} s; more by "
-                                        f"FileOpener(retry=RetryPolicy(deadline_s=…))); the last error: "
-                                        f"{type(error).__name__}: {error}") from error
+                    raise DeliveryError(
+                        f"{description}: failed {failed} times within {spent:.1f} s (allowed: "
+                        f"{self._policy.attempts} attempts, {self._policy.deadline_s:g} s; more by "
+                        f"FileOpener(retry=RetryPolicy(deadline_s=…))); the last error: "
+                        f"{type(error).__name__}: {error}"
+                    ) from error
             with self._lock:
                 self.retries += 1
             self._clock.sleep(wait)

@@ -95,7 +95,12 @@ class FaultyFileSystem:
         data = source.read(offset, length // 2 if short else length)
         with self._lock:
             # The footer, at the end of a file, carries no checksum: it is left alone.
-            if self._corrupt is None or self._corrupt not in key or offset + length >= source.size or not data:
+            if (
+                self._corrupt is None
+                or self._corrupt not in key
+                or offset + length >= source.size
+                or not data
+            ):
                 return data
             self._corrupt = None
             self.corrupted += 1
@@ -107,10 +112,18 @@ class FaultyFileSystem:
         """Waits, or fails; returns True if the read shall come back short."""
         how = self._how
         with self._lock:
-            wait = self.slowed_s + how.latency_ms / 1000 + (length / how.bandwidth if how.bandwidth else 0.0)
+            wait = (
+                self.slowed_s
+                + how.latency_ms / 1000
+                + (length / how.bandwidth if how.bandwidth else 0.0)
+            )
             left = self._stalled_until - self._clock.now()
             chance = self._chance.random
-            fails, short, stalls = chance() < how.error_rate, chance() < how.short_rate, chance() < how.stall_rate
+            fails, short, stalls = (
+                chance() < how.error_rate,
+                chance() < how.short_rate,
+                chance() < how.stall_rate,
+            )
             self.stalls += stalls or left > 0
             self.errors += fails
             short = short and not fails and length > 1

@@ -12,8 +12,10 @@ from typing import Any, Protocol
 
 from sluice.ingest.knobs import nearest
 
-_DENIED = re.compile(r"ACCESS_DENIED|FORBIDDEN|INVALID_ACCESS_KEY|INVALID_CLIENT_TOKEN|SIGNATURE_DOES_NOT_MATCH|"
-                     r"UNRECOGNIZED_CLIENT|HTTP status 40[13]")
+_DENIED = re.compile(
+    r"ACCESS_DENIED|FORBIDDEN|INVALID_ACCESS_KEY|INVALID_CLIENT_TOKEN|SIGNATURE_DOES_NOT_MATCH|"
+    r"UNRECOGNIZED_CLIENT|HTTP status 40[13]"
+)
 _S3_OPTIONS = ("endpoint_override", "scheme", "region", "anonymous", "allow_bucket_creation")
 _S3_REQUEST_S, _S3_CONNECT_S = 30.0, 10.0
 
@@ -66,8 +68,12 @@ class S3Files:
             if name in settings:
                 settings[name] = settings[name].lower() in ("1", "true", "yes")
         # Only `Retrier` tries again: its waits and counts are the ones that people see.
-        self._files = S3FileSystem(retry_strategy=AwsStandardS3RetryStrategy(max_attempts=1),
-                                   request_timeout=_S3_REQUEST_S, connect_timeout=_S3_CONNECT_S, **settings)
+        self._files = S3FileSystem(
+            retry_strategy=AwsStandardS3RetryStrategy(max_attempts=1),
+            request_timeout=_S3_REQUEST_S,
+            connect_timeout=_S3_CONNECT_S,
+            **settings,
+        )
 
     def open(self, key: str) -> RangeFile:
         return _S3Source(self._files, key)
@@ -104,7 +110,9 @@ class _S3Source:
 def _translated(error: OSError, key: str) -> OSError:
     """Turns a refusal into an error of its own; pyarrow's text alone distinguishes it from a hiccup."""
     if _DENIED.search(str(error)):
-        return PermissionError(f"s3://{key}: {error}; check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or the role")
+        return PermissionError(
+            f"s3://{key}: {error}; check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or the role"
+        )
     return error
 
 
@@ -121,7 +129,9 @@ class FsspecFiles:
         except ImportError as error:
             raise ValueError(f"{scheme}://: {error}") from None
         except ValueError as error:
-            raise ValueError(f"{scheme}://: {error} (local paths, s3, latency and whatever fsspec knows)") from None
+            raise ValueError(
+                f"{scheme}://: {error} (local paths, s3, latency and whatever fsspec knows)"
+            ) from None
         self._scheme = scheme
 
     def open(self, key: str) -> RangeFile:
@@ -135,10 +145,20 @@ class _FsspecSource:
         if info.get("type") == "directory":
             raise IsADirectoryError(f"{path} is a folder")
         if info.get("size") is None:
-            raise ValueError(f"{path}: the store does not tell its size, so it cannot be read in ranges")
+            raise ValueError(
+                f"{path}: the store does not tell its size, so it cannot be read in ranges"
+            )
         self.size = int(info["size"])
-        self.tag = str(next((info[k] for k in ("ETag", "etag", "mtime", "LastModified", "updated", "created")
-                             if info.get(k)), ""))
+        self.tag = str(
+            next(
+                (
+                    info[k]
+                    for k in ("ETag", "etag", "mtime", "LastModified", "updated", "created")
+                    if info.get(k)
+                ),
+                "",
+            )
+        )
 
     def read(self, offset: int, length: int) -> bytes:
         return bytes(self._try(self._files.cat_file, self._path, start=offset, end=offset + length))

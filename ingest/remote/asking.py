@@ -31,7 +31,10 @@ _TRIES = {SourceError: 2, WrongAnswer: 3, WorkerLost: 20}
 that answered before, and are lost one after the other with the same unit, are lost by it."""
 _TIMEOUT_S, _LOOK_S = 60.0, 0.25
 _NOBODY_S = 20.0  # how long requests wait while no worker is there at all, or none answers
-_QUIET_S, _PING_S = 0.5, 0.75  # whoever has not answered for so long is asked whether it is there, and has so long
+_QUIET_S, _PING_S = (
+    0.5,
+    0.75,
+)  # whoever has not answered for so long is asked whether it is there, and has so long
 _TELL = 3  # pings in a row that are not answered: a busy host may miss one
 
 
@@ -68,16 +71,24 @@ class Received(Decoded):
 
     def pieces(self) -> list[WindowPiece]:
         ends = [*accumulate(part.stop - part.start for part in self._parts)]
-        return [WindowPiece(self, end - part.stop + part.start, end, in_order=part.whole)
-                for end, part in zip(ends, self._parts, strict=True)]
+        return [
+            WindowPiece(self, end - part.stop + part.start, end, in_order=part.whole)
+            for end, part in zip(ends, self._parts, strict=True)
+        ]
 
 
 class Asking:
     """Gets units from a fleet, and has functions called there, for any number of threads: a pipeline's
     `ingest.stages.completed_windows.RemoteWork`."""
 
-    def __init__(self, fleet: Fleet, groups: RowGroupReader, *, clock: Callable[[], float] = time.monotonic,
-                 patience: Callable[[Sequence[float], int], float] = slow_after):
+    def __init__(
+        self,
+        fleet: Fleet,
+        groups: RowGroupReader,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        patience: Callable[[Sequence[float], int], float] = slow_after,
+    ):
         """What `groups` rescues of a file that cannot be read takes its place also if workers say so."""
         self._fleet, self._groups, self._clock, self._patience = fleet, groups, clock, patience
         self.requests, self.use = fleet.requests, fleet.use
@@ -87,8 +98,10 @@ class Asking:
         self._alone_since: float | None = None
         self._is_alone = False
         self._rates: defaultdict[str, deque[float]] = defaultdict(lambda: deque(maxlen=64))
-        self._over, self._watcher = threading.Event(), threading.Thread(
-            target=self._watch, daemon=True, name="sluice-remote-watch")
+        self._over, self._watcher = (
+            threading.Event(),
+            threading.Thread(target=self._watch, daemon=True, name="sluice-remote-watch"),
+        )
         self.counts: Counter[str] = Counter()
         """Units, calls, bytes; `retries`: requests made again as a worker was lost, wrong or failed; `hedges`: another
         worker asked as the first was slow or silent; `late`: right answers to what was there already."""
@@ -100,7 +113,9 @@ class Asking:
         except SourceError as error:
             if self._groups.rescue is None:
                 raise
-            return Decoded(task, self._groups.rescue.group(error, task.read, self._groups.schema), charge)
+            return Decoded(
+                task, self._groups.rescue.group(error, task.read, self._groups.schema), charge
+            )
 
     def call(self, function: str, arrays: Arrays, where: str) -> Arrays:
         rows = max((array.shape[0] for array in arrays.values()), default=0)
@@ -129,10 +144,14 @@ class Asking:
                     if self._is_alone:
                         raise NobodyThere
                     wait_s = race.slow_at - now if any(not w.silent for w in race.asked) else 0.0
-                    if wait_s > 0:  # all but the answer is seen at the next look: there may be many who wait
+                    if (
+                        wait_s > 0
+                    ):  # all but the answer is seen at the next look: there may be many who wait
                         race.changed.wait(min(_LOOK_S, wait_s))
                         continue
-                    worker = fleet.lease(race.asked | race.failed, unit.key) or fleet.lease(race.asked, unit.key)
+                    worker = fleet.lease(race.asked | race.failed, unit.key) or fleet.lease(
+                        race.asked, unit.key
+                    )
                     if worker is None:
                         fleet.changed.wait(_LOOK_S)
                         continue
@@ -140,8 +159,12 @@ class Asking:
                     self.counts["hedges"] += bool(race.asked)
                     race.asked.add(worker)
                     race.slow_at = now + patience_s * len(race.asked)
-                threading.Thread(target=self._ask, args=(race, worker, unit, max(_TIMEOUT_S, 20 * patience_s)),
-                                 daemon=True, name="sluice-remote-ask").start()
+                threading.Thread(
+                    target=self._ask,
+                    args=(race, worker, unit, max(_TIMEOUT_S, 20 * patience_s)),
+                    daemon=True,
+                    name="sluice-remote-ask",
+                ).start()
         finally:
             race.over = True
 
@@ -156,8 +179,10 @@ class Asking:
         self._alone_since = now if self._alone_since is None else self._alone_since
         if not self._is_alone and now - self._alone_since > _NOBODY_S:
             self._is_alone = True
-            say(f"no worker was there for {_NOBODY_S:g} s ({self._fleet.why_alone}); this loader reads the rows itself "
-                "until one is there")
+            say(
+                f"no worker was there for {_NOBODY_S:g} s ({self._fleet.why_alone}); this loader reads the rows itself "
+                "until one is there"
+            )
 
     def watch(self, charge: Callable[[int], None]) -> None:
         self._fleet.charge = charge
@@ -168,10 +193,18 @@ class Asking:
 
     def stats(self) -> dict[str, Any]:
         with self._fleet.lock:
-            return {"workers": len(self._fleet.workers) if self._at_the_end is None else self._at_the_end,
-                    **{name: self.counts[name] for name in ("units", "calls", "bytes", "retries", "hedges", "late")},
-                    "starting": self._fleet.starting, "core_s": round(self._fleet.core_s(), 3),
-                    **self._fleet.scale}
+            return {
+                "workers": len(self._fleet.workers)
+                if self._at_the_end is None
+                else self._at_the_end,
+                **{
+                    name: self.counts[name]
+                    for name in ("units", "calls", "bytes", "retries", "hedges", "late")
+                },
+                "starting": self._fleet.starting,
+                "core_s": round(self._fleet.core_s(), 3),
+                **self._fleet.scale,
+            }
 
     def close(self) -> None:
         """Ends all waiting, and the workers that are this process's own. Does nothing in a fork of it."""
@@ -190,12 +223,19 @@ class Asking:
             self._fleet.weigh()
             with self._fleet.lock:
                 since = self._clock() - _QUIET_S
-                quiet = [w for w in self._fleet.workers
-                         if (w.asked or not w.is_there or not w.threads) and not w.pinged and w.heard <= since]
+                quiet = [
+                    w
+                    for w in self._fleet.workers
+                    if (w.asked or not w.is_there or not w.threads)
+                    and not w.pinged
+                    and w.heard <= since
+                ]
                 for worker in quiet:
                     worker.pinged = True
             for worker in quiet:
-                threading.Thread(target=self._ping, args=(worker,), daemon=True, name="sluice-remote-ping").start()
+                threading.Thread(
+                    target=self._ping, args=(worker,), daemon=True, name="sluice-remote-ping"
+                ).start()
 
     def _ping(self, worker: RemoteWorker) -> None:
         threads = worker.connection.ping(_PING_S)
@@ -207,7 +247,9 @@ class Asking:
                 if not worker.leaving:
                     worker.lost = ""
             else:
-                self._fleet.last_lost = worker.lost or f"worker {worker.connection.address} does not even answer a ping"
+                self._fleet.last_lost = (
+                    worker.lost or f"worker {worker.connection.address} does not even answer a ping"
+                )
                 if worker.silent == _TELL:
                     self._fleet.tell(self._fleet.last_lost)
             self._fleet.changed.notify_all()
@@ -228,13 +270,18 @@ class Asking:
                 else:
                     race.answer, race.over = answer, True
                     self.counts[unit.counted] += 1
-                    self.counts["bytes"] += sum(array.nbytes for array in answer.values()) \
-                        if isinstance(answer, dict) else answer.nbytes
+                    self.counts["bytes"] += (
+                        sum(array.nbytes for array in answer.values())
+                        if isinstance(answer, dict)
+                        else answer.nbytes
+                    )
                 self._rates[unit.kind].append((self._clock() - began) / max(1, unit.rows))
             self._fleet.give_back(worker, str(failed) if isinstance(failed, WorkerLost) else "")
             race.changed.notify()
 
-    def _failed(self, race: _Race, worker: RemoteWorker, unit: Unit | Call, error: Exception) -> None:
+    def _failed(
+        self, race: _Race, worker: RemoteWorker, unit: Unit | Call, error: Exception
+    ) -> None:
         race.asked.discard(worker)
         race.failed.add(worker)
         if race.over or self._over.is_set():
@@ -247,5 +294,7 @@ class Asking:
         elif kind not in (WorkerLost, WrongAnswer):
             race.error = error
         elif kind is WrongAnswer or not race.asked:  # whoever else was asked may answer yet
-            race.error = RemoteError(f"worker {worker.connection.address}: {unit.said} was asked for "
-                                     f"{race.failures[kind]} times in vain; the last time: {error}")
+            race.error = RemoteError(
+                f"worker {worker.connection.address}: {unit.said} was asked for "
+                f"{race.failures[kind]} times in vain; the last time: {error}"
+            )

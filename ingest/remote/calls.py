@@ -36,8 +36,10 @@ def source_digest(function: str) -> str:
     try:
         text = inspect.getsource(sys.modules[inspect.unwrap(found).__module__])
     except (AttributeError, KeyError, OSError, TypeError):
-        raise RemoteError(f"{function}: there is no source of it in Python by which two hosts could see that theirs is "
-                          "the same; call it from a function of your own") from None
+        raise RemoteError(
+            f"{function}: there is no source of it in Python by which two hosts could see that theirs is "
+            "the same; call it from a function of your own"
+        ) from None
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -56,7 +58,9 @@ class Call:
     rows: int
 
     def request(self) -> pa.Buffer:
-        return packed({"package": package(), "function": self.kind, "source": self.source}, self.arrays)
+        return packed(
+            {"package": package(), "function": self.kind, "source": self.source}, self.arrays
+        )
 
     def answer(self, body: pa.Buffer) -> dict[str, npt.NDArray[Any]]:
         """The columns that came back; the function's error, if it raised."""
@@ -71,7 +75,9 @@ class Functions:
 
     def __init__(self, permission: Permission):
         self._known = cache(lambda name: (permission.load(name, "a loader"), source_digest(name)))
-        for name in permission.functions:  # importing may take seconds, in which whoever asks would wait
+        for (
+            name
+        ) in permission.functions:  # importing may take seconds, in which whoever asks would wait
             with contextlib.suppress(Exception):  # it is told to whoever calls it
                 self._known(name)
 
@@ -80,14 +86,22 @@ class Functions:
         check_package(head.get("package"))
         function, own = self._known(head["function"])
         if own != head["source"]:
-            raise RemoteError(f"function {head['function']}: the worker has another source of its module than the "
-                              f"loader ({own} here, {head['source']} there): install one version on both, and start "
-                              "the worker anew")
+            raise RemoteError(
+                f"function {head['function']}: the worker has another source of its module than the "
+                f"loader ({own} here, {head['source']} there): install one version on both, and start "
+                "the worker anew"
+            )
         try:
             arrays = {name: array.copy() for name, array in given.items()}
             arrays |= new_columns(function, arrays)
-            return packed({}, {name: array for name, array in arrays.items()
-                               if name not in given or not same_bytes(array, given[name])})
+            return packed(
+                {},
+                {
+                    name: array
+                    for name, array in arrays.items()
+                    if name not in given or not same_bytes(array, given[name])
+                },
+            )
         except BaseException as error:  # sys.exit() in a user's function is an error as well
             return packed({"error": protocol.describe(error)}, {})
 
@@ -96,11 +110,11 @@ def packed(head: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) -> p
     """Arrays, one after the other, and what is said of them."""
     layout = protocol.RegionLayout(arrays)
     room = np.empty(layout.size + _HEAD_BYTES, np.uint8)
-    index = layout.write(room[:layout.size])
-    text = json.dumps({**head, "index": index, "sum": crc32(room[:layout.size].data)}).encode()
+    index = layout.write(room[: layout.size])
+    text = json.dumps({**head, "index": index, "sum": crc32(room[: layout.size].data)}).encode()
     end = np.frombuffer(text + len(text).to_bytes(4, "little"), np.uint8)
-    room[layout.size:layout.size + end.size] = end
-    return pa.py_buffer(room[:layout.size + end.size])
+    room[layout.size : layout.size + end.size] = end
+    return pa.py_buffer(room[: layout.size + end.size])
 
 
 def unpacked(body: pa.Buffer) -> tuple[dict[str, Any], dict[str, npt.NDArray[Any]]]:

@@ -22,16 +22,28 @@ class WorkerLost(Exception):
 class Connection:
     """Asks one worker for units of a job, from any number of threads."""
 
-    def __init__(self, address: str, token: str, job: RemoteJob, *, authority: bytes | None = None,
-                 asker: tuple[str, str] = ("", "")):
+    def __init__(
+        self,
+        address: str,
+        token: str,
+        job: RemoteJob,
+        *,
+        authority: bytes | None = None,
+        asker: tuple[str, str] = ("", ""),
+    ):
         """`address` is HOST:PORT; with an `authority` (its certificate in PEM) TLS is used. The `asker` is the loader's
         rank, and a name that it alone has: loaders of one job and rank want the same units."""
         self.address, self._job, self._schema, self._asker = address, job, job.schema, asker
         self._tls, self._answered = authority is not None, False
         self._token = (b"authorization", f"Bearer {token}".encode())
         self._client = flight.FlightClient(
-            f"{'grpc+tls' if self._tls else 'grpc'}://{address}", tls_root_certs=authority,
-            generic_options=[("grpc.max_reconnect_backoff_ms", 1000), ("grpc.use_local_subchannel_pool", 1)])
+            f"{'grpc+tls' if self._tls else 'grpc'}://{address}",
+            tls_root_certs=authority,
+            generic_options=[
+                ("grpc.max_reconnect_backoff_ms", 1000),
+                ("grpc.use_local_subchannel_pool", 1),
+            ],
+        )
 
     def ask(self, what: Unit | Call, timeout_s: float) -> Any:
         """The rows of a unit, or what a function gave back. `WorkerLost`, `WrongAnswer`, or the worker's error."""
@@ -68,7 +80,9 @@ class Connection:
             wrong = f"{len(chunks)} batches where one was asked for"
         elif batch.num_rows != unit.rows or not batch.schema.equals(self._schema):
             wrong = f"{batch.num_rows} rows of other columns than those of the {unit.rows} that were asked for"
-        elif sent is None or int.from_bytes(sent.to_pybytes(), "little") != checksum(batch, self._job, unit):
+        elif sent is None or int.from_bytes(sent.to_pybytes(), "little") != checksum(
+            batch, self._job, unit
+        ):
             wrong = "values that differ from their checksum (CRC-32), or are of another table, version or request"
         else:
             return batch
@@ -80,8 +94,10 @@ class Connection:
 
     def _error(self, error: Exception) -> Exception:
         if isinstance(error, flight.FlightUnauthenticatedError):
-            return RemoteError(f"worker {self.address}: refuses this token: give the loader the one that the worker "
-                               "was started with (--token-file)")
+            return RemoteError(
+                f"worker {self.address}: refuses this token: give the loader the one that the worker "
+                "was started with (--token-file)"
+            )
         try:
             told = json.loads(getattr(error, "extra_info", b"") or b"{}")
         except ValueError:
@@ -90,7 +106,9 @@ class Connection:
             return KINDS.get(told["kind"], RemoteError)(f"worker {self.address}: {told['text']}")
         why = str(error).partition(". gRPC")[0].strip() or type(error).__name__
         if self._tls and "handshake failed" in why:
-            return RemoteError(f"worker {self.address}: its certificate is not from the authority that ca=FILE names, "
-                               f"or is another host's, or it does not speak TLS ({why})")
+            return RemoteError(
+                f"worker {self.address}: its certificate is not from the authority that ca=FILE names, "
+                f"or is another host's, or it does not speak TLS ({why})"
+            )
         hint = "" if self._tls or self._answered else " (if it speaks TLS, add &ca=FILE)"
         return WorkerLost(f"worker {self.address}: {why}{hint}")

@@ -81,7 +81,9 @@ class Fleet:
     slack = 3.0
     """By how many requests for each of its threads a worker may be busier that other loaders ask for the same."""
 
-    def __init__(self, connections: Sequence[Connection] = (), *, clock: Callable[[], float] = time.monotonic):
+    def __init__(
+        self, connections: Sequence[Connection] = (), *, clock: Callable[[], float] = time.monotonic
+    ):
         self.lock = threading.RLock()
         self.changed = threading.Condition(self.lock)
         self.workers = [RemoteWorker(one) for one in connections]
@@ -104,7 +106,9 @@ class Fleet:
         """The cores that workers have held until now, at work or not, times seconds: what they cost. Call it with
         the lock held, and before there are more of them or fewer."""
         now = self._clock()
-        self._core_s += sum(max(1, worker.threads) for worker in self.workers) * (now - self._counted_at)
+        self._core_s += sum(max(1, worker.threads) for worker in self.workers) * (
+            now - self._counted_at
+        )
         self._counted_at = now
         return self._core_s
 
@@ -123,11 +127,17 @@ class Fleet:
         """The least busy worker, with one more request; of those that are hardly busier the one that other loaders ask
         for the same `key`, too. None: there is none now. Call it with the lock held."""
         now = self._clock()
-        free = [w for w in self.workers
-                if not (w.leaving or w.silent) and w not in others_than and w.rests_until <= now]
+        free = [
+            w
+            for w in self.workers
+            if not (w.leaving or w.silent) and w not in others_than and w.rests_until <= now
+        ]
         least = min((w.load for w in free), default=0.0)
-        worker = min((w for w in free if w.load <= least + (self.slack if key else 0.0)), default=None,
-                     key=lambda w: blake2b(f"{w.connection.address} {key}".encode()).digest())
+        worker = min(
+            (w for w in free if w.load <= least + (self.slack if key else 0.0)),
+            default=None,
+            key=lambda w: blake2b(f"{w.connection.address} {key}".encode()).digest(),
+        )
         self._reads = self._reads or bool(key)
         if worker is not None:
             if not worker.asked:
@@ -144,7 +154,11 @@ class Fleet:
             else:
                 if not worker.lost:
                     self.tell(lost)
-                worker.lost, worker.answered, worker.rests_until = lost, False, self._clock() + _REST_S
+                worker.lost, worker.answered, worker.rests_until = (
+                    lost,
+                    False,
+                    self._clock() + _REST_S,
+                )
             self.changed.notify_all()
 
     @property
@@ -175,16 +189,35 @@ class StartedFleet(Fleet):
 
     slack = 0.0
 
-    def __init__(self, start: Callable[[dict[str, Any]], RunningWorker], job: RemoteJob, table: str | list[str],
-                 functions: Sequence[str], *, most: int, first: int, at_once: int, local: bool,
-                 leave: Callable[[], None] = lambda: None):
+    def __init__(
+        self,
+        start: Callable[[dict[str, Any]], RunningWorker],
+        job: RemoteJob,
+        table: str | list[str],
+        functions: Sequence[str],
+        *,
+        most: int,
+        first: int,
+        at_once: int,
+        local: bool,
+        leave: Callable[[], None] = lambda: None,
+    ):
         """A worker opens the `table`, or the files, and may call the `functions`. So many are there at `most`, and at
         `first`; so many start `at_once`, as that takes a core each, and some shall be at work soon. `local` ones are
         processes of this host: if they cannot start, the run ends. Others are tried again, after a while. `leave` is
         called at the end."""
         super().__init__()
-        self._start, self._job, self._given = start, job, {"table": table, "functions": list(functions)}
-        self.requests, self._most, self._at_once, self._local = REQUESTS_A_CORE * first, most, at_once, local
+        self._start, self._job, self._given = (
+            start,
+            job,
+            {"table": table, "functions": list(functions)},
+        )
+        self.requests, self._most, self._at_once, self._local = (
+            REQUESTS_A_CORE * first,
+            most,
+            at_once,
+            local,
+        )
         self._leave = leave
         self._lives: dict[threading.Thread, RunningWorker | None] = {}
         self._failed = self._target = 0
@@ -201,7 +234,7 @@ class StartedFleet(Fleet):
         with self.lock:
             self._target = min(self._most, -(-requests // REQUESTS_A_CORE))
             staying = sorted((w for w in self.workers if not w.leaving), key=lambda w: -w.asked)
-            for worker in staying[max(0, self._target - self.starting):]:
+            for worker in staying[max(0, self._target - self.starting) :]:
                 worker.leaving = True
                 self._let_go(worker)
             self._staff()
@@ -228,14 +261,23 @@ class StartedFleet(Fleet):
 
     @property
     def why_alone(self) -> str:
-        waiting = f"{self.starting} are starting" if self._local else \
-            f"{self.starting} wait for a free core of the Ray cluster; `ray status` shows what it has"
-        return "; ".join([*([waiting] if self.starting else []), *([self.last_lost] if self.last_lost else [])])
+        waiting = (
+            f"{self.starting} are starting"
+            if self._local
+            else f"{self.starting} wait for a free core of the Ray cluster; `ray status` shows what it has"
+        )
+        return "; ".join(
+            [*([waiting] if self.starting else []), *([self.last_lost] if self.last_lost else [])]
+        )
 
     def _staff(self) -> None:
         """Starts the workers that are missing, each by a thread that sees it through. Call it with the lock held."""
-        while not self.closed and self.error is None and self.starting < self._at_once and \
-                self.starting + sum(not w.leaving for w in self.workers) < self._target:
+        while (
+            not self.closed
+            and self.error is None
+            and self.starting < self._at_once
+            and self.starting + sum(not w.leaving for w in self.workers) < self._target
+        ):
             self.starting += 1
             thread = threading.Thread(target=self._life, daemon=True, name="sluice-remote-worker")
             self._lives[thread] = None
@@ -243,7 +285,12 @@ class StartedFleet(Fleet):
 
     def _life(self) -> None:
         """One worker, from its start to its end."""
-        worker, token, me, began = None, secrets.token_hex(16), threading.current_thread(), self._clock()
+        worker, token, me, began = (
+            None,
+            secrets.token_hex(16),
+            threading.current_thread(),
+            self._clock(),
+        )
         try:
             with self.lock:
                 self._rest()
@@ -257,12 +304,18 @@ class StartedFleet(Fleet):
                 with self.lock:
                     if line:
                         self.core_s()
-                        worker = RemoteWorker(Connection(json.loads(line)["listening"], token, self._job), process, 1,
-                                              answered=True)
+                        worker = RemoteWorker(
+                            Connection(json.loads(line)["listening"], token, self._job),
+                            process,
+                            1,
+                            answered=True,
+                        )
                         self.workers.append(worker)
                         self._failed, self.starting = 0, self.starting - 1
                         took = self._clock() - began
-                        self.scale["start_s"] = took + 0.75 * (self.scale.get("start_s", took) - took)
+                        self.scale["start_s"] = took + 0.75 * (
+                            self.scale.get("start_s", took) - took
+                        )
                         self._staff()
                         self.changed.notify_all()
                 self.weigh()
@@ -280,7 +333,7 @@ class StartedFleet(Fleet):
     def _rest(self) -> None:
         """Waits before a worker of another host is started after others could not. Call it with the lock held."""
         if self._failed and not self._local:
-            self.changed.wait_for(lambda: self.closed, min(_REST_MOST_S, 2.0 ** self._failed))
+            self.changed.wait_for(lambda: self.closed, min(_REST_MOST_S, 2.0**self._failed))
 
     def _gone(self, worker: RemoteWorker | None, why: str) -> None:
         if worker is not None:
@@ -292,8 +345,10 @@ class StartedFleet(Fleet):
             if why != self.last_lost if worker is None else not worker.lost:
                 self.tell(why)
             if self._failed >= _FAILED_STARTS and self._local:
-                self.error = RemoteError(f"{_FAILED_STARTS} worker processes in a row could not start; the last: "
-                                         f"{why}, and said why on standard error")
+                self.error = RemoteError(
+                    f"{_FAILED_STARTS} worker processes in a row could not start; the last: "
+                    f"{why}, and said why on standard error"
+                )
         self._staff()
         self.changed.notify_all()
 
@@ -305,8 +360,12 @@ class StartedFleet(Fleet):
 
 def started(given: dict[str, Any]) -> subprocess.Popen[bytes]:
     """A process, which says on its standard output where it listens, and ends when its input is closed."""
-    process = subprocess.Popen(interpreter.command(_PROGRAM, os.getpid()), stdin=subprocess.PIPE,
-                               stdout=subprocess.PIPE, process_group=0)
+    process = subprocess.Popen(
+        interpreter.command(_PROGRAM, os.getpid()),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        process_group=0,
+    )
     assert process.stdin is not None
     with contextlib.suppress(BrokenPipeError):  # it has ended: who waits for what it says finds out
         process.stdin.write(json.dumps(given).encode() + b"\n")

@@ -28,29 +28,55 @@ if TYPE_CHECKING:
 _PLAN = ("batch_size", "seed", "streams", "window_rows", "shuffle", "last")
 
 
-def job_of(source: FeatureTable | ParquetFiles, *, plan: RowsPlan, split: str, columns: Columns, reader: str,
-           sample: str | None) -> RemoteJob:
+def job_of(
+    source: FeatureTable | ParquetFiles,
+    *,
+    plan: RowsPlan,
+    split: str,
+    columns: Columns,
+    reader: str,
+    sample: str | None,
+) -> RemoteJob:
     """A loader's job, as either side sees it."""
     plain = source if isinstance(source, ParquetFiles) else None
     if plain and plain.spec is not None:
-        raise RemoteError(f"{source.uri}: plain Parquet with a spec is not read by workers elsewhere: give roles, or "
-                          "make a feature table of it")
-    kinds = dict.fromkeys(columns.floats, "float32") | \
-        {name: columns.id_kind(name).__name__ for name in (*columns.scalars, *columns.bags)}
+        raise RemoteError(
+            f"{source.uri}: plain Parquet with a spec is not read by workers elsewhere: give roles, or "
+            "make a feature table of it"
+        )
+    kinds = dict.fromkeys(columns.floats, "float32") | {
+        name: columns.id_kind(name).__name__ for name in (*columns.scalars, *columns.bags)
+    }
     stored = {name: kind for name, kind in kinds.items() if name not in columns.added}
-    made: Sequence[Any] = [recipe.described for recipe in plain.recipes if recipe.name in stored] if plain else \
-        [[f.name, list(f.online)] for f in source.fields if f.online and f.name in stored]
+    made: Sequence[Any] = (
+        [recipe.described for recipe in plain.recipes if recipe.name in stored]
+        if plain
+        else [[f.name, list(f.online)] for f in source.fields if f.online and f.name in stored]
+    )
     roles: dict[str, list[str]] = {}
     for recipe in plain.recipes if plain else ():
         roles.setdefault(recipe.role, []).append(recipe.name)
     # Hosts may have the files under different paths.
-    files = [[file.path.rpartition("/")[2].partition("?")[0], file.bytes, file.content]
-             for file in source.files_of(split)]
+    files = [
+        [file.path.rpartition("/")[2].partition("?")[0], file.bytes, file.content]
+        for file in source.files_of(split)
+    ]
     return RemoteJob(
-        package=package(), version=str(source.version), files=digest(files), split=split, reader=reader,
-        sample=sample, roles=roles, hash=dict(plain.hash) if plain else {}, order=plan.digest,
-        plan={name: getattr(plan, name) for name in _PLAN}, columns=stored,
-        bags={name: columns.bags[name] for name in columns.stored_bags}, fill=dict(columns.fill), made=digest(made))
+        package=package(),
+        version=str(source.version),
+        files=digest(files),
+        split=split,
+        reader=reader,
+        sample=sample,
+        roles=roles,
+        hash=dict(plain.hash) if plain else {},
+        order=plan.digest,
+        plan={name: getattr(plan, name) for name in _PLAN},
+        columns=stored,
+        bags={name: columns.bags[name] for name in columns.stored_bags},
+        fill=dict(columns.fill),
+        made=digest(made),
+    )
 
 
 class UnitMaker:
@@ -65,20 +91,47 @@ class UnitMaker:
         columns = operators.filled(Columns.of(fields, job.fill, job.bags))
         made = plain.made(job.split, columns.names) if plain else operators.made(columns)
         files = source.files_of(job.split)
-        self._groups = groups = RowGroupReader(files, made.sources if made else columns.names, bags=columns.bags,
-                                               made=made, sample=job.sample)
+        self._groups = groups = RowGroupReader(
+            files,
+            made.sources if made else columns.names,
+            bags=columns.bags,
+            made=made,
+            sample=job.sample,
+        )
         rows = source_of(job.reader, groups)
-        self._plan = plan = RowsPlan(groups=rows.row_groups, chances=groups.chances() if job.sample else (), **job.plan)
-        here, there = asdict(job_of(source, plan=plan, split=job.split, columns=columns, reader=job.reader,
-                                    sample=job.sample)), asdict(job)
-        if wrong := "; ".join(f"{name}: {there[name]!r} there, {here[name]!r} here" for name in here
-                              if here[name] != there[name]):
-            raise RemoteError(f"{source.uri}: this worker sees another table or plan than the loader ({wrong})")
+        self._plan = plan = RowsPlan(
+            groups=rows.row_groups, chances=groups.chances() if job.sample else (), **job.plan
+        )
+        here, there = (
+            asdict(
+                job_of(
+                    source,
+                    plan=plan,
+                    split=job.split,
+                    columns=columns,
+                    reader=job.reader,
+                    sample=job.sample,
+                )
+            ),
+            asdict(job),
+        )
+        if wrong := "; ".join(
+            f"{name}: {there[name]!r} there, {here[name]!r} here"
+            for name in here
+            if here[name] != there[name]
+        ):
+            raise RemoteError(
+                f"{source.uri}: this worker sees another table or plan than the loader ({wrong})"
+            )
         chunks = Chunks(plan, columns, 1, Buffers())
-        self._gatherer: Callable[[], Gatherer] = lambda: Gatherer(plan, columns, chunks, groups.describe)
+        self._gatherer: Callable[[], Gatherer] = lambda: Gatherer(
+            plan, columns, chunks, groups.describe
+        )
         load_compiled(bags=bool(columns.stored_bags))
         self._idle: deque[tuple[Work, Gatherer]] = deque()
-        self._governor = Governor(2**62, 0)  # a worker bounds what it does by the number of its threads
+        self._governor = Governor(
+            2**62, 0
+        )  # a worker bounds what it does by the number of its threads
         rows.open(iter(()), self._take_work)
 
     def _take_work(self, _tasks: Any, make_work: Callable[[], Work]) -> Any:
@@ -88,11 +141,24 @@ class UnitMaker:
     def rows(self, unit: Unit) -> pa.RecordBatch:
         """The rows of all parts of a unit, one part after the other, as they are in batches."""
         groups = self._plan.groups
-        rows = groups[unit.file][unit.group] if unit.file < len(groups) and unit.group < len(groups[unit.file]) else -1
-        if any(not part.start <= part.stop <= rows for part in unit.parts) or rows < 0 or not unit.parts:
+        rows = (
+            groups[unit.file][unit.group]
+            if unit.file < len(groups) and unit.group < len(groups[unit.file])
+            else -1
+        )
+        if (
+            any(not part.start <= part.stop <= rows for part in unit.parts)
+            or rows < 0
+            or not unit.parts
+        ):
             raise RemoteError(f"{unit.said}: the table has no such rows")
-        read = Read(unit.file, unit.group, rows,
-                    tuple(WindowPart(n, 0, p.start, p.stop) for n, p in enumerate(unit.parts)), unit.draw)
+        read = Read(
+            unit.file,
+            unit.group,
+            rows,
+            tuple(WindowPart(n, 0, p.start, p.stop) for n, p in enumerate(unit.parts)),
+            unit.draw,
+        )
         try:
             work, gatherer = self._idle.pop()
         except IndexError:
@@ -103,9 +169,16 @@ class UnitMaker:
         decoded = work(ReadTask(EpochSchedule(unit.epoch, 0, (), (), ()), read), charge)
         found = []
         for part in unit.parts:
-            window = Window(part.stream, part.window, 0, (Slice(unit.file, unit.group, part.start, part.stop),))
-            found.append(gatherer.alone(WindowPiece(decoded, part.start, part.stop), unit.epoch,
-                                        window if part.whole else None))
+            window = Window(
+                part.stream, part.window, 0, (Slice(unit.file, unit.group, part.start, part.stop),)
+            )
+            found.append(
+                gatherer.alone(
+                    WindowPiece(decoded, part.start, part.stop),
+                    unit.epoch,
+                    window if part.whole else None,
+                )
+            )
         self._idle.append((work, gatherer))
         return [*pa.Table.from_batches(found).combine_chunks().to_batches(), *found][0]
 

@@ -79,19 +79,28 @@ class RayCluster:
             raise RemoteError(f"{named}: Ray is not installed here: {install_command('ray')}")
         host, _, port = self._address.rpartition(":")
         try:
-            with socket.create_connection((host, int(port)), _CONNECT_S):  # Ray itself would try for minutes
+            with socket.create_connection(
+                (host, int(port)), _CONNECT_S
+            ):  # Ray itself would try for minutes
                 pass
-            child = subprocess.Popen(interpreter.command("sluice.ingest.remote.on_ray:place", os.getpid(),
-                                                         self._address),
-                                     stdin=subprocess.PIPE, stdout=subprocess.PIPE, process_group=0)
+            child = subprocess.Popen(
+                interpreter.command(
+                    "sluice.ingest.remote.on_ray:place", os.getpid(), self._address
+                ),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                process_group=0,
+            )
             assert child.stdout is not None
             said = json.loads(child.stdout.readline() or b'{"error": "Ray has ended its process"}')
             if "error" in said:
                 self._end(child)
                 raise RuntimeError(said["error"])
         except (OSError, RuntimeError, ValueError) as error:
-            raise RemoteError(f"{named}: no Ray cluster of which this host is a node (ray start "
-                              f"--address={self._address} makes it one): {error}") from None
+            raise RemoteError(
+                f"{named}: no Ray cluster of which this host is a node (ray start "
+                f"--address={self._address} makes it one): {error}"
+            ) from None
         self._child = child
         threading.Thread(target=self._listen, args=(child,), daemon=True, name="sluice-ray").start()
 
@@ -127,16 +136,23 @@ class RayCluster:
         for line in child.stdout:
             said = json.loads(line)
             with self._lock:
-                worker = self._placed.pop(said["number"]) if "ended" in said else self._placed[said["number"]]
+                worker = (
+                    self._placed.pop(said["number"])
+                    if "ended" in said
+                    else self._placed[said["number"]]
+                )
             worker.told.put(said)
         self._end(child)
         with self._lock:
             self._child, lost, self._placed = None, self._placed, {}
             closed = self._closed
         if not closed:
-            print(f"sluice: the process that speaks with Ray has ended (exit code {child.returncode}), and so have its "
-                  f"{len(lost)} workers: was the head of the cluster at {self._address} lost?", file=sys.stderr,
-                  flush=True)
+            print(
+                f"sluice: the process that speaks with Ray has ended (exit code {child.returncode}), and so have its "
+                f"{len(lost)} workers: was the head of the cluster at {self._address} lost?",
+                file=sys.stderr,
+                flush=True,
+            )
         for worker in lost.values():
             worker.told.put({"ended": -signal.SIGKILL})
 
@@ -153,6 +169,7 @@ class RayCluster:
 
 
 # ---- the child
+
 
 class WorkerHost:
     """What an actor does, on whatever host it is."""
@@ -196,7 +213,9 @@ def place(_owner: str, address: str) -> None:
     actors: dict[int, Any] = {}
 
     def attend(number: int, actor: Any) -> None:
-        code = -signal.SIGKILL  # unless the worker itself says otherwise, its actor or its host has ended
+        code = (
+            -signal.SIGKILL
+        )  # unless the worker itself says otherwise, its actor or its host has ended
         try:
             line, pid = ray.get(actor.announced.remote())
             if line:
@@ -204,7 +223,11 @@ def place(_owner: str, address: str) -> None:
             code = int(ray.get(actor.wait.remote()))
         except ray.exceptions.RayError as error:
             if number in actors:
-                print(f"sluice: Ray lost a worker: {str(error).strip().splitlines()[-1:]}", file=sys.stderr, flush=True)
+                print(
+                    f"sluice: Ray lost a worker: {str(error).strip().splitlines()[-1:]}",
+                    file=sys.stderr,
+                    flush=True,
+                )
         end(number)
         tell(number=number, ended=code)
 
@@ -222,7 +245,9 @@ def place(_owner: str, address: str) -> None:
             threading.Thread(target=attend, args=(number, actors[number]), daemon=True).start()
         else:
             end(number)
-    leaving = threading.Thread(target=ray.shutdown, daemon=True)  # it may wait for a head that is lost
+    leaving = threading.Thread(
+        target=ray.shutdown, daemon=True
+    )  # it may wait for a head that is lost
     leaving.start()
     leaving.join(_LEAVE_S / 2)
     os._exit(0)

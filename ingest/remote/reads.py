@@ -25,29 +25,71 @@ if TYPE_CHECKING:
 _MOST = 256
 
 
-def remote_reads(workers: str, source: FeatureTable | ParquetFiles, *, plan: RowsPlan, split: str, columns: Columns,
-                 reader: str, sample: str | None, groups: RowGroupReader, local_only: Mapping[str, Any], rank: str,
-                 functions: Sequence[str]) -> Asking:
+def remote_reads(
+    workers: str,
+    source: FeatureTable | ParquetFiles,
+    *,
+    plan: RowsPlan,
+    split: str,
+    columns: Columns,
+    reader: str,
+    sample: str | None,
+    groups: RowGroupReader,
+    local_only: Mapping[str, Any],
+    rank: str,
+    functions: Sequence[str],
+) -> Asking:
     """Reads by the `workers` that a user names, for one loader. What is in `local_only` cannot be done elsewhere; the
     `functions` can. A loader's `rank` says which rows of a job it wants."""
     for what, given in local_only.items():
         if given:
-            raise RemoteError(f"workers={workers!r}: {what} is of this process alone; leave one of the two out")
+            raise RemoteError(
+                f"workers={workers!r}: {what} is of this process alone; leave one of the two out"
+            )
     job = job_of(source, plan=plan, split=split, columns=columns, reader=reader, sample=sample)
     kind, _, rest = workers.partition(":")
-    table = [file.path for file in source.files] if isinstance(source, ParquetFiles) else str(source.uri)
+    table = (
+        [file.path for file in source.files]
+        if isinstance(source, ParquetFiles)
+        else str(source.uri)
+    )
     if kind == "local":
         if not rest.isdigit() or not 1 <= int(rest) <= _MOST:
-            raise RemoteError(f"workers={workers!r}: {rest!r} is no number of workers from 1 to {_MOST}")
-        return Asking(StartedFleet(started, job, table, functions, most=int(rest), first=int(rest), local=True,
-                                   at_once=len(os.sched_getaffinity(0))), groups)
+            raise RemoteError(
+                f"workers={workers!r}: {rest!r} is no number of workers from 1 to {_MOST}"
+            )
+        return Asking(
+            StartedFleet(
+                started,
+                job,
+                table,
+                functions,
+                most=int(rest),
+                first=int(rest),
+                local=True,
+                at_once=len(os.sched_getaffinity(0)),
+            ),
+            groups,
+        )
     if workers.startswith("ray://"):
         from sluice.ingest.remote import on_ray
 
         cluster = on_ray.RayCluster(workers.removeprefix("ray://"))
         cluster.join()
-        return Asking(StartedFleet(cluster.start, job, table, functions, most=_MOST, first=1, local=False,
-                                   at_once=_MOST, leave=cluster.close), groups)  # their hosts' cores start them
+        return Asking(
+            StartedFleet(
+                cluster.start,
+                job,
+                table,
+                functions,
+                most=_MOST,
+                first=1,
+                local=False,
+                at_once=_MOST,
+                leave=cluster.close,
+            ),
+            groups,
+        )  # their hosts' cores start them
     return Asking(Fleet(_connections(workers, job, (rank, secrets.token_hex(8)))), groups)
 
 
@@ -56,15 +98,21 @@ def _connections(workers: str, job: RemoteJob, asker: tuple[str, str]) -> list[C
     named, _, query = workers.partition("?")
     addresses, options = named.split(","), parse_qs(query)
     if "token" not in options or options.keys() - {"token", "ca"}:
-        raise RemoteError(f"workers={workers!r}: write local:4, ray://HOST:PORT, or HOST:PORT,HOST:PORT?token=FILE, "
-                          "with &ca=FILE for TLS")
+        raise RemoteError(
+            f"workers={workers!r}: write local:4, ray://HOST:PORT, or HOST:PORT,HOST:PORT?token=FILE, "
+            "with &ca=FILE for TLS"
+        )
     for address in addresses:
         host, _, port = address.rpartition(":")
         if not host or not port.isdigit():
-            raise RemoteError(f"workers={workers!r}: {address!r} is no HOST:PORT, and neither is it local:N")
+            raise RemoteError(
+                f"workers={workers!r}: {address!r} is no HOST:PORT, and neither is it local:N"
+            )
     try:
         token = Path(options["token"][0]).read_text("utf-8").strip()
         authority = Path(options["ca"][0]).read_bytes() if "ca" in options else None
     except OSError as error:
         raise RemoteError(f"workers={workers!r}: {error.filename}: {error.strerror}") from None
-    return [Connection(address, token, job, authority=authority, asker=asker) for address in addresses]
+    return [
+        Connection(address, token, job, authority=authority, asker=asker) for address in addresses
+    ]

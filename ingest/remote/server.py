@@ -36,16 +36,26 @@ class _Token(flight.ServerMiddlewareFactory):  # type: ignore[misc]
 
     def start_call(self, info: Any, headers: dict[str, Sequence[str | bytes]]) -> None:
         given = (headers.get("authorization") or [""])[0]
-        if not hmac.compare_digest(given if isinstance(given, bytes) else given.encode(), self._wanted):
+        if not hmac.compare_digest(
+            given if isinstance(given, bytes) else given.encode(), self._wanted
+        ):
             raise flight.FlightUnauthenticatedError("this is not the worker's token")
 
 
 class WorkerServer(flight.FlightServerBase):  # type: ignore[misc]
     """Answers requests for units. It serves as soon as it is made."""
 
-    def __init__(self, listen: str, token: str, open_job: Callable[[RemoteJob], UnitMaker], *, threads: int = 1,
-                 certificate: tuple[bytes, bytes] | None = None, permission: Permission = NOTHING,
-                 share_bytes: int = 2**28):
+    def __init__(
+        self,
+        listen: str,
+        token: str,
+        open_job: Callable[[RemoteJob], UnitMaker],
+        *,
+        threads: int = 1,
+        certificate: tuple[bytes, bytes] | None = None,
+        permission: Permission = NOTHING,
+        share_bytes: int = 2**28,
+    ):
         """It listens at HOST:PORT. `open_job` opens the table for a job, or refuses it. So many units are made at once.
         `certificate` is TLS's, with its key, both in PEM. The functions that loaders may call need the `permission`. So
         many bytes of units are kept for other loaders of a job."""
@@ -54,8 +64,11 @@ class WorkerServer(flight.FlightServerBase):  # type: ignore[misc]
         self._jobs: OrderedDict[str, UnitMaker] = OrderedDict()
         self._opening, self._free = threading.Lock(), threading.Semaphore(threads)
         try:
-            super().__init__(f"{'grpc+tls' if certificate else 'grpc'}://{listen}", middleware={"token": _Token(token)},
-                             tls_certificates=[certificate] if certificate else None)
+            super().__init__(
+                f"{'grpc+tls' if certificate else 'grpc'}://{listen}",
+                middleware={"token": _Token(token)},
+                tls_certificates=[certificate] if certificate else None,
+            )
         except Exception as error:  # Arrow has no class of its own for it
             raise UsageError(f"cannot listen at {listen}: {error}") from None
         self.address = f"{listen.rpartition(':')[0]}:{self.port}"
@@ -113,8 +126,9 @@ def _telling() -> Iterator[None]:
         kind = next((name for name, one in KINDS.items() if isinstance(error, one)), "other")
         known = isinstance(error, (UsageError, *KINDS.values()))
         text = str(error) if known else f"{type(error).__name__}: {error}"
-        raise flight.FlightServerError(text, extra_info=json.dumps({"kind": kind, "text": text[:4000]}).encode()
-                                       ) from None
+        raise flight.FlightServerError(
+            text, extra_info=json.dumps({"kind": kind, "text": text[:4000]}).encode()
+        ) from None
 
 
 @dataclass(eq=False)
@@ -126,7 +140,11 @@ class _Kept:
 
     @property
     def bytes(self) -> int:
-        return int(self.made.result()[0].nbytes) if self.made.done() and self.made.exception() is None else 0
+        return (
+            int(self.made.result()[0].nbytes)
+            if self.made.done() and self.made.exception() is None
+            else 0
+        )
 
 
 class SharedUnits:
@@ -174,7 +192,9 @@ class SharedUnits:
         heard, since = self._heard[kin], self._clock() - _GONE_S
         for loader in [one for one, at in heard.items() if at < since]:
             del heard[loader]
-        for key in [key for key, kept in self._kept.items() if key[0] == kin and kept.had >= heard.keys()]:
+        for key in [
+            key for key, kept in self._kept.items() if key[0] == kin and kept.had >= heard.keys()
+        ]:
             del self._kept[key]
         while self._kept and self.bytes > self._limit:
             del self._kept[next(iter(self._kept))]

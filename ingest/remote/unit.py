@@ -33,7 +33,11 @@ class WrongAnswer(Exception):
     """What came is not what was asked for, or not what was sent: the message says in what."""
 
 
-KINDS: Mapping[str, type[Exception]] = {"source": SourceError, "column": ColumnError, "damaged": WrongAnswer}
+KINDS: Mapping[str, type[Exception]] = {
+    "source": SourceError,
+    "column": ColumnError,
+    "damaged": WrongAnswer,
+}
 """The errors that cross as they are; any other one comes as a RemoteError."""
 
 
@@ -45,7 +49,9 @@ def package() -> str:
 def check_package(given: Any) -> None:
     """RemoteError, if the other side has another version."""
     if given != package():
-        raise RemoteError(f"the worker has sluice {package()}, the loader {given}: install one version on both")
+        raise RemoteError(
+            f"the worker has sluice {package()}, the loader {given}: install one version on both"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +85,12 @@ class RemoteJob:
     def schema(self) -> pa.Schema:
         """That of every batch of it."""
         kinds = {name: pa.type_for_alias(kind) for name, kind in self.columns.items()}
-        return pa.schema([(name, pa.large_list(kind) if name in self.bags else kind) for name, kind in kinds.items()])
+        return pa.schema(
+            [
+                (name, pa.large_list(kind) if name in self.bags else kind)
+                for name, kind in kinds.items()
+            ]
+        )
 
     @cached_property
     def json(self) -> bytes:
@@ -91,8 +102,10 @@ class RemoteJob:
         if isinstance(given, dict):
             check_package(given.get("package"))
         if not isinstance(given, dict) or given.keys() != {field.name for field in fields(cls)}:
-            raise RemoteError("a job that lacks fields, or has unknown ones: install one version of sluice on both "
-                              "sides")
+            raise RemoteError(
+                "a job that lacks fields, or has unknown ones: install one version of sluice on both "
+                "sides"
+            )
         return cls(**given)
 
 
@@ -134,9 +147,22 @@ class Unit:
     @classmethod
     def of(cls, task: ReadTask) -> Self:
         windows, read = task.schedule.windows, task.read
-        return cls(task.schedule.epoch, read.file, read.group, read.draw, tuple(
-            Part(windows[p.window].stream, windows[p.window].number, p.start, p.stop,
-                 p.stop - p.start == windows[p.window].rows) for p in read.parts))
+        return cls(
+            task.schedule.epoch,
+            read.file,
+            read.group,
+            read.draw,
+            tuple(
+                Part(
+                    windows[p.window].stream,
+                    windows[p.window].number,
+                    p.start,
+                    p.stop,
+                    p.stop - p.start == windows[p.window].rows,
+                )
+                for p in read.parts
+            ),
+        )
 
     def request(self, job: RemoteJob, rank: str, loader: str) -> bytes:
         """A request by a loader of a job, which has this rank. Each holds the job: a worker that has just come, or has
@@ -149,9 +175,18 @@ class Unit:
         try:
             job, (rank, loader), (*address, parts) = map(json.loads, data.split(b"\n"))
             epoch, file, group, draw = map(_number, address)
-            unit = cls(epoch, file, group, draw, tuple(
-                Part(_number(stream), _number(window), _number(start), _number(stop), bool(whole))
-                for stream, window, start, stop, whole in parts))
+            unit = cls(
+                epoch,
+                file,
+                group,
+                draw,
+                tuple(
+                    Part(
+                        _number(stream), _number(window), _number(start), _number(stop), bool(whole)
+                    )
+                    for stream, window, start, stop, whole in parts
+                ),
+            )
         except (TypeError, ValueError, RecursionError):
             raise RemoteError("a request that is none of this version of sluice") from None
         return RemoteJob.of(job), str(rank), str(loader), unit

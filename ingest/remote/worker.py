@@ -38,13 +38,26 @@ class WorkerOptions:
     """What a worker reads, where it listens and whom it lets in."""
 
     title = "worker"
-    table: str = setting(help="the feature table, or folder, glob or file of Parquet, that it reads", metavar="TABLE")
-    listen: str = setting("127.0.0.1:0", "where it listens; port 0: any that is free", metavar="HOST:PORT")
+    table: str = setting(
+        help="the feature table, or folder, glob or file of Parquet, that it reads", metavar="TABLE"
+    )
+    listen: str = setting(
+        "127.0.0.1:0", "where it listens; port 0: any that is free", metavar="HOST:PORT"
+    )
     token_file: str = setting(help="a file whose text whoever asks must know", metavar="FILE")
-    share: int = setting(2**28, "how much of what one loader was given is kept for others of the same table and plan",
-                         metavar="BYTES", parse=parse_bytes, least=0)
-    threads: int = setting(0, "how many row groups it reads at once (default: one for each core that its control group "
-                           "allows)", least=0)
+    share: int = setting(
+        2**28,
+        "how much of what one loader was given is kept for others of the same table and plan",
+        metavar="BYTES",
+        parse=parse_bytes,
+        least=0,
+    )
+    threads: int = setting(
+        0,
+        "how many row groups it reads at once (default: one for each core that its control group "
+        "allows)",
+        least=0,
+    )
     tls_certificate: str = setting("", "speak TLS, with this certificate (PEM)", metavar="FILE")
     tls_key: str = setting("", "and its key", metavar="FILE")
     code: CodeOptions = field(default_factory=CodeOptions)
@@ -63,11 +76,21 @@ def main(argv: list[str]) -> dict[str, Any]:
     token = _file(options.token_file).decode().strip()
     if not token:
         raise UsageError(f"--token-file {options.token_file}: is empty")
-    certificate = (_file(options.tls_certificate), _file(options.tls_key)) if options.tls_certificate else None
+    certificate = (
+        (_file(options.tls_certificate), _file(options.tls_key))
+        if options.tls_certificate
+        else None
+    )
     permission = options.code.permission
-    server = WorkerServer(options.listen, token, partial(opened, options.table, permission),
-                          threads=options.threads or math.ceil(Machine().cores()), certificate=certificate,
-                          permission=permission, share_bytes=options.share)
+    server = WorkerServer(
+        options.listen,
+        token,
+        partial(opened, options.table, permission),
+        threads=options.threads or math.ceil(Machine().cores()),
+        certificate=certificate,
+        permission=permission,
+        share_bytes=options.share,
+    )
     print(json.dumps({"listening": server.address}), flush=True)
     say(f"reads {options.table} for who has the token; listens at {server.address}")
     server.serve()
@@ -84,8 +107,12 @@ def local(_owner: str) -> None:
         return  # the loader has ended already
     given = json.loads(line)
     end_with_parent(0)
-    server = WorkerServer(given.get("listen", "127.0.0.1:0"), given["token"], partial(opened, given["table"], NOTHING),
-                          permission=Permission(functions=frozenset(given["functions"])))
+    server = WorkerServer(
+        given.get("listen", "127.0.0.1:0"),
+        given["token"],
+        partial(opened, given["table"], NOTHING),
+        permission=Permission(functions=frozenset(given["functions"])),
+    )
     if given["job"]:  # opening takes seconds, in which others can answer
         with contextlib.suppress(Exception):  # whoever asks is told
             server.open(RemoteJob.of(given["job"]))
@@ -96,15 +123,23 @@ def local(_owner: str) -> None:
 def opened(table: str | list[str], permission: Permission, job: RemoteJob) -> UnitMaker:
     """Who makes the units of a job on this table."""
     if isinstance(table, str) and is_table(table):
-        from sluice.etl.table.table import FeatureTable  # needs delta-rs, which plain Parquet does not
+        from sluice.etl.table.table import (
+            FeatureTable,
+        )  # needs delta-rs, which plain Parquet does not
 
         if not job.version.isdigit():
-            raise RemoteError(f"{table}: the loader reads plain Parquet, and this worker has a feature table")
+            raise RemoteError(
+                f"{table}: the loader reads plain Parquet, and this worker has a feature table"
+            )
         return UnitMaker(job, FeatureTable.open(table, int(job.version), allow_code=permission))
-    source = ParquetFiles.open(table, job.roles, job.hash, permission=permission, say=lambda _: None)
+    source = ParquetFiles.open(
+        table, job.roles, job.hash, permission=permission, say=lambda _: None
+    )
     if source.version != job.version:
-        raise RemoteError(f"{source.uri}: other files than the loader has (version {source.version} here, "
-                          f"{job.version} there)")
+        raise RemoteError(
+            f"{source.uri}: other files than the loader has (version {source.version} here, "
+            f"{job.version} there)"
+        )
     return UnitMaker(job, source)
 
 

@@ -11,7 +11,14 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from sluice.ingest.memory.buffers import Buffers
-from sluice.ingest.stages.scatter_kernel import bag_ends, bag_size, pieces_of, take_bags, take_equal, unpacked
+from sluice.ingest.stages.scatter_kernel import (
+    bag_ends,
+    bag_size,
+    pieces_of,
+    take_bags,
+    take_equal,
+    unpacked,
+)
 
 _ID = 4  # bytes of an id
 _SMALL = 48  # bytes of a bag
@@ -35,11 +42,11 @@ class Bags:
     each: int = 0
 
     def lengths(self, start: int, stop: int) -> npt.NDArray[Any] | int:
-        return self.each if self.offsets is None else np.diff(self.offsets[start:stop + 1])
+        return self.each if self.offsets is None else np.diff(self.offsets[start : stop + 1])
 
     def ids(self, start: int, stop: int) -> npt.NDArray[np.int32]:
         """All ids of the rows from `start` to `stop`."""
-        return self.values[self._at(start):self._at(stop)]
+        return self.values[self._at(start) : self._at(stop)]
 
     def count(self, start: int, stop: int) -> int:
         return self._at(stop) - self._at(start)
@@ -49,8 +56,14 @@ class Bags:
 
     def as_arrow(self, rows: int, kind: type[np.int32 | np.uint32]) -> pa.Array:
         """The bags of its `rows` rows as Arrow has them, with ids of that kind, without a copy of the ids."""
-        ends = np.arange(rows + 1, dtype=np.int64) * self.each if self.offsets is None else self.offsets
-        return pa.LargeListArray.from_arrays(pa.array(ends, pa.int64()), pa.array(self.values.view(kind)))
+        ends = (
+            np.arange(rows + 1, dtype=np.int64) * self.each
+            if self.offsets is None
+            else self.offsets
+        )
+        return pa.LargeListArray.from_arrays(
+            pa.array(ends, pa.int64()), pa.array(self.values.view(kind))
+        )
 
     @property
     def nbytes(self) -> int:
@@ -79,13 +92,19 @@ class PackedBags:
         """Where the bags begin and end from the first of these rows on, counted in `unit` bytes. Of bags that are all
         `alike`, only the first and the last number."""
         if self.ends is None:
-            return np.arange(0, self.rows + 1, max(1, self.rows if alike else 1)) * (self.each // self.unit)
-        found: npt.NDArray[Any] = self.ends[self.start:self.start + self.rows + 1] - self.ends[self.start]
+            return np.arange(0, self.rows + 1, max(1, self.rows if alike else 1)) * (
+                self.each // self.unit
+            )
+        found: npt.NDArray[Any] = (
+            self.ends[self.start : self.start + self.rows + 1] - self.ends[self.start]
+        )
         return found
 
     def unpack(self, into: npt.NDArray[np.int32]) -> None:
         """Unpacks their ids."""
-        first = self.start * self.each if self.ends is None else int(self.ends[self.start]) * self.unit
+        first = (
+            self.start * self.each if self.ends is None else int(self.ends[self.start]) * self.unit
+        )
         unpacked(np.uint64(self.stored), self.ids, first // _ID, into)
 
 
@@ -97,9 +116,12 @@ def unit_of(kind: pa.DataType) -> int:
     return _ID if lists and kind.value_type == pa.int32() else 0
 
 
-def shuffled(columns: Mapping[str, Sequence[pa.Array | PackedBags]], order: npt.NDArray[np.uint64] | None,
-             buffers: Buffers, kind: Callable[[str], type[np.int32 | np.uint32]] = lambda _: np.int32
-             ) -> dict[str, Bags]:
+def shuffled(
+    columns: Mapping[str, Sequence[pa.Array | PackedBags]],
+    order: npt.NDArray[np.uint64] | None,
+    buffers: Buffers,
+    kind: Callable[[str], type[np.int32 | np.uint32]] = lambda _: np.int32,
+) -> dict[str, Bags]:
     """The bags of a window's columns in `order` (as they are stored if None), moved once, out of all the pieces in
     which Arrow has them. A missing bag is an empty one. `kind` is the type of a column's ids."""
     if not columns:
@@ -113,17 +135,26 @@ def shuffled(columns: Mapping[str, Sequence[pa.Array | PackedBags]], order: npt.
     pieces, rows = np.empty(len(order), np.uint32), np.empty(len(order), np.uint32)
     pieces_of(order, np.cumsum(counts), pieces, rows)
     ends = {name: column.ends(pieces, rows) for name, column in stored.items() if column.size < 0}
-    ids = [int(ends[name][-1]) if name in ends else len(order) * column.size // _ID for name, column in stored.items()]
+    ids = [
+        int(ends[name][-1]) if name in ends else len(order) * column.size // _ID
+        for name, column in stored.items()
+    ]
     found, begin = {}, 0
     whole = buffers.take_line(sum(ids), np.int32)
     room = buffers.take_line(max(column.room for column in stored.values()), np.int32)
     for (name, column), count in zip(stored.items(), ids, strict=True):
-        values = whole[begin:begin + count]
+        values = whole[begin : begin + count]
         begin += count
         of_pieces = column.values(room)
         if name in ends:
-            take_bags(_addresses(of_pieces) - column.begins(), *column.offsets, pieces, rows, ends[name],
-                      _address(values))
+            take_bags(
+                _addresses(of_pieces) - column.begins(),
+                *column.offsets,
+                pieces,
+                rows,
+                ends[name],
+                _address(values),
+            )
             found[name] = Bags(values, ends[name])
         else:
             if column.size:
@@ -138,14 +169,19 @@ _Part = tuple[npt.NDArray[Any], npt.NDArray[np.int32] | PackedBags, int]
 class _Column:
     """The bags of one column in the pieces of a window, where they are stored."""
 
-    def __init__(self, name: str, arrays: Sequence[pa.Array | PackedBags], kind: type[np.int32 | np.uint32]):
+    def __init__(
+        self, name: str, arrays: Sequence[pa.Array | PackedBags], kind: type[np.int32 | np.uint32]
+    ):
         sizes = {array.each if isinstance(array, PackedBags) else -1 for array in arrays}
         alike = len(sizes) == 1 and min(sizes) >= 0
         self._parts = list[_Part]()
         for piece, array in enumerate(arrays):
             try:
-                self._parts.append((array.offsets(alike), array, array.unit) if isinstance(array, PackedBags) else
-                                   _parts(array, kind))
+                self._parts.append(
+                    (array.offsets(alike), array, array.unit)
+                    if isinstance(array, PackedBags)
+                    else _parts(array, kind)
+                )
             except BagError as error:
                 raise BagError(str(error), name, piece) from None
         offsets = np.array([_address(offsets) for offsets, _, _ in self._parts], np.uint64)
@@ -154,17 +190,29 @@ class _Column:
         self.offsets = offsets, wide, unit
         """For each piece: the address of its offsets, whether these have 8 bytes, and their unit."""
         self.size: int
-        self.size, piece, row = (sizes.pop(), 0, 0) if alike else \
-            bag_size(offsets, wide, unit, np.array([len(array) for array in arrays], np.int64))
+        self.size, piece, row = (
+            (sizes.pop(), 0, 0)
+            if alike
+            else bag_size(offsets, wide, unit, np.array([len(array) for array in arrays], np.int64))
+        )
         """The bytes of every bag; below 0: they differ."""
         if self.size < -1:
-            begin, end = self._parts[piece][0][row:row + 2]
-            raise BagError(f"a bag of {end - begin} bytes, which is no whole number of ids of four bytes", name, piece)
+            begin, end = self._parts[piece][0][row : row + 2]
+            raise BagError(
+                f"a bag of {end - begin} bytes, which is no whole number of ids of four bytes",
+                name,
+                piece,
+            )
         self._near = 0 <= self.size <= _SMALL
-        self._spans = [(int(offsets[0]) * unit // _ID, int(offsets[-1]) * unit // _ID)
-                       for offsets, _, unit in self._parts]
-        self.room = sum(last - first for (first, last), (_, stored, _) in zip(self._spans, self._parts, strict=True)
-                        if self._near or isinstance(stored, PackedBags))
+        self._spans = [
+            (int(offsets[0]) * unit // _ID, int(offsets[-1]) * unit // _ID)
+            for offsets, _, unit in self._parts
+        ]
+        self.room = sum(
+            last - first
+            for (first, last), (_, stored, _) in zip(self._spans, self._parts, strict=True)
+            if self._near or isinstance(stored, PackedBags)
+        )
         """How many ids are put into other memory before they are moved."""
 
     def values(self, room: npt.NDArray[np.int32]) -> list[npt.NDArray[np.int32]]:
@@ -173,7 +221,7 @@ class _Column:
         found, done = [], 0
         for (_, stored, _), (first, last) in zip(self._parts, self._spans, strict=True):
             if isinstance(stored, PackedBags) or self._near:
-                ids = room[done:done + last - first]
+                ids = room[done : done + last - first]
                 done += len(ids)
                 if isinstance(stored, PackedBags):
                     stored.unpack(ids)
@@ -187,17 +235,26 @@ class _Column:
     def as_stored(self, buffers: Buffers) -> Bags:
         """The bags of the only piece, without a copy."""
         [(offsets, stored, unit)], [(first, last)] = self._parts, self._spans
-        values = stored[first:last] if not isinstance(stored, PackedBags) else buffers.take_line(last - first, np.int32)
+        values = (
+            stored[first:last]
+            if not isinstance(stored, PackedBags)
+            else buffers.take_line(last - first, np.int32)
+        )
         if isinstance(stored, PackedBags):
             stored.unpack(values)
-        return Bags(values, (offsets - offsets[0]) * unit // _ID) if self.size < 0 else \
-            Bags(values, None, self.size // _ID)
+        return (
+            Bags(values, (offsets - offsets[0]) * unit // _ID)
+            if self.size < 0
+            else Bags(values, None, self.size // _ID)
+        )
 
     def begins(self) -> npt.NDArray[np.uint64]:
         """How many bytes of values lie before the first bag of each piece."""
         return np.array([int(offsets[0]) * unit for offsets, _, unit in self._parts], np.uint64)
 
-    def ends(self, pieces: npt.NDArray[np.uint32], rows: npt.NDArray[np.uint32]) -> npt.NDArray[np.int64]:
+    def ends(
+        self, pieces: npt.NDArray[np.uint32], rows: npt.NDArray[np.uint32]
+    ) -> npt.NDArray[np.int64]:
         """Where the ids of the bags to come begin, and where those of the last one end."""
         ends = np.empty(len(rows) + 1, np.int64)
         bag_ends(*self.offsets, pieces, rows, ends)
@@ -220,7 +277,7 @@ def _parts(array: pa.Array, kind: type[np.int32 | np.uint32]) -> _Part:
         _, offsets, data = array.buffers()
         if not len(array):
             return np.zeros(1, offset), np.empty(0, np.int32), 1
-        ends = np.frombuffer(offsets, offset)[array.offset:array.offset + len(array) + 1]
+        ends = np.frombuffer(offsets, offset)[array.offset : array.offset + len(array) + 1]
         size = int(ends[-1]) // _ID
         return ends, np.frombuffer(data, "<i4", size) if size else np.empty(0, np.int32), 1
     if not (pa.types.is_list(array.type) or pa.types.is_large_list(array.type)):
@@ -231,8 +288,10 @@ def _parts(array: pa.Array, kind: type[np.int32 | np.uint32]) -> _Part:
         raise BagError(f"{array.values.null_count} empty values within bags")
     ends, numbers = array.offsets.to_numpy(), array.values.to_numpy(zero_copy_only=False)
     if numbers.dtype != kind:
-        numbers, ends = numbers[ends[0]:ends[-1]], ends - ends[0]
+        numbers, ends = numbers[ends[0] : ends[-1]], ends - ends[0]
         fit = np.iinfo(kind)
         if len(numbers) and not fit.min <= numbers.min() <= numbers.max() <= fit.max:
-            raise BagError(f"ids from {numbers.min()} to {numbers.max()}, which do not fit {fit.dtype}")
+            raise BagError(
+                f"ids from {numbers.min()} to {numbers.max()}, which do not fit {fit.dtype}"
+            )
     return ends, np.ascontiguousarray(numbers, kind).view(np.int32), _ID

@@ -53,7 +53,7 @@ class Ids:
     starts: tuple[int, ...]
 
     def of(self, column: int) -> npt.NDArray[Any]:
-        return self.values[self.starts[column]:self.starts[column + 1]]
+        return self.values[self.starts[column] : self.starts[column + 1]]
 
     def part(self, own: slice, columns: int, rows: int) -> Ids:
         """The ids of some of the batch's `rows` rows."""
@@ -62,12 +62,16 @@ class Ids:
         for column in range(columns):
             begin, end = own.start, own.stop
             if lengths is not None:
-                begin = int(lengths[column, :own.start].sum())
+                begin = int(lengths[column, : own.start].sum())
                 end = begin + int(lengths[column, own].sum())
             parts.append(self.of(column)[begin:end])
         starts = tuple(itertools.accumulate(map(len, parts), initial=0))
         values = np.concatenate(parts) if parts else self.values[:0]
-        return Ids(values, None if lengths is None else np.ascontiguousarray(lengths[:, own]).reshape(-1), starts)
+        return Ids(
+            values,
+            None if lengths is None else np.ascontiguousarray(lengths[:, own]).reshape(-1),
+            starts,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +95,9 @@ class Stretch:
 
     @property
     def nbytes(self) -> int:
-        ids = sum(i.values.nbytes + (0 if i.lengths is None else i.lengths.nbytes) for i in self.ids)
+        ids = sum(
+            i.values.nbytes + (0 if i.lengths is None else i.lengths.nbytes) for i in self.ids
+        )
         return self.floats.nbytes + ids + (0 if self.weights is None else self.weights.nbytes)
 
     def replaced(self, **changes: Any) -> Stretch:
@@ -117,20 +123,25 @@ def at_once(most: int, batch_rows: int, work: Iterable[tuple[float, int, int]]) 
     function so far, and its workers."""
     for busy_s, rows, workers in work:
         longest_s = max(SHORT_S, LONG_S / workers)
-        known = int(min(most, longest_s * rows / max(1e-9, busy_s * batch_rows))) if rows else _UNKNOWN
+        known = (
+            int(min(most, longest_s * rows / max(1e-9, busy_s * batch_rows))) if rows else _UNKNOWN
+        )
         most = max(1, min(most, known))
     return most
 
 
-def cuts(blocks: Iterable[Block], plan: RowsPlan, ranks: int, chunks: Chunks, most: Callable[[], int]
-         ) -> Iterator[Cut]:
+def cuts(
+    blocks: Iterable[Block], plan: RowsPlan, ranks: int, chunks: Chunks, most: Callable[[], int]
+) -> Iterator[Cut]:
     """Yields a stretch of at most `most()` batches as soon as all its rows are there. Blocks come in the order of need.
 
     The last batch of an epoch may be padding alone on some ranks, so its chunk is taken by its number. The first
     stretches of a run are short, one batch, then twice as many each time: so the first batch comes early."""
     each, inside, longest = plan.stream_rows, chunk_steps(plan, ranks), most_steps(plan, ranks)
     schedule: EpochSchedule | None = None
-    queues: dict[int, deque[tuple[Block, int]]] = {}  # for each stream: blocks, and the first row not yet cut
+    queues: dict[
+        int, deque[tuple[Block, int]]
+    ] = {}  # for each stream: blocks, and the first row not yet cut
     held: dict[int, int] = {}  # rows of each stream that are there
     wanted: dict[int, int] = {}  # rows that a stream has left in this epoch
     step, wished = 0, 1
@@ -139,12 +150,15 @@ def cuts(blocks: Iterable[Block], plan: RowsPlan, ranks: int, chunks: Chunks, mo
             schedule, step = block.schedule, block.schedule.step
             queues = {s: deque() for s in schedule.streams}
             held = dict.fromkeys(schedule.streams, 0)
-            wanted = {s: plan.bounds(s)[1] - plan.bounds(s)[0] - step * each for s in schedule.streams}
+            wanted = {
+                s: plan.bounds(s)[1] - plan.bounds(s)[0] - step * each for s in schedule.streams
+            }
         stream = block.window.stream
         queues[stream].append((block, 0))
         held[stream] += block.rows
-        while (steps := min(wished, most(), plan.steps - step, inside - step % inside)) and \
-                all(held[s] >= min(steps * each, wanted[s]) for s in schedule.streams):
+        while (steps := min(wished, most(), plan.steps - step, inside - step % inside)) and all(
+            held[s] >= min(steps * each, wanted[s]) for s in schedule.streams
+        ):
             wished = min(2 * wished, longest)
             chunk = chunks.take(schedule.epoch, step // inside)
             pieces = []
@@ -176,16 +190,24 @@ class Cutter:
         self._plan, self._columns, self._buffers, self._share = plan, columns, buffers, share
         self._rows = plan.batch_size // share.readers
         self._most = most_steps(plan, share.readers)
-        self._checked = None if columns.in_order_hash is None else columns.sparse.index(columns.in_order_hash)
-        self._added = [[n for n, name in enumerate(names) if name in columns.added]
-                       for names in (columns.floats, columns.scalars)]
+        self._checked = (
+            None if columns.in_order_hash is None else columns.sparse.index(columns.in_order_hash)
+        )
+        self._added = [
+            [n for n, name in enumerate(names) if name in columns.added]
+            for names in (columns.floats, columns.scalars)
+        ]
         self._starts = tuple(range(0, (len(columns.sparse) + 1) * self._rows, self._rows))
 
     def size(self, cut: Cut) -> int:
         """The size of the batches in bytes."""
         columns = self._columns
-        bags = sum(4 * block.bags[name].count(start, stop)
-                   for pieces in cut.pieces for block, start, stop in pieces for name in columns.stored_bags)
+        bags = sum(
+            4 * block.bags[name].count(start, stop)
+            for pieces in cut.pieces
+            for block, start, stop in pieces
+            for name in columns.stored_bags
+        )
         lengths = 4 * len(columns.sparse) if columns.bags else 0
         numbers = 4 * (len(columns.floats) + len(columns.scalars) + (not columns.weight)) + lengths
         return cut.steps * self._rows * numbers + bags
@@ -193,7 +215,7 @@ class Cutter:
     def __call__(self, cut: Cut, charge: Charge) -> Stretch:
         columns, steps = self._columns, cut.steps
         begin = cut.step % len(cut.chunk.floats)
-        floats, scalars = (a[begin:begin + steps] for a in (cut.chunk.floats, cut.chunk.ids))
+        floats, scalars = (a[begin : begin + steps] for a in (cut.chunk.floats, cut.chunk.ids))
         for array, added in zip((floats, scalars), self._added, strict=True):
             if added:
                 array[:, added] = 0  # until a transform has given them
@@ -211,22 +233,45 @@ class Cutter:
                 block.taken(stop - start)
         if self._share.parts > 1:
             floats, ids, weights, real = self._part_of(floats, ids, weights, real)
-        checked = [floats[n, 0] if self._checked is None else ids[n].of(self._checked) for n in range(steps)]
-        return Stretch(cut.schedule, cut.step, real, floats, ids, weights,
-                       tuple(zlib.crc32(array.data) for array in checked), charge)
+        checked = [
+            floats[n, 0] if self._checked is None else ids[n].of(self._checked)
+            for n in range(steps)
+        ]
+        return Stretch(
+            cut.schedule,
+            cut.step,
+            real,
+            floats,
+            ids,
+            weights,
+            tuple(zlib.crc32(array.data) for array in checked),
+            charge,
+        )
 
-    def _part_of(self, floats: npt.NDArray[Any], ids: tuple[Ids, ...], weights: npt.NDArray[Any] | None,
-                 real: tuple[int, ...]
-                 ) -> tuple[npt.NDArray[Any], tuple[Ids, ...], npt.NDArray[Any] | None, tuple[int, ...]]:
+    def _part_of(
+        self,
+        floats: npt.NDArray[Any],
+        ids: tuple[Ids, ...],
+        weights: npt.NDArray[Any] | None,
+        real: tuple[int, ...],
+    ) -> tuple[npt.NDArray[Any], tuple[Ids, ...], npt.NDArray[Any] | None, tuple[int, ...]]:
         """The rows that this rank takes of a stream that it shares with others. Rows that only fill a batch are the
         last of the stream."""
         own, columns = self._share.bounds, len(self._columns.sparse)
-        return (np.ascontiguousarray(floats[:, :, own]), tuple(one.part(own, columns, self._rows) for one in ids),
-                None if weights is None else np.ascontiguousarray(weights[:, own]),
-                tuple(min(max(0, rows - own.start), self._share.rows) for rows in real))
+        return (
+            np.ascontiguousarray(floats[:, :, own]),
+            tuple(one.part(own, columns, self._rows) for one in ids),
+            None if weights is None else np.ascontiguousarray(weights[:, own]),
+            tuple(min(max(0, rows - own.start), self._share.rows) for rows in real),
+        )
 
-    def _fill(self, cut: Cut, floats: npt.NDArray[Any], scalars: npt.NDArray[Any], weights: npt.NDArray[Any] | None
-              ) -> tuple[int, ...]:
+    def _fill(
+        self,
+        cut: Cut,
+        floats: npt.NDArray[Any],
+        scalars: npt.NDArray[Any],
+        weights: npt.NDArray[Any] | None,
+    ) -> tuple[int, ...]:
         """Puts zeros where rows are missing in the last batch of an epoch. Returns the number of real rows of each
         batch."""
         each = self._plan.stream_rows
@@ -245,8 +290,11 @@ class Cutter:
     def _with_bags(self, cut: Cut, number: int, scalars: npt.NDArray[Any]) -> Ids:
         """The ids of one batch. Rows that only fill the batch have empty bags."""
         columns, each = self._columns, self._plan.stream_rows
-        lanes = [(lane, at, block, start, stop) for lane, pieces in enumerate(cut.pieces)
-                 for block, start, stop, at in _within(pieces, number * each, each)]
+        lanes = [
+            (lane, at, block, start, stop)
+            for lane, pieces in enumerate(cut.pieces)
+            for block, start, stop, at in _within(pieces, number * each, each)
+        ]
         lengths = self._buffers.take((len(columns.sparse), self._rows), np.int32)
         starts, single = [0], iter(range(len(columns.scalars)))
         parts: list[npt.NDArray[Any]] = []
@@ -261,7 +309,7 @@ class Cutter:
             for lane, at, block, start, stop in lanes if name not in columns.added else ():
                 bags = block.bags[name]
                 low = lane * each + at
-                lengths[column, low:low + stop - start] = bags.lengths(start, stop)
+                lengths[column, low : low + stop - start] = bags.lengths(start, stop)
                 parts.append(bags.ids(start, stop))
                 size += len(parts[-1])
             starts.append(starts[-1] + size)
@@ -270,8 +318,9 @@ class Cutter:
         return Ids(values, lengths.reshape(-1), tuple(starts))
 
 
-def _within(pieces: tuple[tuple[Block, int, int], ...], first: int, count: int
-            ) -> Iterator[tuple[Block, int, int, int]]:
+def _within(
+    pieces: tuple[tuple[Block, int, int], ...], first: int, count: int
+) -> Iterator[tuple[Block, int, int, int]]:
     """The parts within `count` rows from `first` on, counted over all pieces, and how far after `first` each begins."""
     done = 0
     for block, start, stop in pieces:
@@ -291,16 +340,33 @@ class Collator:
     def __call__(self, stretch: Stretch, charge: Charge) -> Ready:
         dense = len(self._columns.dense)
         floats = torch.from_numpy(stretch.floats)
-        weights = floats[:, dense + 1] if stretch.weights is None else torch.from_numpy(stretch.weights)
+        weights = (
+            floats[:, dense + 1] if stretch.weights is None else torch.from_numpy(stretch.weights)
+        )
         # One call for all batches: small ones would pay more for their views than for their rows.
-        views = zip(floats[:, :dense].transpose(1, 2).unbind(), floats[:, dense].unbind(), weights.unbind(),
-                    strict=True)
+        views = zip(
+            floats[:, :dense].transpose(1, 2).unbind(),
+            floats[:, dense].unbind(),
+            weights.unbind(),
+            strict=True,
+        )
         batches = tuple(
-            Batch(dense=numbers, values=self._values(ids),
-                  lengths=self._lengths if ids.lengths is None else torch.from_numpy(ids.lengths),
-                  label=label, weight=weight, rows=stretch.rows[n], epoch=stretch.schedule.epoch,
-                  step=stretch.step + n, checksum=stretch.checksums[n], columns=self._columns)
-            for n, (ids, (numbers, label, weight)) in enumerate(zip(stretch.ids, views, strict=True)))
+            Batch(
+                dense=numbers,
+                values=self._values(ids),
+                lengths=self._lengths if ids.lengths is None else torch.from_numpy(ids.lengths),
+                label=label,
+                weight=weight,
+                rows=stretch.rows[n],
+                epoch=stretch.schedule.epoch,
+                step=stretch.step + n,
+                checksum=stretch.checksums[n],
+                columns=self._columns,
+            )
+            for n, (ids, (numbers, label, weight)) in enumerate(
+                zip(stretch.ids, views, strict=True)
+            )
+        )
         stretch.charge.release()
         return Ready(batches, self.size(stretch), charge)
 
@@ -310,14 +376,18 @@ class Collator:
 
     def _values(self, ids: Ids) -> torch.Tensor:
         """A batch's ids: where some do not fit int32, all of them as int64."""
-        return torch.from_numpy(ids.values.view(np.uint32).astype(np.int64) if self._wide else ids.values)
+        return torch.from_numpy(
+            ids.values.view(np.uint32).astype(np.int64) if self._wide else ids.values
+        )
 
 
 def columns_of(stretch: Stretch, number: int, columns: Columns) -> dict[str, npt.NDArray[Any]]:
     """Batch `number` of a stretch as arrays by column name, views of the stretch; a bag column also has
     `NAME.lengths`."""
     ids = stretch.ids[number]
-    arrays: dict[str, npt.NDArray[Any]] = dict(zip(columns.floats, stretch.floats[number], strict=True))
+    arrays: dict[str, npt.NDArray[Any]] = dict(
+        zip(columns.floats, stretch.floats[number], strict=True)
+    )
     for column, name in enumerate(columns.sparse):
         arrays[name] = ids.of(column).view(columns.id_kind(name))
         if name in columns.bags and ids.lengths is not None:

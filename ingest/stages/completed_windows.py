@@ -41,7 +41,9 @@ class CompletedWindows:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._pieces: dict[tuple[int, int], list[tuple[int, WindowPiece]]] = {}  # by epoch and number
+        self._pieces: dict[
+            tuple[int, int], list[tuple[int, WindowPiece]]
+        ] = {}  # by epoch and number
         self._due: tuple[EpochSchedule, int] | None = None
 
     def add(self, read: ReadRows) -> list[tuple[int, CompleteWindow]]:
@@ -55,14 +57,20 @@ class CompletedWindows:
                 if sum(one.stop - one.start for _, one in pieces) == window.rows:
                     del self._pieces[schedule.epoch, number]
                     pieces.sort(key=lambda one: one[0])
-                    complete.append((number, Gathering(schedule, window, tuple(one for _, one in pieces))))
+                    complete.append(
+                        (number, Gathering(schedule, window, tuple(one for _, one in pieces)))
+                    )
         return complete
 
     def ahead(self, gathering: Gathering) -> int:
         """How many rows of a stream lie between the window that is due and the end of this one."""
         schedule, number = self._due or (gathering.schedule, 0)
         end = gathering.window.first + gathering.window.rows - _first(schedule, number)
-        return end if schedule.epoch == gathering.schedule.epoch else end + _first(schedule, len(schedule.windows))
+        return (
+            end
+            if schedule.epoch == gathering.schedule.epoch
+            else end + _first(schedule, len(schedule.windows))
+        )
 
     def in_order(self, reads: Iterator[ReadDone]) -> Iterator[Gathering | Block]:
         """Yields windows in the order in which they are needed, as the reads come in that complete them."""
@@ -116,8 +124,11 @@ class RemoteWork(Protocol):
         """`charge` is called from now on with memory that workers on this host take (+) and give back (-)."""
 
 
-def switched(read: Callable[[ReadTask, Charge], ReadRows], remote: RemoteWork | None, backend: Callable[[], str]
-             ) -> Callable[[ReadTask, Charge], ReadRows]:
+def switched(
+    read: Callable[[ReadTask, Charge], ReadRows],
+    remote: RemoteWork | None,
+    backend: Callable[[], str],
+) -> Callable[[ReadTask, Charge], ReadRows]:
     """Reads here or elsewhere, as `backend` says at that moment; here if nobody is there elsewhere."""
     if remote is None:
         return read
@@ -134,8 +145,16 @@ def switched(read: Callable[[ReadTask, Charge], ReadRows], remote: RemoteWork | 
 class ReadWorker:
     """One worker of the read stage."""
 
-    def __init__(self, read: Callable[[ReadTask, Charge], ReadRows], windows: CompletedWindows, gather: Gatherer, *,
-                 clock: WorkerClock, shuffle: StageCounters, room: Callable[[Gathering], Charge | None]):
+    def __init__(
+        self,
+        read: Callable[[ReadTask, Charge], ReadRows],
+        windows: CompletedWindows,
+        gather: Gatherer,
+        *,
+        clock: WorkerClock,
+        shuffle: StageCounters,
+        room: Callable[[Gathering], Charge | None],
+    ):
         """`room` returns a charge for a window if it is to be placed here."""
         self._read, self._windows, self._gather, self._room = read, windows, gather, room
         self._clock, self._shuffle = clock, shuffle
@@ -143,7 +162,9 @@ class ReadWorker:
     def __call__(self, task: ReadTask, charge: Charge) -> ReadDone:
         read = self._read(task, charge)
         size = read.nbytes
-        charge.correct(size)  # at once: from here on others may gather its rows, and give its bytes back
+        charge.correct(
+            size
+        )  # at once: from here on others may gather its rows, and give its bytes back
         done = ReadDone(task.schedule, task.read.rows, size, self._windows.add(read))
         del read
         for place, (number, window) in enumerate(done.windows):

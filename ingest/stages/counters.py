@@ -44,12 +44,26 @@ class StageCounters:
         self.rows += rows
         self.bytes += size
 
-    def stats(self, workers: int, backend: str, queue_bytes: int, queue_limit_bytes: int) -> StageStats:
+    def stats(
+        self, workers: int, backend: str, queue_bytes: int, queue_limit_bytes: int
+    ) -> StageStats:
         self.change()
-        return StageStats(name=self.name, items=self.items, rows=self.rows, bytes=self.bytes, busy_s=self.busy_s,
-                          cpu_s=self.cpu_s, core_wait_s=self.core_wait_s, wait_input_s=self.wait_input_s,
-                          wait_output_s=self.wait_output_s, workers=workers, backend=backend, queue_bytes=queue_bytes,
-                          queue_limit_bytes=queue_limit_bytes, process_bytes=self.process_bytes)
+        return StageStats(
+            name=self.name,
+            items=self.items,
+            rows=self.rows,
+            bytes=self.bytes,
+            busy_s=self.busy_s,
+            cpu_s=self.cpu_s,
+            core_wait_s=self.core_wait_s,
+            wait_input_s=self.wait_input_s,
+            wait_output_s=self.wait_output_s,
+            workers=workers,
+            backend=backend,
+            queue_bytes=queue_bytes,
+            queue_limit_bytes=queue_limit_bytes,
+            process_bytes=self.process_bytes,
+        )
 
 
 class WorkerClock:

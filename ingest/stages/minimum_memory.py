@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 
 _ORDERS = 16  # bytes for a row in the order of its window: two halves put together
 _PIECES = 8  # bytes for a row of bags: the piece that it is in, and its row there
-_KEPT, _KEPT_PART = 4 * 2**20, 8  # what Arrow's allocator was seen to keep: so much, and a part of what it gave out
+_KEPT, _KEPT_PART = (
+    4 * 2**20,
+    8,
+)  # what Arrow's allocator was seen to keep: so much, and a part of what it gave out
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,20 +45,34 @@ class MinimumMemory:
         return self.row_groups + self.decoding + self.batches + self.orders + self.kept
 
     def __str__(self) -> str:
-        return (f"{format_bytes(self.row_groups)} for row groups, {format_bytes(self.decoding)} for decoding one, "
-                f"{format_bytes(self.batches)} for windows and batches, {format_bytes(self.orders)} for their orders, "
-                f"{format_bytes(self.kept)} that allocators keep")
+        return (
+            f"{format_bytes(self.row_groups)} for row groups, {format_bytes(self.decoding)} for decoding one, "
+            f"{format_bytes(self.batches)} for windows and batches, {format_bytes(self.orders)} for their orders, "
+            f"{format_bytes(self.kept)} that allocators keep"
+        )
 
 
-def footprint_of(plan: RowsPlan, columns: Columns, decoding: Decoding, *, share: RankShare,
-                 stages: Sequence[StageSpec], converted: int, epochs: int) -> MinimumMemory:
+def footprint_of(
+    plan: RowsPlan,
+    columns: Columns,
+    decoding: Decoding,
+    *,
+    share: RankShare,
+    stages: Sequence[StageSpec],
+    converted: int,
+    epochs: int,
+) -> MinimumMemory:
     """Computes the footprint. `converted` is the number of columns whose values cannot be moved as they are stored in a
     file; with several `epochs`, one follows the other at once."""
     rank, ranks = share.reader, share.readers
     windows, reads = _way(plan, decoding, rank, ranks, epochs)
     together = most_steps(plan, ranks) * plan.stream_rows  # rows of a stream that are cut at a time
-    row_groups, rows = _held(windows, reads, columns.row_bytes * len(plan.streams_of(rank, ranks)),
-                             plan.widest + together)
+    row_groups, rows = _held(
+        windows,
+        reads,
+        columns.row_bytes * len(plan.streams_of(rank, ranks)),
+        plan.widest + together,
+    )
     band = rows * len(plan.streams_of(rank, ranks))
     a_rank = plan.batch_size // ranks
     chunk = chunk_steps(plan, ranks) * a_rank  # a chunk may have to be begun on either side
@@ -66,16 +83,24 @@ def footprint_of(plan: RowsPlan, columns: Columns, decoding: Decoding, *, share:
     window = plan.widest * (_ORDERS + 4 * converted + (_PIECES if columns.stored_bags else 0))
     orders = sum(_ORDERS * 4 * size for size in plan.order_sizes()) * min(2, epochs)
     batches = (band + 2 * chunk) * columns.row_bytes + stretches
-    return MinimumMemory(row_groups=row_groups, decoding=decoding.beside, batches=batches, orders=orders + window,
-                     kept=_KEPT + (row_groups + decoding.beside) // _KEPT_PART)
+    return MinimumMemory(
+        row_groups=row_groups,
+        decoding=decoding.beside,
+        batches=batches,
+        orders=orders + window,
+        kept=_KEPT + (row_groups + decoding.beside) // _KEPT_PART,
+    )
 
 
-def _held(windows: list[tuple[int, int]], reads: list[tuple[int, int, int]], row_bytes: int, behind: int
-          ) -> tuple[int, int]:
+def _held(
+    windows: list[tuple[int, int]], reads: list[tuple[int, int, int]], row_bytes: int, behind: int
+) -> tuple[int, int]:
     """The bytes of the row groups that are held, and the rows of each stream, when both together take the most.
     `row_bytes` are those of a row of each stream; windows that end `behind` rows before another one begins are gone by
     then."""
-    decoded: dict[int, tuple[int, int]] = {}  # per read held: the window that needs it last, its bytes
+    decoded: dict[
+        int, tuple[int, int]
+    ] = {}  # per read held: the window that needs it last, its bytes
     most, next_read, oldest, furthest = (0, 0), 0, 0, 0
     for number, (first, last) in enumerate(windows):
         # While a window is shuffled, a worker waits with the rows of the next one, and the read after them is done.
@@ -93,15 +118,26 @@ def _held(windows: list[tuple[int, int]], reads: list[tuple[int, int, int]], row
     return most
 
 
-def _way(plan: RowsPlan, decoding: Decoding, rank: int, ranks: int, epochs: int
-         ) -> tuple[list[tuple[int, int]], list[tuple[int, int, int]]]:
+def _way(
+    plan: RowsPlan, decoding: Decoding, rank: int, ranks: int, epochs: int
+) -> tuple[list[tuple[int, int]], list[tuple[int, int, int]]]:
     """The windows of an epoch, and of the next one if that follows at once: from which row of its stream to which,
     counted on. And the reads: the first window that needs it, the last one that does, and its bytes."""
     windows: list[tuple[int, int]] = []
     reads: list[tuple[int, int, int]] = []
     for epoch in range(min(2, epochs)):
-        schedule, before, begin = plan.schedule(epoch, rank, ranks), len(windows), epoch * -(-plan.used // plan.streams)
+        schedule, before, begin = (
+            plan.schedule(epoch, rank, ranks),
+            len(windows),
+            epoch * -(-plan.used // plan.streams),
+        )
         windows += [(begin + w.first, begin + w.first + w.rows) for w in schedule.windows]
-        reads += [(before + read.parts[0].window, before + max(part.window for part in read.parts),
-                   decoding.decoded(read.rows)) for read in schedule.reads]
+        reads += [
+            (
+                before + read.parts[0].window,
+                before + max(part.window for part in read.parts),
+                decoding.decoded(read.rows),
+            )
+            for read in schedule.reads
+        ]
     return windows, reads

@@ -24,7 +24,12 @@ class ValueRefused(ValueError):
 def numbers(array: npt.NDArray[Any], kind: Any) -> npt.NDArray[Any]:
     """Returns `array` as float32, or as the ids that it holds; without a copy if it has that type already."""
     if array.dtype.kind not in "biuf":
-        raise ValueRefused(0, f"{array.flat[0]!r}, which is no number" if array.size else f"{array.dtype}, no numbers")
+        raise ValueRefused(
+            0,
+            f"{array.flat[0]!r}, which is no number"
+            if array.size
+            else f"{array.dtype}, no numbers",
+        )
     if kind is not np.float32:
         return _ids(array, kind)
     try:
@@ -32,7 +37,9 @@ def numbers(array: npt.NDArray[Any], kind: Any) -> npt.NDArray[Any]:
             return np.ascontiguousarray(array, np.float32)
     except FloatingPointError:
         at = int(np.argmax(np.isfinite(array) & (np.abs(array) > _LARGEST)))
-        raise ValueRefused(at, f"{array[at]}, which is too large for float32; clip it, or take its logarithm") from None
+        raise ValueRefused(
+            at, f"{array[at]}, which is too large for float32; clip it, or take its logarithm"
+        ) from None
 
 
 def held(made: npt.NDArray[Any] | pa.Array) -> npt.NDArray[Any] | pa.Array:
@@ -48,16 +55,33 @@ def _ids(array: npt.NDArray[Any], kind: Any) -> npt.NDArray[Any]:
             with np.errstate(invalid="ignore"):
                 wrong = ~((np.floor(array) == array) & (array >= fit.min) & (array <= fit.max))
         else:
-            wrong = None if fit.min <= array.min() and array.max() <= fit.max else \
-                (array < fit.min) | (array > fit.max)
+            wrong = (
+                None
+                if fit.min <= array.min() and array.max() <= fit.max
+                else (array < fit.min) | (array > fit.max)
+            )
         if wrong is not None and wrong.any():
             at = int(np.argmax(wrong))
-            why = f"does not fit {fit.dtype}" if np.floor(array[at]) == array[at] else "is no whole number"
-            raise ValueRefused(at, f"{array[at]}, which {why}, as ids do; hash, categorify or bucketize it")
+            why = (
+                f"does not fit {fit.dtype}"
+                if np.floor(array[at]) == array[at]
+                else "is no whole number"
+            )
+            raise ValueRefused(
+                at, f"{array[at]}, which {why}, as ids do; hash, categorify or bucketize it"
+            )
     return np.ascontiguousarray(array, kind)
 
 
 def same_bytes(one: npt.NDArray[Any], other: npt.NDArray[Any]) -> bool:
     """Whether two arrays hold the same bytes: NaN is the same as NaN."""
-    return one.dtype == other.dtype and one.shape == other.shape and bool(
-        (np.ascontiguousarray(one).view(np.uint8) == np.ascontiguousarray(other).view(np.uint8)).all())
+    return (
+        one.dtype == other.dtype
+        and one.shape == other.shape
+        and bool(
+            (
+                np.ascontiguousarray(one).view(np.uint8)
+                == np.ascontiguousarray(other).view(np.uint8)
+            ).all()
+        )
+    )

@@ -54,25 +54,41 @@ class Pool(Generic[In, Out]):
     Without workers there is no stage: whoever asks for results gets what the stage before gives, if it `passes`
     unchanged. For an item that does not, a worker comes back, until one that passes follows."""
 
-    def __init__(self, tally: StageCounters, upstream: Iterator[In],
-                 make_work: Callable[[WorkerClock], Callable[[In, Charge], Out]], *,
-                 workers: int, limit_bytes: int, governor: Governor, size: Callable[[In], int],
-                 measure: Callable[[Out], tuple[int, int]], passes: Callable[[Any], bool] = lambda _: False,
-                 corrects: bool = True):
+    def __init__(
+        self,
+        tally: StageCounters,
+        upstream: Iterator[In],
+        make_work: Callable[[WorkerClock], Callable[[In, Charge], Out]],
+        *,
+        workers: int,
+        limit_bytes: int,
+        governor: Governor,
+        size: Callable[[In], int],
+        measure: Callable[[Out], tuple[int, int]],
+        passes: Callable[[Any], bool] = lambda _: False,
+        corrects: bool = True,
+    ):
         """`make_work` is called once in each worker, with its `WorkerClock`, which has to be told of work for other
         stages. It returns what turns an item and its charge into a result. `size` is the bytes to reserve for an item
         (more, if results turned out larger lately), `measure` the rows and bytes of its result. Whoever takes a result
         takes over its charge. `corrects` says whether the pool corrects the charge to the bytes of the result; work
         that shows others what it made before it is done has to do so by itself."""
         self._tally, self._upstream, self._make_work = tally, upstream, make_work
-        self._limit, self._governor, self._size, self._measure = limit_bytes, governor, size, measure
+        self._limit, self._governor, self._size, self._measure = (
+            limit_bytes,
+            governor,
+            size,
+            measure,
+        )
         self._passes, self._corrects = passes, corrects
         self._pull = threading.Lock()
         self._lock = governor.lock
         self._room = threading.Condition(self._lock)
         self._ready = threading.Condition(self._lock)
         self._results: dict[int, tuple[Any, int]] = {}
-        self._grew: deque[float] = deque(maxlen=32)  # how much larger than expected recent results were
+        self._grew: deque[float] = deque(
+            maxlen=32
+        )  # how much larger than expected recent results were
         self._next_in = self._next_out = 0
         self._outstanding = self._waiting_bytes = 0
         self._end: int | None = None
@@ -97,7 +113,9 @@ class Pool(Generic[In, Out]):
         """Starts the workers that are missing."""
         self._threads = [t for t in self._threads if t.is_alive()]
         while self._alive < self._wanted and not self._closed:
-            thread = threading.Thread(target=self._work, daemon=True, name=f"sluice-{self._tally.name}-{self._started}")
+            thread = threading.Thread(
+                target=self._work, daemon=True, name=f"sluice-{self._tally.name}-{self._started}"
+            )
             self._alive += 1
             self._started += 1
             self._threads.append(thread)
@@ -125,7 +143,9 @@ class Pool(Generic[In, Out]):
     def __next__(self) -> Out:
         while True:
             with self._lock:
-                while self._next_out not in self._results and (not self._empty or self._pull.locked()):
+                while self._next_out not in self._results and (
+                    not self._empty or self._pull.locked()
+                ):
                     if self._closed:
                         raise Closed
                     if self._end is not None and self._next_out >= self._end:
@@ -148,7 +168,12 @@ class Pool(Generic[In, Out]):
     @property
     def _empty(self) -> bool:
         """Whether nobody is at work here, and nothing is left to do."""
-        return not self._alive and not self._wanted and self._end is None and self._next_in == self._next_out
+        return (
+            not self._alive
+            and not self._wanted
+            and self._end is None
+            and self._next_in == self._next_out
+        )
 
     def _past(self) -> Any:
         """Returns what the stage before gives, if it passes; None: it needs work, or workers have come meanwhile."""
@@ -216,7 +241,9 @@ class Pool(Generic[In, Out]):
                     task.rows, task.size = self._measure(task.result)
                     if self._corrects:
                         task.charge.correct(task.size)
-                except BaseException as error:  # the error goes to the consumer, in its place in the order
+                except (
+                    BaseException
+                ) as error:  # the error goes to the consumer, in its place in the order
                     task.fail(error)
                 with self._lock:
                     stint.end()
@@ -271,7 +298,9 @@ class Pool(Generic[In, Out]):
         try:
             while not self._closed:
                 due = self._next_in == self._next_out
-                fits = due or self._outstanding + size <= self._limit + self._target * size  # each worker may hold one
+                fits = (
+                    due or self._outstanding + size <= self._limit + self._target * size
+                )  # each worker may hold one
                 charge = self._governor.admit(size, due) if fits else None
                 if charge is not None:
                     self._outstanding += size

@@ -44,7 +44,9 @@ class RowQuarantine:
     def allowed(self) -> bool:
         return self.books.errors.on_error == "quarantine"
 
-    def rows(self, error: BaseException, stage: str, epoch: int, step: int, rows: Sequence[int]) -> None:
+    def rows(
+        self, error: BaseException, stage: str, epoch: int, step: int, rows: Sequence[int]
+    ) -> None:
         """Sets some rows of a batch aside; those that only fill it do not count. QuarantineError, from `error`, if the
         policy says so."""
         origins = self._origins.batch(epoch, step)
@@ -52,7 +54,9 @@ class RowQuarantine:
         for origin in filter(None, (origins[row] for row in rows)):
             groups.setdefault(origin[:2], []).append(origin.row)
         for (file, group), numbers in groups.items():
-            self.books.admit(error, stage=stage, file=self._path(file), row_group=group, rows=numbers)
+            self.books.admit(
+                error, stage=stage, file=self._path(file), row_group=group, rows=numbers
+            )
 
     def group(self, error: BaseException, read: Read, schema: pa.Schema) -> pa.Table:
         """Sets a row group aside that cannot be read, and returns what takes its place. A group that is read twice
@@ -60,27 +64,43 @@ class RowQuarantine:
         with self._lock:
             key = (read.file, read.group)
             if key not in self._groups:
-                self.books.admit(error, stage="read", file=self._path(read.file), row_group=read.group,
-                                 rows=range(read.rows))
+                self.books.admit(
+                    error,
+                    stage="read",
+                    file=self._path(read.file),
+                    row_group=read.group,
+                    rows=range(read.rows),
+                )
                 self._groups.add(key)
         return pa.table([_zeros(field.type, read.rows) for field in schema], schema=schema)
 
-    def rows_of_group(self, attempt: Callable[[int, int], pa.Table], read: Read, schema: pa.Schema) -> pa.Table:
-        """Sets those rows of a row group aside on which `attempt` fails, and returns it with something in their place.
-        """
+    def rows_of_group(
+        self, attempt: Callable[[int, int], pa.Table], read: Read, schema: pa.Schema
+    ) -> pa.Table:
+        """Returns a row group with something in the place of the rows on which `attempt` fails; they are set aside."""
         try:
             good, bad = isolate(attempt, read.rows, self.books.errors.max_rows)
         except ColumnError as error:
-            return self.group(error, read, schema)  # more rows fail than may be set aside, so this ends the run
+            return self.group(
+                error, read, schema
+            )  # more rows fail than may be set aside, so this ends the run
         with self._lock:
             key = (read.file, read.group)
             if key not in self._rows:
                 for row, wrong in bad:
-                    self.books.admit(wrong, stage="read", file=self._path(read.file), row_group=read.group, rows=[row])
+                    self.books.admit(
+                        wrong,
+                        stage="read",
+                        file=self._path(read.file),
+                        row_group=read.group,
+                        rows=[row],
+                    )
                 self._rows[key] = frozenset(row for row, _ in bad)
         pieces = {start: table for start, _, table in good}
         here = good[0][2].schema if good else schema  # files may hold numbers of other types
-        pieces |= {row: pa.table([_zeros(field.type, 1) for field in here], schema=here) for row, _ in bad}
+        pieces |= {
+            row: pa.table([_zeros(field.type, 1) for field in here], schema=here) for row, _ in bad
+        }
         return pa.concat_tables([pieces[start] for start in sorted(pieces)])
 
     def marked(self, stretch: Stretch, columns: Columns) -> Stretch:
@@ -100,8 +120,10 @@ class RowQuarantine:
         if not columns.weight or (weights.min(initial=0) >= 0 and weights.max(initial=0) < np.inf):
             return
         wrong = np.flatnonzero(~((weights >= 0) & (weights < np.inf)))
-        error = ColumnError(f"column {columns.weight!r} holds {weights[wrong[0]]:g}, which is no weight: weights are "
-                            "finite, and 0 or more")
+        error = ColumnError(
+            f"column {columns.weight!r} holds {weights[wrong[0]]:g}, which is no weight: weights are "
+            "finite, and 0 or more"
+        )
         self.rows(error, "batch", stretch.schedule.epoch, stretch.step + number, wrong.tolist())
         weights[wrong] = 0
 
@@ -116,9 +138,11 @@ class RowQuarantine:
                 rows = np.flatnonzero(bad[column] & ~bad[:column].any(axis=0))
                 rows = rows[weights[rows] != 0]
                 name, value = columns.floats[column], floats[column, rows[0]] if len(rows) else 0
-                error = ColumnError(f"column {name!r} holds {value:g}: fill it (op = \"fill\" in a spec, or fill="
-                                    f"{{{name!r}: 0}}), mend the transform that gave it, or take Errors(finite=False) "
-                                    "to have such numbers as they are")
+                error = ColumnError(
+                    f'column {name!r} holds {value:g}: fill it (op = "fill" in a spec, or fill='
+                    f"{{{name!r}: 0}}), mend the transform that gave it, or take Errors(finite=False) "
+                    "to have such numbers as they are"
+                )
                 self.rows(error, "batch", stretch.schedule.epoch, stretch.step + n, rows.tolist())
             floats[bad], weights[bad.any(axis=0)] = 0, 0
         return stretch
@@ -127,10 +151,14 @@ class RowQuarantine:
         """The rows of a batch that could not be read."""
         if not self._groups and not self._rows:
             return []
-        return [n for n, origin in enumerate(self._origins.batch(epoch, step)) if self._is_lost(origin)]
+        return [
+            n for n, origin in enumerate(self._origins.batch(epoch, step)) if self._is_lost(origin)
+        ]
 
     def _is_lost(self, origin: Origin | None) -> bool:
-        return origin is not None and (origin[:2] in self._groups or origin.row in self._rows.get(origin[:2], ()))
+        return origin is not None and (
+            origin[:2] in self._groups or origin.row in self._rows.get(origin[:2], ())
+        )
 
 
 def weights_of(stretch: Stretch, number: int, columns: Columns) -> npt.NDArray[Any]:
@@ -145,8 +173,17 @@ def weights_of(stretch: Stretch, number: int, columns: Columns) -> npt.NDArray[A
 
 def _zeros(kind: pa.DataType, rows: int) -> pa.Array:
     is_a = pa.types
-    one: object = [] if is_a.is_list(kind) or is_a.is_large_list(kind) else None if is_a.is_string(kind) else \
-        b"" if is_a.is_binary(kind) or is_a.is_large_binary(kind) else False if is_a.is_boolean(kind) else 0
+    one: object = (
+        []
+        if is_a.is_list(kind) or is_a.is_large_list(kind)
+        else None
+        if is_a.is_string(kind)
+        else b""
+        if is_a.is_binary(kind) or is_a.is_large_binary(kind)
+        else False
+        if is_a.is_boolean(kind)
+        else 0
+    )
     return pa.array([one] * rows, kind)
 
 
@@ -173,8 +210,12 @@ class Origins:
         low, high = step * each, (step + 1) * each
         found: list[Origin | None] = []
         for windows in self._windows(epoch):
-            rows = [row for window in windows if window.first < high and window.first + window.rows > low
-                    for row in self._rows(epoch, window, low, high)]
+            rows = [
+                row
+                for window in windows
+                if window.first < high and window.first + window.rows > low
+                for row in self._rows(epoch, window, low, high)
+            ]
             found += rows + [None] * (each - len(rows))
         return found[self._share.bounds]
 
@@ -188,17 +229,34 @@ class Origins:
         wanted = np.arange(first, last) if order is None else order[first:last]
         starts = np.cumsum([0, *(s.rows for s in window.slices)])
         pieces = np.searchsorted(starts, wanted, side="right") - 1
-        return [Origin(window.slices[p].file, window.slices[p].group, window.slices[p].start + int(n - starts[p]))
-                for n, p in zip(wanted, pieces, strict=True)]
+        return [
+            Origin(
+                window.slices[p].file,
+                window.slices[p].group,
+                window.slices[p].start + int(n - starts[p]),
+            )
+            for n, p in zip(wanted, pieces, strict=True)
+        ]
 
 
 Result = TypeVar("Result")
 
 ON_ERROR = ("raise", "quarantine")
 # No row is to blame for these errors: the next row would fail as well.
-PROGRAM_ERRORS = frozenset({"NameError", "ImportError", "SyntaxError", "AttributeError", "NotImplementedError",
-                            "MemoryError", "SystemExit", "KeyboardInterrupt", "GeneratorExit",
-                            "SystemError"})
+PROGRAM_ERRORS = frozenset(
+    {
+        "NameError",
+        "ImportError",
+        "SyntaxError",
+        "AttributeError",
+        "NotImplementedError",
+        "MemoryError",
+        "SystemExit",
+        "KeyboardInterrupt",
+        "GeneratorExit",
+        "SystemError",
+    }
+)
 _REASON = 500  # characters of an error's text that are kept for each row
 
 
@@ -234,16 +292,22 @@ class Errors:
         if self.on_error not in ON_ERROR:
             raise UsageError(f"on_error: {self.on_error!r}{nearest(self.on_error, ON_ERROR)}")
         if self.max_rows < 0 or self.probation_rows < 0:
-            raise UsageError(f"max_rows={self.max_rows}, probation_rows={self.probation_rows}: neither may be below 0")
+            raise UsageError(
+                f"max_rows={self.max_rows}, probation_rows={self.probation_rows}: neither may be below 0"
+            )
         if not 0 <= self.max_rate <= 1:
             raise UsageError(f"max_rate: {self.max_rate} is not a share from 0 to 1")
 
-    def objection(self, *, rows_seen: int, rows_aside: int, kinds: Iterable[str] = ()) -> str | None:
+    def objection(
+        self, *, rows_seen: int, rows_aside: int, kinds: Iterable[str] = ()
+    ) -> str | None:
         """Says why the run must stop, with `rows_aside` of `rows_seen` rows set aside (those in question included);
         None: it goes on."""
         program = PROGRAM_ERRORS.intersection(kinds)
         if program:
-            return f"{min(program)} is an error of the program, not of a row: on_error does not apply"
+            return (
+                f"{min(program)} is an error of the program, not of a row: on_error does not apply"
+            )
         if self.on_error == "raise":
             return "on_error=raise; on_error=quarantine would set such rows aside"
         if rows_aside > self.max_rows:
@@ -268,32 +332,60 @@ class Quarantine:
         ends."""
         with self._lock:
             self._seen += rows
-            objection = self.errors.objection(rows_seen=self._seen, rows_aside=self._aside) if self._aside else None
+            objection = (
+                self.errors.objection(rows_seen=self._seen, rows_aside=self._aside)
+                if self._aside
+                else None
+            )
         if objection:
             raise QuarantineError(f"{objection}; they are listed in {self._path}")
 
-    def admit(self, error: BaseException, *, stage: str, file: str, row_group: int, rows: Iterable[int]) -> None:
+    def admit(
+        self, error: BaseException, *, stage: str, file: str, row_group: int, rows: Iterable[int]
+    ) -> None:
         """Sets `rows` (numbers within their row group) aside, or raises QuarantineError from `error`."""
         rows = list(rows)
-        kind, text = getattr(error, "type", type(error).__name__), str(getattr(error, "text", error))
+        kind, text = (
+            getattr(error, "type", type(error).__name__),
+            str(getattr(error, "text", error)),
+        )
         with self._lock:
-            objection = self.errors.objection(rows_seen=self._seen + len(rows), rows_aside=self._aside + len(rows),
-                                              kinds=kinds_of(error))
+            objection = self.errors.objection(
+                rows_seen=self._seen + len(rows),
+                rows_aside=self._aside + len(rows),
+                kinds=kinds_of(error),
+            )
             if objection is None:
                 self._aside += len(rows)
                 self._seen += len(rows)
                 self._reasons[f"{stage}: {kind}"] += len(rows)
-                self._write([{"stage": stage, "file": file, "row_group": row_group, "row": row, "type": kind,
-                              "reason": text[:_REASON]} for row in rows])
+                self._write(
+                    [
+                        {
+                            "stage": stage,
+                            "file": file,
+                            "row_group": row_group,
+                            "row": row,
+                            "type": kind,
+                            "reason": text[:_REASON],
+                        }
+                        for row in rows
+                    ]
+                )
                 return
-        raise QuarantineError(f"{file} row group {row_group} {_named(rows)}: {stage} failed: {kind}: {text[:_REASON]} "
-                              f"({objection})") from error
+        raise QuarantineError(
+            f"{file} row group {row_group} {_named(rows)}: {stage} failed: {kind}: {text[:_REASON]} "
+            f"({objection})"
+        ) from error
 
     def summary(self) -> dict[str, Any]:
         """Summarises for the run's last line and its report."""
         with self._lock:
-            return {"rows_set_aside": self._aside, "reasons": dict(self._reasons.most_common()),
-                    "file": self._path if self._aside else None}
+            return {
+                "rows_set_aside": self._aside,
+                "reasons": dict(self._reasons.most_common()),
+                "file": self._path if self._aside else None,
+            }
 
     def close(self) -> None:
         with self._lock:
@@ -307,12 +399,16 @@ class Quarantine:
         data = "".join(json.dumps(line) + "\n" for line in lines).encode()
         try:
             if self._descriptor < 0:
-                self._descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+                self._descriptor = os.open(
+                    self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644
+                )
             while data:
-                data = data[os.write(self._descriptor, data):]
+                data = data[os.write(self._descriptor, data) :]
         except OSError as error:
-            raise QuarantineError(f"{self._path}: {len(lines)} rows that are set aside cannot be listed there "
-                                  f"({error.strerror}); make room, or choose another file") from None
+            raise QuarantineError(
+                f"{self._path}: {len(lines)} rows that are set aside cannot be listed there "
+                f"({error.strerror}); make room, or choose another file"
+            ) from None
 
 
 def _named(rows: list[int]) -> str:
@@ -320,8 +416,9 @@ def _named(rows: list[int]) -> str:
     return f"row {shown}" if len(rows) == 1 else f"rows {shown}"
 
 
-def isolate(attempt: Callable[[int, int], Result], rows: int,
-            max_rows: int) -> tuple[list[tuple[int, int, Result]], list[tuple[int, Exception]]]:
+def isolate(
+    attempt: Callable[[int, int], Result], rows: int, max_rows: int
+) -> tuple[list[tuple[int, int, Result]], list[tuple[int, Exception]]]:
     """Finds the rows that make `attempt(start, stop)` raise, by halving what fails.
 
     Returns what the good ranges gave, in order, and each bad row with its error. An error of the program is raised at
@@ -334,7 +431,9 @@ def isolate(attempt: Callable[[int, int], Result], rows: int,
         try:
             good.append((start, stop, attempt(start, stop)))
         except Exception as error:
-            if PROGRAM_ERRORS.intersection(kinds_of(error)) or (stop - start <= 1 and len(bad) >= max_rows):
+            if PROGRAM_ERRORS.intersection(kinds_of(error)) or (
+                stop - start <= 1 and len(bad) >= max_rows
+            ):
                 raise
             if stop - start <= 1:
                 bad.append((start, error))

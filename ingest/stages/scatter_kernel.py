@@ -46,9 +46,12 @@ def compiled(function: Callable[..., Any]) -> Any:
 
 @cache
 def _say_that_nothing_is_kept() -> None:
-    print("sluice: this process compiles its inner loops anew, which takes seconds, as it may write neither beside its "
-          "sources nor into the user's cache; set NUMBA_CACHE_DIR to a folder where it may",
-          file=sys.stderr, flush=True)
+    print(
+        "sluice: this process compiles its inner loops anew, which takes seconds, as it may write neither beside its "
+        "sources nor into the user's cache; set NUMBA_CACHE_DIR to a folder where it may",
+        file=sys.stderr,
+        flush=True,
+    )
 
 
 def _pointer_to(kind: Any) -> Any:
@@ -66,6 +69,7 @@ _words, _bytes, _longs = (_pointer_to(kind) for kind in (types.int32, types.int8
 
 def _bytes_copied(_context: Any, _into: Any, _source: Any, _size: Any) -> Any:
     """Copies so many bytes to one address from another."""
+
     def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> None:
         into, source = (builder.inttoptr(address, cgutils.voidptr_t) for address in arguments[:2])
         cgutils.raw_memcpy(builder, into, source, arguments[2], 1)  # type: ignore[no-untyped-call]
@@ -75,12 +79,15 @@ def _bytes_copied(_context: Any, _into: Any, _source: Any, _size: Any) -> Any:
 
 def _line_wanted(_context: Any, _address: Any) -> Any:
     """Asks the processor for the cache line at an address, which is read soon."""
+
     def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> None:
         pointer, number = ir.IntType(8).as_pointer(), ir.IntType(32)
         kind = ir.FunctionType(ir.VoidType(), [pointer, number, number, number])
         name = "llvm.prefetch.p0i8"
         prefetch = cgutils.get_or_insert_function(builder.module, kind, name)  # type: ignore[no-untyped-call]
-        builder.call(prefetch, [builder.inttoptr(arguments[0], pointer), *(number(n) for n in (0, 3, 1))])
+        builder.call(
+            prefetch, [builder.inttoptr(arguments[0], pointer), *(number(n) for n in (0, 3, 1))]
+        )
 
     return types.void(types.uint64), generate
 
@@ -111,23 +118,34 @@ def copied(into: Any, values: Any) -> None:
 
 
 @compiled
-def _scattered(whole: Any, column: Any, order: Any, places: Any, targets: Any, strides: Any) -> None:  # noqa: PLR0917
+def _scattered(  # noqa: PLR0917
+    whole: Any, column: Any, order: Any, places: Any, targets: Any, strides: Any
+) -> None:
     """Moves the values of one column to their places, as `place` says."""
     for m in range(len(places)):
         chunk, step, steps, at, width, row = places[m]
         for s in range(step, step + steps):
-            target = carray(_words(targets[chunk, column] + np.uint64(s * strides[column] + 4 * at)), (width,))
+            target = carray(
+                _words(targets[chunk, column] + np.uint64(s * strides[column] + 4 * at)), (width,)
+            )
             if len(order):
                 for n in range(width):
                     target[n] = whole[order[row + n]]
             else:
-                copied(target, whole[row:row + width])
+                copied(target, whole[row : row + width])
             row += width
 
 
 @compiled
-def place(sources: Any, ends: Any, kinds: Any, order: Any, places: Any, targets: Any, strides: Any  # noqa: PLR0917
-          ) -> None:
+def place(  # noqa: PLR0917
+    sources: Any,
+    ends: Any,
+    kinds: Any,
+    order: Any,
+    places: Any,
+    targets: Any,
+    strides: Any,
+) -> None:
     """Moves rows: for every column c, the n-th row to come is row `order[n]` (row n, if `order` is empty) of its
     pieces.
 
@@ -141,11 +159,11 @@ def place(sources: Any, ends: Any, kinds: Any, order: Any, places: Any, targets:
         for p in range(len(ends)):
             count = ends[p] - begin
             if kinds[c] == WORDS:
-                copied(whole[begin:ends[p]], carray(_words(sources[c, p]), (count,)))
+                copied(whole[begin : ends[p]], carray(_words(sources[c, p]), (count,)))
             elif kinds[c] == BYTES_TO_FLOATS:
-                copied(as_floats[begin:ends[p]], carray(_bytes(sources[c, p]), (count,)))
+                copied(as_floats[begin : ends[p]], carray(_bytes(sources[c, p]), (count,)))
             else:
-                copied(whole[begin:ends[p]], carray(_bytes(sources[c, p]), (count,)))
+                copied(whole[begin : ends[p]], carray(_bytes(sources[c, p]), (count,)))
             begin = ends[p]
         _scattered(whole, c, order, places, targets, strides)
 
@@ -169,8 +187,16 @@ def pack(numbers: Any, bits: Any) -> Any:
 
 
 @compiled
-def fill(kind: Any, words: Any, bits: Any, base: Any, values: Any, first: Any, count: Any,  # noqa: PLR0917
-          into: Any) -> None:
+def fill(  # noqa: PLR0917
+    kind: Any,
+    words: Any,
+    bits: Any,
+    base: Any,
+    values: Any,
+    first: Any,
+    count: Any,
+    into: Any,
+) -> None:
     """Unpacks numbers from the one called `first` on, of `count`; lengths are only unpacked from 0 on."""
     numbers: Any = np.empty(LANES, np.uint32)  # one row of lanes: it stays in the core's own cache
     last, total = first + len(into), into[0]
@@ -185,17 +211,24 @@ def fill(kind: Any, words: Any, bits: Any, base: Any, values: Any, first: Any, c
             low, high = max(begin, first), min(begin + lanes, last)
             if low < high:
                 at, shift = word + row * bits // 32 * lanes, row * bits % 32
-                lower, by, mask = words[at:at + lanes], np.uint32(shift), np.uint32((1 << bits) - 1)
+                lower, by, mask = (
+                    words[at : at + lanes],
+                    np.uint32(shift),
+                    np.uint32((1 << bits) - 1),
+                )
                 if bits == 0:
                     numbers[:] = 0
                 elif shift + bits <= 32:
                     for n in range(lanes):
                         numbers[n] = np.uint32(lower[n] >> by) & mask
                 else:
-                    upper, rest = words[at + lanes:at + 2 * lanes], np.uint32(32 - shift)
+                    upper, rest = words[at + lanes : at + 2 * lanes], np.uint32(32 - shift)
                     for n in range(lanes):
-                        numbers[n] = np.uint32(np.uint32(lower[n] >> by) | np.uint32(upper[n] << rest)) & mask
-                target, some = into[low - first:high - first], numbers[low - begin:high - begin]
+                        numbers[n] = (
+                            np.uint32(np.uint32(lower[n] >> by) | np.uint32(upper[n] << rest))
+                            & mask
+                        )
+                target, some = into[low - first : high - first], numbers[low - begin : high - begin]
                 if kind == PACKED:
                     for n in range(len(target)):
                         target[n] = some[n] + base
@@ -226,8 +259,17 @@ def unpacked(stored: Any, part: Any, first: Any, into: Any) -> None:
 
 
 @compiled
-def place_packed(stored: Any, parts: Any, starts: Any, ends: Any, kinds: Any, order: Any, places: Any,  # noqa: PLR0917
-                 targets: Any, strides: Any) -> None:
+def place_packed(  # noqa: PLR0917
+    stored: Any,
+    parts: Any,
+    starts: Any,
+    ends: Any,
+    kinds: Any,
+    order: Any,
+    places: Any,
+    targets: Any,
+    strides: Any,
+) -> None:
     """Moves rows as `place` does, from packed columns: each is unpacked where it is moved, and never leaves the core's
     own cache.
 
@@ -238,14 +280,14 @@ def place_packed(stored: Any, parts: Any, starts: Any, ends: Any, kinds: Any, or
     for c in range(len(kinds)):
         begin = 0
         for p in range(len(ends)):
-            into, part = whole[begin:ends[p]], parts[p, c]
+            into, part = whole[begin : ends[p]], parts[p, c]
             if part[0] == RAW and kinds[c] != WORDS:
                 source = stored[p] + np.uint64(part[6] + starts[p])
                 copied(into, carray(_bytes(source), (len(into),)))
             else:  # the 32 lower bits of a sum are those of a signed byte, too
                 unpacked(stored[p], part, starts[p], into)
             if kinds[c] == BYTES_TO_FLOATS:
-                copied(as_floats[begin:ends[p]], into)
+                copied(as_floats[begin : ends[p]], into)
             begin = ends[p]
         _scattered(whole, c, order, places, targets, strides)
 
@@ -255,19 +297,48 @@ def unpack_parts(parts: Any, stored: Any, stream: Any) -> None:
     """Unpacks all parts of a stream, which fit, as `sluice.ingest.read.packed_copy` has them."""
     for n in range(len(parts)):
         kind, width, bits, base, at, count, begin, values, distinct, _, _ = parts[n]
-        into, known = stream[at:at + count * width], stored[values:values + distinct * width]
+        into, known = stream[at : at + count * width], stored[values : values + distinct * width]
         if kind == RAW:
-            copied(into, stored[begin:begin + count])
+            copied(into, stored[begin : begin + count])
             continue
-        packed = stored[begin:begin + 4 * bits * ((count - (kind == LENGTHS) + 31) // 32)].view(np.uint32)
+        packed = stored[begin : begin + 4 * bits * ((count - (kind == LENGTHS) + 31) // 32)].view(
+            np.uint32
+        )
         if width == 1:
             fill(kind, packed, bits, np.uint8(base), known, 0, count, into)
         elif width == 2:
-            fill(kind, packed, bits, np.uint16(base), known.view(np.uint16), 0, count, into.view(np.uint16))
+            fill(
+                kind,
+                packed,
+                bits,
+                np.uint16(base),
+                known.view(np.uint16),
+                0,
+                count,
+                into.view(np.uint16),
+            )
         elif width == 4:
-            fill(kind, packed, bits, np.uint32(base), known.view(np.uint32), 0, count, into.view(np.uint32))
+            fill(
+                kind,
+                packed,
+                bits,
+                np.uint32(base),
+                known.view(np.uint32),
+                0,
+                count,
+                into.view(np.uint32),
+            )
         else:
-            fill(kind, packed, bits, np.uint64(base), known.view(np.uint64), 0, count, into.view(np.uint64))
+            fill(
+                kind,
+                packed,
+                bits,
+                np.uint64(base),
+                known.view(np.uint64),
+                0,
+                count,
+                into.view(np.uint64),
+            )
 
 
 @compiled
@@ -330,9 +401,15 @@ def bag_size(offsets: Any, wide: Any, unit: Any, rows: Any) -> Any:
         if rows[p]:
             first = _offset(offsets[p], wide[p], 1) - before
             bag = first * unit[p]
-            if bag % 4 == 0 and (size < 0 or bag == size) and not (
-                    _uneven(carray(_longs(offsets[p]), (rows[p] + 1,)).view(np.int64), first) if wide[p] else
-                    _uneven(carray(_words(offsets[p]), (rows[p] + 1,)), first)):
+            if (
+                bag % 4 == 0
+                and (size < 0 or bag == size)
+                and not (
+                    _uneven(carray(_longs(offsets[p]), (rows[p] + 1,)).view(np.int64), first)
+                    if wide[p]
+                    else _uneven(carray(_words(offsets[p]), (rows[p] + 1,)), first)
+                )
+            ):
                 size = bag
                 continue
         for row in range(rows[p]):
@@ -354,7 +431,9 @@ def take_equal(values: Any, size: Any, pieces: Any, rows: Any, into: Any) -> Non
     if size == 4:
         target = carray(_words(into), (len(rows),))
         for n in range(len(rows)):
-            target[n] = carray(_words(values[pieces[n]] + np.uint64(4) * np.uint64(rows[n])), (1,))[0]
+            target[n] = carray(_words(values[pieces[n]] + np.uint64(4) * np.uint64(rows[n])), (1,))[
+                0
+            ]
         return
     lines = min(_LINES, 1 + size // _LINE)
     for n in range(len(rows)):
@@ -377,13 +456,24 @@ def bag_ends(offsets: Any, wide: Any, unit: Any, pieces: Any, rows: Any, ends: A
 
 
 @compiled
-def take_bags(values: Any, offsets: Any, wide: Any, unit: Any, pieces: Any, rows: Any, ends: Any,  # noqa: PLR0917
-              into: Any) -> None:
+def take_bags(  # noqa: PLR0917
+    values: Any,
+    offsets: Any,
+    wide: Any,
+    unit: Any,
+    pieces: Any,
+    rows: Any,
+    ends: Any,
+    into: Any,
+) -> None:
     """Copies bags of several sizes, which end as `bag_ends` says."""
     for n in range(len(rows)):
         if n + _SOON < len(rows):
             p = pieces[n + _SOON]
-            _prefetch(values[p] + np.uint64(_offset(offsets[p], wide[p], np.int64(rows[n + _SOON])) * unit[p]))
+            _prefetch(
+                values[p]
+                + np.uint64(_offset(offsets[p], wide[p], np.int64(rows[n + _SOON])) * unit[p])
+            )
         p = pieces[n]
         source = values[p] + np.uint64(_offset(offsets[p], wide[p], np.int64(rows[n])) * unit[p])
         _copy(into + np.uint64(4 * ends[n]), source, np.uint64(4 * (ends[n + 1] - ends[n])))
@@ -395,10 +485,19 @@ def load_compiled(bags: bool = False) -> None:
     order = composed(np.zeros(1, np.int64), np.zeros(1, np.int64), 1)
     row, into = np.zeros(1, np.int32), np.zeros(1, np.int32)
     address, zero = np.array([[row.ctypes.data]], np.uint64), np.zeros(1, np.int64)
-    place(address, zero + 1, zero, order, np.array([[0, 0, 1, 0, 1, 0]], np.int64),
-          np.array([[into.ctypes.data]], np.uint64), zero + 4)
+    place(
+        address,
+        zero + 1,
+        zero,
+        order,
+        np.array([[0, 0, 1, 0, 1, 0]], np.int64),
+        np.array([[into.ctypes.data]], np.uint64),
+        zero + 4,
+    )
     nothing = np.zeros(8, np.uint64)
-    children(np.uint64(nothing.ctypes.data), zero[:0], zero[:0], np.empty(0, np.uint64), zero[:0].copy())
+    children(
+        np.uint64(nothing.ctypes.data), zero[:0], zero[:0], np.empty(0, np.uint64), zero[:0].copy()
+    )
     if not bags:
         return
     pieces = rows = np.zeros(1, np.uint32)
@@ -407,18 +506,43 @@ def load_compiled(bags: bool = False) -> None:
     bag_size(offsets, zero, zero, zero)
     take_equal(address[0], 4, pieces, rows, np.uint64(into.ctypes.data))
     bag_ends(offsets, zero, zero, pieces, rows, np.zeros(2, np.int64))
-    take_bags(address[0], offsets, zero, zero, pieces, rows, np.zeros(2, np.int64), np.uint64(into.ctypes.data))
+    take_bags(
+        address[0],
+        offsets,
+        zero,
+        zero,
+        pieces,
+        rows,
+        np.zeros(2, np.int64),
+        np.uint64(into.ctypes.data),
+    )
 
 
 def load_packed() -> None:
     """Loads those that move rows of packed columns, with nothing to move."""
-    parts, zero, nowhere = np.zeros((1, 1, 11), np.int64), np.zeros(1, np.int64), np.zeros((1, 0), np.uint64)
+    parts, zero, nowhere = (
+        np.zeros((1, 1, 11), np.int64),
+        np.zeros(1, np.int64),
+        np.zeros((1, 0), np.uint64),
+    )
     unpacked(np.uint64(0), parts[0, 0], 0, np.empty(0, np.int32))
-    place_packed(zero.view(np.uint64), parts[:, :0], zero, zero, zero[:0], nowhere[0], zero[:0].reshape(0, PLACE),
-                 nowhere, zero[:0])
+    place_packed(
+        zero.view(np.uint64),
+        parts[:, :0],
+        zero,
+        zero,
+        zero[:0],
+        nowhere[0],
+        zero[:0].reshape(0, PLACE),
+        nowhere,
+        zero[:0],
+    )
 
 
-_KINDS = ({pa.float32(): WORDS, pa.int8(): BYTES_TO_FLOATS}, {pa.int32(): WORDS, pa.int8(): BYTES_TO_WORDS})
+_KINDS = (
+    {pa.float32(): WORDS, pa.int8(): BYTES_TO_FLOATS},
+    {pa.int32(): WORDS, pa.int8(): BYTES_TO_WORDS},
+)
 _pointer = ctypes.pythonapi.PyCapsule_GetPointer
 _pointer.restype, _pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
 
@@ -428,20 +552,28 @@ class ColumnAddresses:
 
     def __init__(self, schema: pa.Schema, columns: Columns):
         self.schema = schema
-        wanted = [(name, kinds) for names, kinds in zip((columns.floats, columns.scalars), _KINDS, strict=True)
-                  for name in names if name not in columns.added]
+        wanted = [
+            (name, kinds)
+            for names, kinds in zip((columns.floats, columns.scalars), _KINDS, strict=True)
+            for name in names
+            if name not in columns.added
+        ]
         types = [schema.field(name).type for name, _ in wanted]
         moves = (known.get(kind, CONVERTED) for kind, (_, known) in zip(types, wanted, strict=True))
         self.kinds = np.array(list(moves), np.int64)
         """The kind of each stored column of floats, then of ids."""
-        self.names = tuple(name for (name, _), kind in zip(wanted, self.kinds, strict=True) if kind != CONVERTED)
+        self.names = tuple(
+            name for (name, _), kind in zip(wanted, self.kinds, strict=True) if kind != CONVERTED
+        )
         self.copied = len(self.names) == len(wanted) > 0
         """Whether all values can be copied unchanged."""
         self.at = np.cumsum(self.kinds != CONVERTED) - 1
         """The index of each column among `names`, if it is there."""
         self.indices = np.array([schema.get_field_index(name) for name in self.names], np.int64)
         """Where each of these is in the schema."""
-        self.widths = np.array([schema.field(name).type.bit_width // 8 for name in self.names], np.int64)
+        self.widths = np.array(
+            [schema.field(name).type.bit_width // 8 for name in self.names], np.int64
+        )
 
 
 def converted(schema: pa.Schema, columns: Columns) -> int:
@@ -455,11 +587,20 @@ class Addresses:
     def __init__(self, table: pa.Table, layout: ColumnAddresses):
         batches, places = table.to_batches(), layout.indices
         if len(batches) != 1:
-            batches, places = table.select(layout.names).combine_chunks().to_batches(), np.arange(len(layout.names))
+            batches, places = (
+                table.select(layout.names).combine_chunks().to_batches(),
+                np.arange(len(layout.names)),
+            )
         [batch] = batches
         _, self._owner = batch.__arrow_c_array__()
         self.values = np.empty(len(layout.names), np.uint64)
         """The address of the first value of each of the layout's columns."""
         self.nulls = np.empty(len(layout.names), np.int64)
         """How many values of each column are empty; -1: not known yet."""
-        children(np.uint64(_pointer(self._owner, b"arrow_array")), places, layout.widths, self.values, self.nulls)
+        children(
+            np.uint64(_pointer(self._owner, b"arrow_array")),
+            places,
+            layout.widths,
+            self.values,
+            self.nulls,
+        )

@@ -86,8 +86,15 @@ class Decoded:
 
     __slots__ = ("_addresses", "_charge", "_left", "_lock", "final", "rows", "task")
 
-    def __init__(self, task: ReadTask, rows: pa.Table | PackedRows, charge: Held, *, parts: int | None = None,
-                 final: bool = False):
+    def __init__(
+        self,
+        task: ReadTask,
+        rows: pa.Table | PackedRows,
+        charge: Held,
+        *,
+        parts: int | None = None,
+        final: bool = False,
+    ):
         """`parts` says how many parts of the read are in the table, if not all; `final`, whether its values are already
         what batches hold, so that nothing is missing."""
         self.task, self.rows, self._charge, self.final = task, rows, charge, final
@@ -96,12 +103,18 @@ class Decoded:
 
     @property
     def nbytes(self) -> int:
-        return int(self.rows.get_total_buffer_size() if isinstance(self.rows, pa.Table) else self.rows.nbytes)
+        return int(
+            self.rows.get_total_buffer_size()
+            if isinstance(self.rows, pa.Table)
+            else self.rows.nbytes
+        )
 
     @property
     def table(self) -> pa.Table:
         """The rows as Arrow has them; or, for users of Petastorm's own reader, as arrays by name."""
-        if not isinstance(self.rows, (pa.Table, dict)):  # two threads may both unpack them: they get the same
+        if not isinstance(
+            self.rows, (pa.Table, dict)
+        ):  # two threads may both unpack them: they get the same
             self.rows = self.rows.table()
         return self.rows
 
@@ -151,8 +164,13 @@ class Chunk:
 
     def __init__(self, floats: npt.NDArray[Any], ids: npt.NDArray[Any]):
         self.floats, self.ids = floats, ids
-        self.addresses = np.concatenate([np.uint64(block.ctypes.data) + np.arange(block.shape[1], dtype=np.uint64)
-                                         * np.uint64(block.strides[1]) for block in (floats, ids)])
+        self.addresses = np.concatenate(
+            [
+                np.uint64(block.ctypes.data)
+                + np.arange(block.shape[1], dtype=np.uint64) * np.uint64(block.strides[1])
+                for block in (floats, ids)
+            ]
+        )
         """The address of each column in the first batch."""
 
 
@@ -163,18 +181,25 @@ class Chunks:
         self.steps = chunk_steps(plan, ranks)
         self._floats = (self.steps, len(columns.floats), plan.batch_size // ranks)
         self._ids = (self.steps, len(columns.scalars), plan.batch_size // ranks)
-        self.strides = np.repeat([4 * math.prod(shape[1:]) for shape in (self._floats, self._ids)],
-                                 [len(columns.floats), len(columns.scalars)])
+        self.strides = np.repeat(
+            [4 * math.prod(shape[1:]) for shape in (self._floats, self._ids)],
+            [len(columns.floats), len(columns.scalars)],
+        )
         """For each column, the bytes from one batch of a chunk to the next."""
         self.buffers = buffers
         self._lock = threading.Lock()
-        self._chunks: weakref.WeakValueDictionary[tuple[int, int], Chunk] = weakref.WeakValueDictionary()
+        self._chunks: weakref.WeakValueDictionary[tuple[int, int], Chunk] = (
+            weakref.WeakValueDictionary()
+        )
 
     def take(self, epoch: int, number: int) -> Chunk:
         with self._lock:
             chunk = self._chunks.get((epoch, number))
             if chunk is None:
-                chunk = Chunk(self.buffers.take(self._floats, np.float32), self.buffers.take(self._ids, np.int32))
+                chunk = Chunk(
+                    self.buffers.take(self._floats, np.float32),
+                    self.buffers.take(self._ids, np.int32),
+                )
                 self._chunks[epoch, number] = chunk
             return chunk
 
@@ -187,11 +212,30 @@ def chunk_steps(plan: RowsPlan, ranks: int) -> int:
 class Block:
     """A shuffled window. Its numbers are already in the batches that they are for, its bags are still here."""
 
-    __slots__ = ("_charge", "_left", "_lock", "_row_bytes", "bags", "chunks", "first", "nbytes", "rows", "schedule",
-                 "window")
+    __slots__ = (
+        "_charge",
+        "_left",
+        "_lock",
+        "_row_bytes",
+        "bags",
+        "chunks",
+        "first",
+        "nbytes",
+        "rows",
+        "schedule",
+        "window",
+    )
 
-    def __init__(self, gathering: Gathering, first: int, *, chunks: Mapping[int, Chunk], bags: Mapping[str, Bags],
-                 scalar_bytes: int, charge: Charge):
+    def __init__(
+        self,
+        gathering: Gathering,
+        first: int,
+        *,
+        chunks: Mapping[int, Chunk],
+        bags: Mapping[str, Bags],
+        scalar_bytes: int,
+        charge: Charge,
+    ):
         """`first` is the row of the stream with which the block begins: a resumed run may have used some before."""
         self.schedule, self.window, self.first = gathering.schedule, gathering.window, first
         self.rows = self._left = self.window.first + self.window.rows - first
@@ -212,16 +256,22 @@ class Block:
 class Gatherer:
     """One worker of the shuffle stage: it moves rows from decoded columns to their places in batches."""
 
-    def __init__(self, plan: RowsPlan, columns: Columns, chunks: Chunks, describe: Callable[[Read], str]):
+    def __init__(
+        self, plan: RowsPlan, columns: Columns, chunks: Chunks, describe: Callable[[Read], str]
+    ):
         self._plan, self._columns, self._chunks, self._describe = plan, columns, chunks, describe
         self._layout: ColumnAddresses | None = None
-        every: list[tuple[str, type]] = [*((name, np.float32) for name in columns.floats),
-                                         *((name, columns.id_kind(name)) for name in columns.scalars)]
+        every: list[tuple[str, type]] = [
+            *((name, np.float32) for name in columns.floats),
+            *((name, columns.id_kind(name)) for name in columns.scalars),
+        ]
         self._stored = [one for one in every if one[0] not in columns.added]
         self._fillable = np.array([name in columns.fill for name, _ in self._stored], bool)
         """Whether what is no number in a column is filled: nulls, and in floats NaN and infinity, as a spec's fill does
         it."""
-        self._places_of = np.array([n for n, one in enumerate(every) if one[0] not in columns.added], np.int64)
+        self._places_of = np.array(
+            [n for n, one in enumerate(every) if one[0] not in columns.added], np.int64
+        )
         """The place of each stored column among all columns of one number a row."""
 
     def __call__(self, gathering: Gathering, charge: Charge) -> Block:
@@ -231,16 +281,26 @@ class Gatherer:
         skipped = first - window.first
         chunks = self._chunks_of(schedule.epoch, first, window.first + window.rows)
         if chunks:
-            self._place(gathering.pieces, order, self._places(gathering, first),
-                        np.stack([chunk.addresses[self._places_of] for _, chunk in sorted(chunks.items())]),
-                        self._chunks.strides[self._places_of])
+            self._place(
+                gathering.pieces,
+                order,
+                self._places(gathering, first),
+                np.stack([chunk.addresses[self._places_of] for _, chunk in sorted(chunks.items())]),
+                self._chunks.strides[self._places_of],
+            )
         if order is None and skipped:
             order = np.arange(window.rows, dtype=np.uint64)
         bags = self._bags(gathering.pieces, None if order is None else order[skipped:])
         for piece in gathering.pieces:
             piece.decoded.part_done()
-        return Block(gathering, first, chunks=chunks, bags=bags, charge=charge,
-                     scalar_bytes=4 * (len(columns.floats) + len(columns.scalars)))
+        return Block(
+            gathering,
+            first,
+            chunks=chunks,
+            bags=bags,
+            charge=charge,
+            scalar_bytes=4 * (len(columns.floats) + len(columns.scalars)),
+        )
 
     def alone(self, piece: WindowPiece, epoch: int, window: Window | None) -> pa.RecordBatch:
         """The rows of a piece as they are in batches, in memory of their own: those of the whole `window` in its order,
@@ -249,13 +309,30 @@ class Gatherer:
         rows = piece.stop - piece.start
         block = np.empty((len(self._stored), rows), np.int32)
         if rows:
-            ends = np.uint64(block.ctypes.data) + np.arange(len(block), dtype=np.uint64) * np.uint64(4 * rows)
-            self._place((piece,), order, np.array([[0, 0, 1, 0, rows, 0]], np.int64), ends[None],
-                        np.zeros(len(block), np.int64))
-        arrays = {name: pa.array(row.view(kind)) for (name, kind), row in zip(self._stored, block, strict=True)}
+            ends = np.uint64(block.ctypes.data) + np.arange(
+                len(block), dtype=np.uint64
+            ) * np.uint64(4 * rows)
+            self._place(
+                (piece,),
+                order,
+                np.array([[0, 0, 1, 0, rows, 0]], np.int64),
+                ends[None],
+                np.zeros(len(block), np.int64),
+            )
+        arrays = {
+            name: pa.array(row.view(kind))
+            for (name, kind), row in zip(self._stored, block, strict=True)
+        }
         bags = self._bags((piece,), order)
-        return pa.record_batch({**arrays, **{name: one.as_arrow(rows, self._columns.id_kind(name))
-                                             for name, one in bags.items()}})
+        return pa.record_batch(
+            {
+                **arrays,
+                **{
+                    name: one.as_arrow(rows, self._columns.id_kind(name))
+                    for name, one in bags.items()
+                },
+            }
+        )
 
     # ---- places
 
@@ -265,7 +342,9 @@ class Gatherer:
 
     def _chunks_of(self, epoch: int, first: int, last: int) -> dict[int, Chunk]:
         each, steps = self._plan.stream_rows, self._chunks.steps
-        numbers = range(first // each // steps, (last - 1) // each // steps + 1) if last > first else ()
+        numbers = (
+            range(first // each // steps, (last - 1) // each // steps + 1) if last > first else ()
+        )
         return {number: self._chunks.take(epoch, number) for number in numbers}
 
     def _places(self, gathering: Gathering, first: int) -> npt.NDArray[np.int64]:
@@ -287,18 +366,35 @@ class Gatherer:
 
     # ---- numbers
 
-    def _place(self, pieces: tuple[WindowPiece, ...], order: npt.NDArray[np.uint64] | None, places: npt.NDArray[Any],
-               targets: npt.NDArray[np.uint64], strides: npt.NDArray[Any]) -> None:
+    def _place(
+        self,
+        pieces: tuple[WindowPiece, ...],
+        order: npt.NDArray[np.uint64] | None,
+        places: npt.NDArray[Any],
+        targets: npt.NDArray[np.uint64],
+        strides: npt.NDArray[Any],
+    ) -> None:
         """Places all columns of one number a row, as the compiled `place` does."""
         how = _AS_THEY_LIE if order is None else order, places, targets, strides
         ends = np.cumsum([piece.stop - piece.start for piece in pieces])
         rows = [piece.decoded.rows for piece in pieces]
         layout = self._layout_of(rows[0].schema)
-        if layout.copied and not self._fillable.any() and not any(
-                isinstance(one, pa.Table) or not one.schema.equals(layout.schema) for one in rows):
+        if (
+            layout.copied
+            and not self._fillable.any()
+            and not any(
+                isinstance(one, pa.Table) or not one.schema.equals(layout.schema) for one in rows
+            )
+        ):
             stored, parts = zip(*(one.packed(layout.indices) for one in rows), strict=True)
-            place_packed(np.array(stored, np.uint64), np.stack(parts), np.array([piece.start for piece in pieces]),
-                         ends, layout.kinds, *how)
+            place_packed(
+                np.array(stored, np.uint64),
+                np.stack(parts),
+                np.array([piece.start for piece in pieces]),
+                ends,
+                layout.kinds,
+                *how,
+            )
             return
         sources, kinds = self._sources(pieces)
         owners = []
@@ -308,16 +404,22 @@ class Gatherer:
             owners.append(arrays)
         place(sources, ends, kinds, *how)
 
-    def _sources(self, pieces: tuple[WindowPiece, ...]) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.int64]]:
+    def _sources(
+        self, pieces: tuple[WindowPiece, ...]
+    ) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.int64]]:
         """For each column, the address of each piece's values, and the kind of the values."""
         schema = pieces[0].decoded.table.schema
         layout = self._layout_of(schema)
         kinds = layout.kinds.copy()
-        if not layout.names or not all(piece.decoded.table.schema.equals(schema) for piece in pieces[1:]):
+        if not layout.names or not all(
+            piece.decoded.table.schema.equals(schema) for piece in pieces[1:]
+        ):
             kinds[:] = CONVERTED
             return np.zeros((len(kinds), len(pieces)), np.uint64), kinds
         there = [(piece.decoded.addresses(layout), piece.start) for piece in pieces]
-        sources = np.stack([a.values + (layout.widths * start).astype(np.uint64) for a, start in there], axis=1)
+        sources = np.stack(
+            [a.values + (layout.widths * start).astype(np.uint64) for a, start in there], axis=1
+        )
         kinds[np.any([a.nulls != 0 for a, _ in there], axis=0)[layout.at]] = CONVERTED
         final = all(piece.decoded.final for piece in pieces)
         for number in () if final else np.flatnonzero(self._fillable & (kinds != CONVERTED)):
@@ -340,48 +442,68 @@ class Gatherer:
                 part = self._filled(name, piece, part)
             array = part.to_numpy()
             if self._fillable[number] and array.dtype.kind == "f":
-                array = np.where(np.isfinite(array), array, array.dtype.type(self._columns.fill[name]))
+                array = np.where(
+                    np.isfinite(array), array, array.dtype.type(self._columns.fill[name])
+                )
             try:
                 arrays.append(numbers(array, dtype))
             except ValueRefused as refused:
-                raise ColumnError(f"{self._describe(piece.decoded.task.read)}, row {piece.start + refused.at}: column "
-                                  f"{name!r} holds {refused}") from None
+                raise ColumnError(
+                    f"{self._describe(piece.decoded.task.read)}, row {piece.start + refused.at}: column "
+                    f"{name!r} holds {refused}"
+                ) from None
         return arrays
 
     def _filled(self, name: str, piece: WindowPiece, column: pa.ChunkedArray) -> pa.ChunkedArray:
         if name not in self._columns.fill:
-            raise ColumnError(f"{self._describe(piece.decoded.task.read)}: column {name!r} has {column.null_count} "
-                              "empty values; fill them in the spec (op = \"fill\"), or give the loader a fill")
+            raise ColumnError(
+                f"{self._describe(piece.decoded.task.read)}: column {name!r} has {column.null_count} "
+                'empty values; fill them in the spec (op = "fill"), or give the loader a fill'
+            )
         value = self._columns.fill[name]
         try:
             return column.fill_null(pa.scalar(value).cast(column.type))
         except pa.ArrowException:
-            raise ColumnError(f"{self._describe(piece.decoded.task.read)}: column {name!r} has {column.null_count} "
-                              f"empty values, and {value:g} to fill them is no {column.type}: give the column a fill "
-                              "of its own") from None
+            raise ColumnError(
+                f"{self._describe(piece.decoded.task.read)}: column {name!r} has {column.null_count} "
+                f"empty values, and {value:g} to fill them is no {column.type}: give the column a fill "
+                "of its own"
+            ) from None
 
     # ---- bags
 
-    def _bags(self, pieces: tuple[WindowPiece, ...], order: npt.NDArray[np.uint64] | None) -> dict[str, Bags]:
-        columns = {name: [self._bags_of(name, piece) for piece in pieces] for name in self._columns.stored_bags}
+    def _bags(
+        self, pieces: tuple[WindowPiece, ...], order: npt.NDArray[np.uint64] | None
+    ) -> dict[str, Bags]:
+        columns = {
+            name: [self._bags_of(name, piece) for piece in pieces]
+            for name in self._columns.stored_bags
+        }
         try:
             return shuffled(columns, order, self._chunks.buffers, self._columns.id_kind)
         except BagError as error:
-            raise ColumnError(f"{self._describe(pieces[error.piece].decoded.task.read)}: column {error.column!r} has "
-                              f"{error}") from None
+            raise ColumnError(
+                f"{self._describe(pieces[error.piece].decoded.task.read)}: column {error.column!r} has "
+                f"{error}"
+            ) from None
 
     def _bags_of(self, name: str, piece: WindowPiece) -> pa.Array | PackedBags:
         """The bags of a piece as one array, without a copy if Arrow has them as one."""
         rows = piece.decoded.rows
         if not isinstance(rows, (pa.Table, dict)):
             column = rows.schema.get_field_index(name)
-            if pa.types.is_binary(kind := rows.schema.types[column]) or pa.types.is_large_binary(kind) or \
-                    self._columns.id_kind(name) is np.int32:  # words, or numbers that fit
+            if (
+                pa.types.is_binary(kind := rows.schema.types[column])
+                or pa.types.is_large_binary(kind)
+                or self._columns.id_kind(name) is np.int32
+            ):  # words, or numbers that fit
                 return rows.bags(column, piece.start, piece.stop)
         part = _part(piece, name)
         if part.num_chunks == 1:
             return part.chunk(0)
-        if pa.types.is_binary(part.type):  # several chunks, as they are more than 32-bit offsets can count
+        if pa.types.is_binary(
+            part.type
+        ):  # several chunks, as they are more than 32-bit offsets can count
             part = part.cast(pa.large_binary())
         return part.combine_chunks()
 
@@ -393,4 +515,6 @@ def _part(piece: WindowPiece, name: str) -> pa.ChunkedArray:
 
 def _finite(column: pa.ChunkedArray) -> bool:
     """Whether a column without nulls holds neither NaN nor infinity."""
-    return not pa.types.is_floating(column.type) or all(bool(np.isfinite(c.to_numpy()).all()) for c in column.chunks)
+    return not pa.types.is_floating(column.type) or all(
+        bool(np.isfinite(c.to_numpy()).all()) for c in column.chunks
+    )

@@ -39,14 +39,21 @@ class Operators:
     """`stored` has a function over what is stored of each column that is left to the loader. `costs` says what each
     column took so far. All may be called from any thread."""
 
-    def __init__(self, fields: Sequence[Field], state: Any, spec: str = "",
-                 clock: Callable[[], float] = time.thread_time):
+    def __init__(
+        self,
+        fields: Sequence[Field],
+        state: Any,
+        spec: str = "",
+        clock: Callable[[], float] = time.thread_time,
+    ):
         """`state` is the table's, for operators that have learned something; `spec` says what the ETL applied."""
         online = [f for f in fields if f.online]
         self._fields, self._state, self._spec = fields, state, spec
         self._functions = {f.name: ops.online(f, state) for f in online}
         self._chains = {f.name: "+".join(str(step["op"]) for step in f.online) for f in online}
-        self.stored: Mapping[str, Function] = {name: partial(self._of_stored, name) for name in self._chains}
+        self.stored: Mapping[str, Function] = {
+            name: partial(self._of_stored, name) for name in self._chains
+        }
         self._clock, self._lock = clock, threading.Lock()
         self._cpu_s = dict.fromkeys(self._chains, 0.0)
         self._rows = dict.fromkeys(self._chains, 0)
@@ -54,20 +61,29 @@ class Operators:
 
     def filled(self, columns: Columns) -> Columns:
         """The columns, filled only where values are loaded as they are stored."""
-        return replace(columns, fill={n: value for n, value in columns.fill.items() if n not in self.stored})
+        return replace(
+            columns, fill={n: value for n, value in columns.fill.items() if n not in self.stored}
+        )
 
     def made(self, columns: Columns) -> OperatorColumns | None:
         """The columns as the operators make them where row groups are decoded, if any are made there."""
         return OperatorColumns(self.stored, columns) if self.stored else None
 
-    def _of_stored(self, name: str, values: npt.NDArray[Any] | pa.Array) -> npt.NDArray[Any] | pa.Array:
+    def _of_stored(
+        self, name: str, values: npt.NDArray[Any] | pa.Array
+    ) -> npt.NDArray[Any] | pa.Array:
         began = self._clock()
         made = held(self._functions[name](values))
         self._charge(name, self._clock() - began, values, made)
         return made
 
-    def _charge(self, name: str, cpu_s: float, values: npt.NDArray[Any] | pa.Array, made: npt.NDArray[Any] | pa.Array
-                ) -> None:
+    def _charge(
+        self,
+        name: str,
+        cpu_s: float,
+        values: npt.NDArray[Any] | pa.Array,
+        made: npt.NDArray[Any] | pa.Array,
+    ) -> None:
         with self._lock:
             self._rows[name] += len(made)
             self._cpu_s[name] += cpu_s
@@ -81,9 +97,18 @@ class Operators:
         """Lists for each column its operators, the stage that applies them, processor seconds a row, and bytes a row as
         stored before and after them."""
         with self._lock:
-            return [{"column": name, "operators": chain, "stage": READ.name,
-                     "cpu_s": self._cpu_s[name] / self._rows[name], "bytes_before": self._bytes[name][0],
-                     "bytes_after": self._bytes[name][1]} for name, chain in self._chains.items() if self._rows[name]]
+            return [
+                {
+                    "column": name,
+                    "operators": chain,
+                    "stage": READ.name,
+                    "cpu_s": self._cpu_s[name] / self._rows[name],
+                    "bytes_before": self._bytes[name][0],
+                    "bytes_after": self._bytes[name][1],
+                }
+                for name, chain in self._chains.items()
+                if self._rows[name]
+            ]
 
     def others(self) -> list[dict[str, Any]]:
         """Lists what the ETL applied and might have left to the loader: column, operators, their stage then, and
@@ -93,20 +118,35 @@ class Operators:
         kinds = {f.name for f in self._fields if f.role in ("dense", "sparse") and not f.online}
         found = []
         for column in Spec.parse(self._spec).columns:
-            number = next((n for n in range(len(column.ops)) if all(op.online_too for op in column.ops[n:])), None)
-            if column.name not in kinds or number is None or (self._state is None and column.fitted):
+            number = next(
+                (n for n in range(len(column.ops)) if all(op.online_too for op in column.ops[n:])),
+                None,
+            )
+            if (
+                column.name not in kinds
+                or number is None
+                or (self._state is None and column.fitted)
+            ):
                 continue
             left = replace(column, online=number, left_as=column.ops[number].left_as)
             steps = left.left_to_loader
-            function = ops.online(Field(name=left.name, role=left.role, type=left.type, online=steps), self._state)
+            function = ops.online(
+                Field(name=left.name, role=left.role, type=left.type, online=steps), self._state
+            )
             values = _SAMPLES[left.type]
             times = []
             for _ in range(_TRIES):
                 began = self._clock()
                 function(values)
                 times.append(self._clock() - began)
-            found.append({"column": column.name, "operators": "+".join(str(step["op"]) for step in steps),
-                          "stage": READ.name, "cpu_s": min(times) / _SAMPLE_ROWS})
+            found.append(
+                {
+                    "column": column.name,
+                    "operators": "+".join(str(step["op"]) for step in steps),
+                    "stage": READ.name,
+                    "cpu_s": min(times) / _SAMPLE_ROWS,
+                }
+            )
         return found
 
 
@@ -121,13 +161,20 @@ class OperatorColumns:
     def __init__(self, functions: Mapping[str, Function], columns: Columns):
         self._functions, self.sources = functions, columns.names
         kinds = {name: pa.from_numpy_dtype(columns.id_kind(name)) for name in columns.sparse}
-        self._types = {name: pa.list_(kinds[name]) if name in columns.bags else kinds.get(name, pa.float32())
-                       for name in functions}
+        self._types = {
+            name: pa.list_(kinds[name]) if name in columns.bags else kinds.get(name, pa.float32())
+            for name in functions
+        }
         self.row_bytes = round(sum(4 + 4 * columns.bags.get(name, 0.0) for name in functions))
 
     def schema(self, stored: pa.Schema) -> pa.Schema:
         """The schema of `table` for a table of that schema."""
-        return pa.schema([pa.field(f.name, self._types.get(f.name, f.type)) for f in map(stored.field, self.sources)])
+        return pa.schema(
+            [
+                pa.field(f.name, self._types.get(f.name, f.type))
+                for f in map(stored.field, self.sources)
+            ]
+        )
 
     def repeated(self, stored: pa.Schema, _footer: Any) -> list[str]:
         """The columns that are best read as dictionaries: texts, each of which is then worked on once."""
@@ -140,11 +187,14 @@ class OperatorColumns:
             made[name] = stored.column(name)
             if name in self._functions:
                 try:
-                    made[name] = pa.chunked_array([pa.array(self._functions[name](chunk)) for chunk in
-                                                   made[name].chunks], self._types[name])
+                    made[name] = pa.chunked_array(
+                        [pa.array(self._functions[name](chunk)) for chunk in made[name].chunks],
+                        self._types[name],
+                    )
                 except (Exception, SystemExit, KeyboardInterrupt) as error:
-                    raise ColumnError(f"the operators of column {name!r} failed: {type(error).__name__}: {error}"
-                                      ) from error
+                    raise ColumnError(
+                        f"the operators of column {name!r} failed: {type(error).__name__}: {error}"
+                    ) from error
         return pa.table(made)
 
 
@@ -155,6 +205,8 @@ def _stored(values: npt.NDArray[Any] | pa.Array) -> float:
         if pa.types.is_dictionary(some.type):
             some = some.dictionary_decode()
         buffers = pa.concat_arrays([some]).buffers()  # of the slice alone
-        return sum(len(pa.compress(one, _CODEC, asbytes=True)) for one in buffers if one) / max(1, len(some))
+        return sum(len(pa.compress(one, _CODEC, asbytes=True)) for one in buffers if one) / max(
+            1, len(some)
+        )
     some = np.ascontiguousarray(values[:_SAMPLE_ROWS])
     return len(pa.compress(some.tobytes(), _CODEC, asbytes=True)) / max(1, len(some))

@@ -61,12 +61,18 @@ class Transform:
 
     def __post_init__(self) -> None:
         if isinstance(self.function, str):
-            if not re.fullmatch(r"[\w.]+:\w+", self.function) or self.function.startswith("__main__:"):
-                raise TransformError(f"transform {self.name!r}: {self.function!r} is not module:function, in a module "
-                                     "that can be imported")
+            if not re.fullmatch(r"[\w.]+:\w+", self.function) or self.function.startswith(
+                "__main__:"
+            ):
+                raise TransformError(
+                    f"transform {self.name!r}: {self.function!r} is not module:function, in a module "
+                    "that can be imported"
+                )
         elif self.limit_s is not None or self.memory_limit is not None:
-            raise TransformError(f"transform {self.name!r}: limits hold in processes only; name the function as "
-                                 "module:function")
+            raise TransformError(
+                f"transform {self.name!r}: limits hold in processes only; name the function as "
+                "module:function"
+            )
 
     @classmethod
     def of(cls, given: UserTransform) -> Transform:
@@ -79,8 +85,10 @@ class Transform:
         if isinstance(given, str):
             return cls(given.partition(":")[2] or given, given)
         if not callable(given):
-            raise TransformError(f"transforms: {given!r} is no function; give functions, module:function, or pairs of "
-                                 "a name and either")
+            raise TransformError(
+                f"transforms: {given!r} is no function; give functions, module:function, or pairs of "
+                "a name and either"
+            )
         function: Any = given
         while isinstance(function, functools.partial):
             function = function.func
@@ -111,8 +119,10 @@ def transforms_of(given: Iterable[UserTransform]) -> tuple[Transform, ...]:
     found = tuple(Transform.of(one) for one in given)
     for name, count in Counter(t.name for t in found).items():
         if count > 1:
-            raise TransformError(f"transforms: {count} are called {name!r}; give each a name of its own, as in "
-                                 f"transforms=[('first', {name}), ('second', {name})]")
+            raise TransformError(
+                f"transforms: {count} are called {name!r}; give each a name of its own, as in "
+                f"transforms=[('first', {name}), ('second', {name})]"
+            )
     return found
 
 
@@ -124,17 +134,25 @@ def said(given: Any) -> str:
     while isinstance(function, functools.partial):
         function = function.func
     code = getattr(function, "__code__", None)
-    return repr(given) if code is None else \
-        f"{function.__qualname__} ({os.path.basename(code.co_filename)}:{code.co_firstlineno})"
+    return (
+        repr(given)
+        if code is None
+        else f"{function.__qualname__} ({os.path.basename(code.co_filename)}:{code.co_firstlineno})"
+    )
 
 
 def address_of(function: Any) -> str | None:
     """`module:function`, if a fresh process finds this very function there; otherwise None."""
-    module, name = str(getattr(function, "__module__", "")), str(getattr(function, "__qualname__", ""))
+    module, name = (
+        str(getattr(function, "__module__", "")),
+        str(getattr(function, "__qualname__", "")),
+    )
     there = sys.modules.get(module) if module != "__main__" else None
     if there is None or getattr(there, name, None) is not function:
         return None
-    return f"{module}:{name}" if PathFinder.find_spec(module.partition(".")[0]) is not None else None
+    return (
+        f"{module}:{name}" if PathFinder.find_spec(module.partition(".")[0]) is not None else None
+    )
 
 
 UserTransform = Transform | Function | str | tuple[str, Function | str]
@@ -177,7 +195,9 @@ def shown(transform: Transform, arrays: Arrays) -> Arrays:
         return dict(arrays)
     visible = {}
     for name, array in arrays.items():
-        visible[name] = array if name.removesuffix(".lengths") in transform.outputs else array.view()
+        visible[name] = (
+            array if name.removesuffix(".lengths") in transform.outputs else array.view()
+        )
         if visible[name] is not array:
             visible[name].flags.writeable = False
     return visible
@@ -203,14 +223,18 @@ def _to_arrow(arrays: Mapping[str, npt.NDArray[Any]], columns: Columns) -> pa.Re
 
 def _from_arrow(given: Any, where: str) -> dict[str, npt.NDArray[Any]]:
     if not isinstance(given, (pa.RecordBatch, pa.Table)):
-        raise TransformError(f"{where}: it gave back {type(given).__name__}, not a pyarrow.RecordBatch")
+        raise TransformError(
+            f"{where}: it gave back {type(given).__name__}, not a pyarrow.RecordBatch"
+        )
     found: dict[str, npt.NDArray[Any]] = {}
     for name in given.schema.names:
         column = given.column(name)
         if isinstance(column, pa.ChunkedArray):
             column = column.combine_chunks()
         if column.null_count:
-            raise TransformError(f"{where}: column {name!r} came back with {column.null_count} empty values")
+            raise TransformError(
+                f"{where}: column {name!r} came back with {column.null_count} empty values"
+            )
         if pa.types.is_list(column.type) or pa.types.is_large_list(column.type):
             found[lengths_name(name)] = np.diff(column.offsets.to_numpy())
             column = column.flatten()

@@ -24,12 +24,32 @@ from sluice.ingest.knobs import REMOTE, format_bytes
 from sluice.ingest.machine import WORKER_PROCESS_BYTES
 from sluice.ingest.process import protocol
 from sluice.ingest.process.child_main import load
-from sluice.ingest.process.worker import RestartBudget, RestartsExhausted, WorkerClosed, WorkerCrashed, WorkerProcess
+from sluice.ingest.process.worker import (
+    RestartBudget,
+    RestartsExhausted,
+    WorkerClosed,
+    WorkerCrashed,
+    WorkerProcess,
+)
 from sluice.ingest.stages.batch import Stretch, lengths_name
 from sluice.ingest.stages.completed_windows import NobodyThere, RemoteWork
 from sluice.ingest.stages.pool import Closed
-from sluice.ingest.stages.quarantine import PROGRAM_ERRORS, RowQuarantine, isolate, kinds_of, weights_of
-from sluice.ingest.stages.transform import Arrays, Function, Given, Transform, TransformError, over_arrow, shown
+from sluice.ingest.stages.quarantine import (
+    PROGRAM_ERRORS,
+    RowQuarantine,
+    isolate,
+    kinds_of,
+    weights_of,
+)
+from sluice.ingest.stages.transform import (
+    Arrays,
+    Function,
+    Given,
+    Transform,
+    TransformError,
+    over_arrow,
+    shown,
+)
 
 # If a user's function raises these, they are its errors and end no trainer: signals reach no worker.
 _ENDS = (SystemExit, KeyboardInterrupt, GeneratorExit)
@@ -42,11 +62,20 @@ class TooLarge(MemoryError):
 class TransformStage:
     """One transform in one run of a pipeline. The workers of its pool share it."""
 
-    def __init__(self, transform: Transform, columns: Columns, aside: RowQuarantine, *, backend: str,
-                 budget: RestartBudget,
-                 charge: Callable[[int, bool], None], spent: Callable[[float, float], None],
-                 alone: Callable[[], AbstractContextManager[int]], burden: int = 1,
-                 elsewhere: RemoteWork | None = None):
+    def __init__(
+        self,
+        transform: Transform,
+        columns: Columns,
+        aside: RowQuarantine,
+        *,
+        backend: str,
+        budget: RestartBudget,
+        charge: Callable[[int, bool], None],
+        spent: Callable[[float, float], None],
+        alone: Callable[[], AbstractContextManager[int]],
+        burden: int = 1,
+        elsewhere: RemoteWork | None = None,
+    ):
         """`charge` is called with memory taken (+) and given back (-), and whether it is a process's own; `spent` with
         a process's seconds on a core, and those that it waited for one; `alone` is the governor's. The function runs
         `burden` times for each batch, all but the last time on a copy. Workers `elsewhere` can call it, too."""
@@ -57,9 +86,13 @@ class TransformStage:
         self.function = function_of(transform)
         self.spent, self.alone, self._budget, self._charge = spent, alone, budget, charge
         self._elsewhere = elsewhere
-        self._lock = threading.RLock()  # a garbage collector may close a forgotten loader's stages within it
+        self._lock = (
+            threading.RLock()
+        )  # a garbage collector may close a forgotten loader's stages within it
         self._workers: dict[Worker, None] = {}  # in the order in which they were started
-        self.process_bytes = 0  # the most memory that one of its processes was seen to take for itself
+        self.process_bytes = (
+            0  # the most memory that one of its processes was seen to take for itself
+        )
         self._closed = False
 
     def runner(self) -> TransformWorker:
@@ -71,17 +104,26 @@ class TransformStage:
         with self._lock:
             if self._closed:
                 raise Closed
-            worker = Worker(WorkerProcess(
-                self.transform.function, limit_s=self.transform.limit_s, memory_limit=self.transform.memory_limit,
-                budget=self._budget, charge=lambda size: self._charge(size, False)), self._charge,
-                self.process_bytes or WORKER_PROCESS_BYTES)
+            worker = Worker(
+                WorkerProcess(
+                    self.transform.function,
+                    limit_s=self.transform.limit_s,
+                    memory_limit=self.transform.memory_limit,
+                    budget=self._budget,
+                    charge=lambda size: self._charge(size, False),
+                ),
+                self._charge,
+                self.process_bytes or WORKER_PROCESS_BYTES,
+            )
             self._workers[worker] = None
         return worker
 
     def call_elsewhere(self, arrays: Arrays, where: str) -> Given:
         assert self._elsewhere is not None
         assert isinstance(self.transform.function, str)
-        size = 2 * sum(array.nbytes for array in arrays.values())  # what is sent, and what comes back
+        size = 2 * sum(
+            array.nbytes for array in arrays.values()
+        )  # what is sent, and what comes back
         self._charge(size, False)
         try:
             return self._elsewhere.call(self.transform.function, arrays, where)
@@ -182,8 +224,10 @@ class TransformWorker:
             try:
                 return self._call(arrays, where, free)
             except MemoryError as error:
-                raise TooLarge(f"{where}: out of memory, also when tried again alone with "
-                               f"{format_bytes(free)} free: {getattr(error, 'text', error)}") from error
+                raise TooLarge(
+                    f"{where}: out of memory, also when tried again alone with "
+                    f"{format_bytes(free)} free: {getattr(error, 'text', error)}"
+                ) from error
 
     def _call(self, arrays: Arrays, where: str, free: int | None = None) -> Given:
         stage = self._stage
@@ -218,7 +262,9 @@ class TransformWorker:
             return arrays
         missing = [name for name in names if name not in arrays]
         if missing:
-            raise TransformError(f"transform {self._stage.transform.name!r}: columns={missing} are none of the table's")
+            raise TransformError(
+                f"transform {self._stage.transform.name!r}: columns={missing} are none of the table's"
+            )
         wanted = {*names, *(lengths_name(name) for name in names), *self._stage.hidden}
         return {name: array for name, array in arrays.items() if name in wanted}
 
@@ -242,9 +288,21 @@ class TransformWorker:
 class _Rescue:
     """Rescues the good rows of a batch on which a function failed."""
 
-    def __init__(self, stage: TransformStage, call: Callable[[Arrays, str], Given], stretch: Stretch, number: int,
-                 where: str):
-        self._stage, self._call, self._stretch, self._number, self._where = stage, call, stretch, number, where
+    def __init__(
+        self,
+        stage: TransformStage,
+        call: Callable[[Arrays, str], Given],
+        stretch: Stretch,
+        number: int,
+        where: str,
+    ):
+        self._stage, self._call, self._stretch, self._number, self._where = (
+            stage,
+            call,
+            stretch,
+            number,
+            where,
+        )
         self._failed = 0
 
     def of(self, error: BaseException, arrays: Arrays) -> Given:
@@ -254,8 +312,11 @@ class _Rescue:
             self._aside(error, range(rows))
             return self._together(arrays, [], list(range(rows)))
         try:
-            good, failed = isolate(lambda start, stop: self._attempt(arrays, start, stop), rows,
-                                   rows if self._stage.aside.allowed else 0)
+            good, failed = isolate(
+                lambda start, stop: self._attempt(arrays, start, stop),
+                rows,
+                rows if self._stage.aside.allowed else 0,
+            )
         except (Exception, *_ENDS) as first:
             self._aside(first, [self._failed])
             raise
@@ -271,8 +332,13 @@ class _Rescue:
     def _aside(self, error: BaseException, rows: Any) -> None:
         """Sets rows aside, except those that have weight 0 already or only fill the batch."""
         weights = weights_of(self._stretch, self._number, self._stage.columns)
-        self._stage.aside.rows(error, f"transform {self._stage.transform.name!r}", self._stretch.schedule.epoch,
-                               self._stretch.step + self._number, [row for row in rows if weights[row]])
+        self._stage.aside.rows(
+            error,
+            f"transform {self._stage.transform.name!r}",
+            self._stretch.schedule.epoch,
+            self._stretch.step + self._number,
+            [row for row in rows if weights[row]],
+        )
 
     def _attempt(self, arrays: Arrays, start: int, stop: int) -> Arrays:
         self._failed = start
@@ -290,10 +356,18 @@ class _Rescue:
             part[name] = array[low:high].copy()
         return part
 
-    def _together(self, arrays: Arrays, good: list[tuple[int, int, Arrays]], bad: list[int]) -> Arrays:
+    def _together(
+        self, arrays: Arrays, good: list[tuple[int, int, Arrays]], bad: list[int]
+    ) -> Arrays:
         """Joins the results of the good rows with the other rows as they were, with weight 0."""
-        parts = sorted([*good, *((row, row + 1, self._rows(arrays, row, row + 1)) for row in bad)], key=lambda p: p[0])
-        whole = {name: np.concatenate([np.asarray(part[name]) for _, _, part in parts]) for name in arrays}
+        parts = sorted(
+            [*good, *((row, row + 1, self._rows(arrays, row, row + 1)) for row in bad)],
+            key=lambda p: p[0],
+        )
+        whole = {
+            name: np.concatenate([np.asarray(part[name]) for _, _, part in parts])
+            for name in arrays
+        }
         weights_of(self._stretch, self._number, self._stage.columns)[bad] = 0
         if self._stage.columns.weight in whole:
             whole[self._stage.columns.weight][bad] = 0
@@ -311,7 +385,9 @@ def _use_one_thread() -> None:
         if threads > 1:
             torch.set_num_threads(1)
             # Threads that first use torch from now on would have one, too: what they get is set by a thread of its own.
-            others = threading.Thread(target=torch.set_num_threads, args=(threads,), name="sluice-torch")
+            others = threading.Thread(
+                target=torch.set_num_threads, args=(threads,), name="sluice-torch"
+            )
             others.start()
             others.join()
 
@@ -323,8 +399,9 @@ def function_of(transform: Transform) -> Function:
     try:
         return load(transform.function)
     except (Exception, SystemExit) as error:  # importing it runs the user's code
-        raise TransformError(f"transform {transform.name!r}: {transform.function}: {type(error).__name__}: "
-                             f"{error}") from error
+        raise TransformError(
+            f"transform {transform.name!r}: {transform.function}: {type(error).__name__}: {error}"
+        ) from error
 
 
 def anonymous_bytes(pid: int | None) -> int:

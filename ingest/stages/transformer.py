@@ -43,10 +43,22 @@ class Transformer:
     """One worker of the stage of transforms number `first`. It also does the work of all stages that are fused with
     it."""
 
-    def __init__(self, first: int, stages: Sequence[Step], columns: Columns, stint: WorkerClock,
-                 until: Callable[[], int]):
+    def __init__(
+        self,
+        first: int,
+        stages: Sequence[Step],
+        columns: Columns,
+        stint: WorkerClock,
+        until: Callable[[], int],
+    ):
         """`until` returns the number of the next stage that has workers of its own."""
-        self._first, self._stages, self._columns, self._stint, self._until = first, stages, columns, stint, until
+        self._first, self._stages, self._columns, self._stint, self._until = (
+            first,
+            stages,
+            columns,
+            stint,
+            until,
+        )
         self._runs: dict[int, list[TransformCall]] = {}
 
     def __call__(self, stretch: Stretch, charge: Charge) -> Stretch:
@@ -59,7 +71,9 @@ class Transformer:
         for low in range(0, stretch.steps, at_once):
             for number in range(self._first, until):
                 self._stint.go_over(self._stages[number].tally)
-                stretch = self._through(number, stretch, range(low, min(low + at_once, stretch.steps)))
+                stretch = self._through(
+                    number, stretch, range(low, min(low + at_once, stretch.steps))
+                )
         for number in range(self._first + 1, until):
             self._stint.passed(self._stages[number].tally, sum(stretch.rows), stretch.nbytes)
         stretch.charge.release()
@@ -78,11 +92,19 @@ class Transformer:
     def _through(self, number: int, stretch: Stretch, batches: range) -> Stretch:
         """Takes some batches of a stretch through one stage."""
         for n in batches:
-            for transform, run in zip(self._stages[number].fused.transforms, self._runs[number], strict=True):
+            for transform, run in zip(
+                self._stages[number].fused.transforms, self._runs[number], strict=True
+            ):
                 where = f"transform {transform.name!r}, epoch {stretch.schedule.epoch}, step {stretch.step + n}"
                 arrays = columns_of(stretch, n, self._columns)
-                changed = settled(transform, run(stretch, n, arrays, where), arrays, self._columns.bags,
-                                  self._columns.cardinalities, where)
+                changed = settled(
+                    transform,
+                    run(stretch, n, arrays, where),
+                    arrays,
+                    self._columns.bags,
+                    self._columns.cardinalities,
+                    where,
+                )
                 if changed:
                     ids = list(stretch.ids)
                     ids[n] = joined(self._columns, {**arrays, **changed}, stretch.floats.shape[2])
@@ -90,14 +112,24 @@ class Transformer:
         return stretch
 
 
-def settled(transform: Transform, given: Given, arrays: Arrays, bags: Container[str],  # noqa: PLR0917
-            sizes: Mapping[str, int], where: str) -> Arrays:
+def settled(  # noqa: PLR0917
+    transform: Transform,
+    given: Given,
+    arrays: Arrays,
+    bags: Container[str],
+    sizes: Mapping[str, int],
+    where: str,
+) -> Arrays:
     """Writes what a function gave back into the arrays of its batch. Returns the columns of `bags` that have got other
     lengths, with these, as they take other arrays. None from the function: it wrote into what it got. `sizes` are the
     cardinalities of columns, where they are known."""
-    if given is not None and not (isinstance(given, Mapping) and all(isinstance(name, str) for name in given)):
-        raise TransformError(f"{where}: it gave back {type(given).__name__}, not a dict of arrays by column name, nor "
-                             "None")
+    if given is not None and not (
+        isinstance(given, Mapping) and all(isinstance(name, str) for name in given)
+    ):
+        raise TransformError(
+            f"{where}: it gave back {type(given).__name__}, not a dict of arrays by column name, nor "
+            "None"
+        )
     new = {name: value for name, value in (given or {}).items() if value is not arrays.get(name)}
     if transform.outputs:
         new = _expected(transform, new, arrays, where)
@@ -107,7 +139,9 @@ def settled(transform: Transform, given: Given, arrays: Arrays, bags: Container[
         if name not in changed:
             _take(name, value, arrays, where)
     for name, size in (transform.outputs or sizes).items():
-        if size is not None and (transform.outputs or not transform.columns or name in transform.columns):
+        if size is not None and (
+            transform.outputs or not transform.columns or name in transform.columns
+        ):
             _check_ids(name, changed.get(name, arrays[name]), size, where)
     return changed
 
@@ -118,7 +152,11 @@ def _part(new: Arrays, arrays: Arrays) -> None:
     own = [arrays[name] for name in new if name in arrays]
     if len(own) < 2:  # numpy itself copies a column onto itself
         return
-    ids, low, high = set(map(id, own)), min(map(byte_bounds, own))[0], max(byte_bounds(array)[1] for array in own)
+    ids, low, high = (
+        set(map(id, own)),
+        min(map(byte_bounds, own))[0],
+        max(byte_bounds(array)[1] for array in own),
+    )
     for name, value in new.items():
         array = np.asarray(value)
         begin, end = byte_bounds(array)
@@ -126,7 +164,9 @@ def _part(new: Arrays, arrays: Arrays) -> None:
             new[name] = array.copy()
 
 
-def _expected(transform: Transform, new: Mapping[str, Any], arrays: Arrays, where: str) -> dict[str, Any]:
+def _expected(
+    transform: Transform, new: Mapping[str, Any], arrays: Arrays, where: str
+) -> dict[str, Any]:
     """What came back of its outputs; others of its columns may come back as they were."""
     found = {}
     for name, value in new.items():
@@ -134,8 +174,10 @@ def _expected(transform: Transform, new: Mapping[str, Any], arrays: Arrays, wher
             found[name] = value
         elif name not in arrays or not same_bytes(np.asarray(value), arrays[name]):
             how = "came back changed, and" if name in arrays else "came back, which"
-            raise TransformError(f"{where}: column {name!r} {how} is none of its outputs "
-                                 f"({', '.join(transform.outputs)}); name it there")
+            raise TransformError(
+                f"{where}: column {name!r} {how} is none of its outputs "
+                f"({', '.join(transform.outputs)}); name it there"
+            )
     for name in transform.added:
         if name not in found or (lengths_name(name) in arrays and lengths_name(name) not in found):
             lacking = name if name not in found else lengths_name(name)
@@ -146,8 +188,10 @@ def _expected(transform: Transform, new: Mapping[str, Any], arrays: Arrays, wher
 def _check_ids(name: str, ids: npt.NDArray[Any], size: int, where: str) -> None:
     if ids.size and not (ids.min() >= 0 and ids.max() < size):
         at = int(np.argmax((ids < 0) | (ids >= size)))
-        raise TransformError(f"{where}: column {name!r} came back with id {ids[at]} (number {at}), and its cardinality "
-                             f"is {size}: ids go from 0 to {size - 1}; give a larger cardinality, or fewer ids")
+        raise TransformError(
+            f"{where}: column {name!r} came back with id {ids[at]} (number {at}), and its cardinality "
+            f"is {size}: ids go from 0 to {size - 1}; give a larger cardinality, or fewer ids"
+        )
 
 
 def _lengths(new: Mapping[str, Any], arrays: Arrays, bags: Container[str], where: str) -> Arrays:
@@ -158,25 +202,40 @@ def _lengths(new: Mapping[str, Any], arrays: Arrays, bags: Container[str], where
         if bag not in bags or name not in arrays:
             continue
         lengths, ids = np.asarray(new[name]), np.asarray(new.get(bag, arrays[bag]))
-        if lengths.shape != arrays[name].shape or lengths.min(initial=0) < 0 or lengths.sum() != ids.size:
-            raise TransformError(f"{where}: column {name!r} came back with {lengths.size} lengths that add up to "
-                                 f"{lengths.sum()}, for {arrays[name].size} rows and {ids.size} ids")
+        if (
+            lengths.shape != arrays[name].shape
+            or lengths.min(initial=0) < 0
+            or lengths.sum() != ids.size
+        ):
+            raise TransformError(
+                f"{where}: column {name!r} came back with {lengths.size} lengths that add up to "
+                f"{lengths.sum()}, for {arrays[name].size} rows and {ids.size} ids"
+            )
         kind = arrays[bag].dtype
         if not _whole(ids.dtype, kind):
-            raise TransformError(f"{where}: column {bag!r} came back as {ids.dtype}, which does not become {kind}")
-        changed |= {name: lengths.astype(np.int32), bag: _fitting(ids, kind.type, f"{where}: column {bag!r}")}
+            raise TransformError(
+                f"{where}: column {bag!r} came back as {ids.dtype}, which does not become {kind}"
+            )
+        changed |= {
+            name: lengths.astype(np.int32),
+            bag: _fitting(ids, kind.type, f"{where}: column {bag!r}"),
+        }
     return changed
 
 
 def _take(name: str, value: Any, arrays: Arrays, where: str) -> None:
     what = f"{where}: column {name!r}"
     if name not in arrays:
-        raise TransformError(f"{what} is none of the table's; a transform changes columns, it does not add them")
+        raise TransformError(
+            f"{what} is none of the table's; a transform changes columns, it does not add them"
+        )
     value, into = np.asarray(value), arrays[name]
     if value.shape != into.shape:
         raise TransformError(f"{what} came back with shape {value.shape} instead of {into.shape}")
     if not _whole(value.dtype, into.dtype):
-        raise TransformError(f"{what} came back as {value.dtype}, which does not become {into.dtype}")
+        raise TransformError(
+            f"{what} came back as {value.dtype}, which does not become {into.dtype}"
+        )
     np.copyto(into, _fitting(value, into.dtype.type, what))
 
 

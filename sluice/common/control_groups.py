@@ -36,14 +36,24 @@ class MemoryGroup:
         """The bytes that the kernel charges to the group and cannot take back: those of all its processes, what the
         kernel holds for them itself (page tables, sockets), files in memory (tmpfs), pages not yet written to disk;
         everything but clean page cache. None: the kernel does not say."""
-        text = text_of(self.folder / ("memory.current" if self.version == 2 else "memory.usage_in_bytes"))
+        text = text_of(
+            self.folder / ("memory.current" if self.version == 2 else "memory.usage_in_bytes")
+        )
         if text is None or not text.isdigit():
             return None
-        fields = (line.partition(" ") for line in (text_of(self.folder / "memory.stat") or "").splitlines())
+        fields = (
+            line.partition(" ")
+            for line in (text_of(self.folder / "memory.stat") or "").splitlines()
+        )
         stat = {name: int(value) for name, _, value in fields if value.isdigit()}
-        taken_back, at_work = (("inactive_file", "active_file", "slab_reclaimable"), ("file_dirty", "file_writeback")) \
-            if self.version == 2 else (("total_inactive_file", "total_active_file"), ("total_dirty", "total_writeback"))
-        clean = sum(stat.get(name, 0) for name in taken_back) - sum(stat.get(name, 0) for name in at_work)
+        taken_back, at_work = (
+            (("inactive_file", "active_file", "slab_reclaimable"), ("file_dirty", "file_writeback"))
+            if self.version == 2
+            else (("total_inactive_file", "total_active_file"), ("total_dirty", "total_writeback"))
+        )
+        clean = sum(stat.get(name, 0) for name in taken_back) - sum(
+            stat.get(name, 0) for name in at_work
+        )
         return max(0, int(text) - max(0, clean))
 
 
@@ -80,7 +90,12 @@ class ControlGroups:
         """The groups that limit memory."""
         for groups in self.of("memory"):
             for folder in groups.path:
-                text = text_of(folder / ("memory.max" if groups.version == 2 else "memory.limit_in_bytes")) or "max"
+                text = (
+                    text_of(
+                        folder / ("memory.max" if groups.version == 2 else "memory.limit_in_bytes")
+                    )
+                    or "max"
+                )
                 if text.isdigit() and int(text) < UNLIMITED:
                     yield MemoryGroup(groups.version, folder, int(text))
 
@@ -97,12 +112,16 @@ class ControlGroups:
                 if kind != ("cgroup2" if version == 2 else controller):
                     continue
                 # In a container the mount shows a part of the tree only: `inside` is where that part begins.
-                below = group[len(inside):] if inside != "/" and group.startswith(inside) else group
+                below = (
+                    group[len(inside) :] if inside != "/" and group.startswith(inside) else group
+                )
                 if inside != "/" and not group.startswith(inside):
                     below = "/"
                 steps = [s for s in below.split("/") if s and s != ".."]
                 top = self._root / mount.lstrip("/")
-                yield Groups(version, tuple(top.joinpath(*steps[:n]) for n in range(len(steps), -1, -1)))
+                yield Groups(
+                    version, tuple(top.joinpath(*steps[:n]) for n in range(len(steps), -1, -1))
+                )
 
     def _mounts(self) -> list[tuple[str, str, str]]:
         """The mounts: (`cgroup2` or a version 1 controller, the group that is mounted, where)."""

@@ -6,12 +6,24 @@ DISTRIBUTION = "sluice-recsys"
 """The name that pip knows this project by. The name `sluice` belongs to another project there."""
 EXTRAS = {
     "deltalake": "table",
-    "petastorm": "petastorm", "fsspec": "petastorm", "six": "petastorm", "future": "petastorm", "dill": "petastorm",
-    "diskcache": "petastorm", "zmq": "petastorm", "pandas": "petastorm",
-    "pyspark": "etl", "py4j": "etl",
-    "safetensors": "tuning", "gymnasium": "teach",
-    "torchrec": "trainer", "fbgemm_gpu": "trainer", "tensorboardX": "trainer", "prometheus_client": "trainer",
-    "uvicorn": "serve", "httptools": "serve",
+    "petastorm": "petastorm",
+    "fsspec": "petastorm",
+    "six": "petastorm",
+    "future": "petastorm",
+    "dill": "petastorm",
+    "diskcache": "petastorm",
+    "zmq": "petastorm",
+    "pandas": "petastorm",
+    "pyspark": "etl",
+    "py4j": "etl",
+    "safetensors": "tuning",
+    "gymnasium": "teach",
+    "torchrec": "trainer",
+    "fbgemm_gpu": "trainer",
+    "tensorboardX": "trainer",
+    "prometheus_client": "trainer",
+    "uvicorn": "serve",
+    "httptools": "serve",
     "rich": "live",
     "ray": "ray",
 }
@@ -20,9 +32,12 @@ OF_VERBS = {"train": "trainer", "evaluate": "trainer", "export": "trainer", "ser
 """A verb that needs more than one package, and the extra that holds all that it imports."""
 
 
-OPTIONAL_FOLDERS = {"serve": ("dlrm/serving", "dlrm/serve"), "export": ("dlrm/serving", "dlrm/export"),
-                    "audit": ("etl/local", "etl/audit"),
-                    "worker": ("ingest/remote", "ingest/remote/worker")}
+OPTIONAL_FOLDERS = {
+    "serve": ("dlrm/serving", "dlrm/serve"),
+    "export": ("dlrm/serving", "dlrm/export"),
+    "audit": ("etl/local", "etl/audit"),
+    "worker": ("ingest/remote", "ingest/remote/worker"),
+}
 """A verb whose folder may be deleted, that folder, and the verb's own file, which goes with it."""
 
 
@@ -34,7 +49,9 @@ def install_command(extra: str) -> str:
 def advice(error: Exception, verb: str = "") -> str:
     """One sentence that names the package and the extra, or the folder that was left out; empty for any other error."""
     places: tuple[str, ...] = OPTIONAL_FOLDERS.get(verb, ())
-    if isinstance(error, ModuleNotFoundError) and error.name in [f"sluice.{p.replace('/', '.')}" for p in places]:
+    if isinstance(error, ModuleNotFoundError) and error.name in [
+        f"sluice.{p.replace('/', '.')}" for p in places
+    ]:
         return f"`sluice {verb}` needs {places[0]}, which was left out of this copy of Sluice; the repository has it"
     package = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
     if package not in EXTRAS:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import sys
 
-_BOOT = ("import importlib, json, sys; sys.path[:] = json.loads(sys.argv[1]); module, _, name = "
-         "sys.argv[2].partition(':'); getattr(importlib.import_module(module), name)(*sys.argv[3:])")
+_BOOT = (
+    "import importlib, json, sys; sys.path[:] = json.loads(sys.argv[1]); module, _, name = "
+    "sys.argv[2].partition(':'); getattr(importlib.import_module(module), name)(*sys.argv[3:])"
+)
 
 
 def command(function: str, *arguments: object) -> list[str]:

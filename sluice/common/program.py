@@ -41,8 +41,13 @@ def _leave(code: int) -> NoReturn:
     raise SystemExit(code)
 
 
-def run(main: Callable[[list[str]], Mapping[str, Any] | None], *, failures: tuple[type[Exception], ...] = (),
-        argv: list[str] | None = None, at_once: bool = False) -> NoReturn:
+def run(
+    main: Callable[[list[str]], Mapping[str, Any] | None],
+    *,
+    failures: tuple[type[Exception], ...] = (),
+    argv: list[str] | None = None,
+    at_once: bool = False,
+) -> NoReturn:
     """Runs `main(argv)`, prints what it returns as the last line, and exits as this module's docstring says.
 
     A `UsageError` means wrong usage or input. `failures` are other exceptions whose message says it all, so that no
@@ -58,8 +63,11 @@ def run(main: Callable[[list[str]], Mapping[str, Any] | None], *, failures: tupl
         os._exit(end.code if isinstance(end.code, int) else DONE if end.code is None else FAILED)
 
 
-def _run(main: Callable[[list[str]], Mapping[str, Any] | None], failures: tuple[type[Exception], ...],
-         argv: list[str]) -> NoReturn:
+def _run(
+    main: Callable[[list[str]], Mapping[str, Any] | None],
+    failures: tuple[type[Exception], ...],
+    argv: list[str],
+) -> NoReturn:
     try:
         with _interrupts_answered():
             result = main(argv)
@@ -83,8 +91,10 @@ def _run(main: Callable[[list[str]], Mapping[str, Any] | None], failures: tuple[
             say(f"error: {error}")
             _leave(USAGE)
         if isinstance(error, OSError) and error.errno in _NO_ROOM:
-            say(f"failed: {error.filename or 'a file'}: cannot be written ({error.strerror}); make room there, then "
-                "run it again")
+            say(
+                f"failed: {error.filename or 'a file'}: cannot be written ({error.strerror}); make room there, then "
+                "run it again"
+            )
             _leave(FAILED)
         traceback.print_exc()
         say(f"failed: {type(error).__name__}: {error}")
@@ -106,8 +116,12 @@ def _interrupts_answered() -> Iterator[None]:
         os.close(read)
 
     def interrupted(_signum: int, _frame: object) -> None:
-        signal.signal(signal.SIGINT, lambda *_: os._exit(INTERRUPTED))  # a second interrupt does not wait
-        os.write(write, bytes([signal.SIGINT]))  # a part of the program may have all signals reported to itself
+        signal.signal(
+            signal.SIGINT, lambda *_: os._exit(INTERRUPTED)
+        )  # a second interrupt does not wait
+        os.write(
+            write, bytes([signal.SIGINT])
+        )  # a part of the program may have all signals reported to itself
         raise KeyboardInterrupt
 
     handled_before = signal.signal(signal.SIGINT, interrupted)
@@ -116,7 +130,9 @@ def _interrupts_answered() -> Iterator[None]:
     try:
         yield
     finally:
-        if signal.getsignal(signal.SIGINT) is interrupted:  # no interrupt came, so that no moment is counted
+        if (
+            signal.getsignal(signal.SIGINT) is interrupted
+        ):  # no interrupt came, so that no moment is counted
             signal.signal(signal.SIGINT, handled_before)
             signal.set_wakeup_fd(reported_before)
             over.set()

@@ -38,14 +38,19 @@ class ArgumentParser(argparse.ArgumentParser):
     says what may have been meant."""
 
     def __init__(self, **how: Any) -> None:
-        super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False, **how)
+        super().__init__(
+            formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False, **how
+        )
 
     def read(self, words: Sequence[str]) -> dict[str, Any]:
         """The options that are given. A misspelt one is named before one that is missing because of it."""
         known = [name for action in self._actions for name in action.option_strings]
         until = list(words).index("--") if "--" in words else len(words)
-        unknown = [name for name in (word.partition("=")[0] for word in words[:until])
-                   if name.startswith("--") and name not in known]
+        unknown = [
+            name
+            for name in (word.partition("=")[0] for word in words[:until])
+            if name.startswith("--") and name not in known
+        ]
         if unknown:
             self.error("; ".join(f"no option {name!r}{meant(name, known)}" for name in unknown))
         return vars(self.parse_args(words))
@@ -53,7 +58,11 @@ class ArgumentParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         _, found, words = message.partition("unrecognized arguments: ")
         files = found and all(map(os.path.exists, words.split()))
-        hint = "one is taken: put a pattern of files in quotes, so that the shell leaves it whole; " if files else ""
+        hint = (
+            "one is taken: put a pattern of files in quotes, so that the shell leaves it whole; "
+            if files
+            else ""
+        )
         raise OptionError(f"{message.removeprefix('argument ')} ({hint}see --help)")
 
 
@@ -99,10 +108,17 @@ class Option:
         return ""
 
     def _fits(self, value: Any, kind: Any) -> bool:
-        if isinstance(value, bool) or not isinstance(value, (int, kind)) or not abs(value) < float("inf"):
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, (int, kind))
+            or not abs(value) < float("inf")
+        ):
             return False
-        return ((self.least is None or value >= self.least) and (self.most is None or value <= self.most)
-                and (self.above is None or value > self.above))
+        return (
+            (self.least is None or value >= self.least)
+            and (self.most is None or value <= self.most)
+            and (self.above is None or value > self.above)
+        )
 
     def kind(self, kind: type) -> str:
         """Which values it takes, in words."""
@@ -122,22 +138,39 @@ def setting(default: Any = MISSING, help: str = "", **how: Any) -> Any:
     return dataclasses.field(default=default, metadata=option)
 
 
-def read(*parts: type, argv: Sequence[str], prog: str, description: str | None = None, epilog: str | None = None
-         ) -> Given:
+def read(
+    *parts: type,
+    argv: Sequence[str],
+    prog: str,
+    description: str | None = None,
+    epilog: str | None = None,
+) -> Given:
     """Reads a command line with the options of these classes; raises an OptionError for a wrong one."""
-    parser = ArgumentParser(prog=prog, description=inspect.cleandoc(description or ""), epilog=epilog,
-                            argument_default=argparse.SUPPRESS)
+    parser = ArgumentParser(
+        prog=prog,
+        description=inspect.cleandoc(description or ""),
+        epilog=epilog,
+        argument_default=argparse.SUPPRESS,
+    )
     groups: dict[str, Any] = {"options": parser}  # argparse's own title
     for title, field, hint in (one for part in parts for one in _options(part)):
         if title not in groups:
             groups[title] = parser.add_argument_group(title)
         _add(groups[title], field, hint)
-    return {name: tuple(value) if isinstance(value, list) else value
-            for name, value in parser.read(argv).items()}
+    return {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in parser.read(argv).items()
+    }
 
 
-def parse(kind: type[T], *, argv: Sequence[str], prog: str, description: str | None = None, epilog: str | None = None
-          ) -> T:
+def parse(
+    kind: type[T],
+    *,
+    argv: Sequence[str],
+    prog: str,
+    description: str | None = None,
+    epilog: str | None = None,
+) -> T:
     """The settings of this class that a command line makes, with defaults for what it does not give."""
     return make(kind, read(kind, argv=argv, prog=prog, description=description, epilog=epilog))
 
@@ -145,9 +178,16 @@ def parse(kind: type[T], *, argv: Sequence[str], prog: str, description: str | N
 def make(kind: type[T], given: Given, **known: Any) -> T:
     """The settings of this class: what is given, what is known besides, and defaults."""
     hints = get_type_hints(kind)
-    return kind(**{f.name: make(hints[f.name], given) if dataclasses.is_dataclass(hints[f.name]) else given[f.name]
-                   for f in dataclasses.fields(kind)  # type: ignore[arg-type]
-                   if f.name not in known and (dataclasses.is_dataclass(hints[f.name]) or _said(f, given))}, **known)
+    return kind(
+        **{
+            f.name: make(hints[f.name], given)
+            if dataclasses.is_dataclass(hints[f.name])
+            else given[f.name]
+            for f in dataclasses.fields(kind)  # type: ignore[arg-type]
+            if f.name not in known and (dataclasses.is_dataclass(hints[f.name]) or _said(f, given))
+        },
+        **known,
+    )
 
 
 def replaced(settings: T, given: Given, **known: Any) -> T:
@@ -170,7 +210,9 @@ def check(settings: Any, error: type[UsageError] = OptionError) -> None:
         if option is None or value is None:
             continue
         kind, many = _kind(hints[f.name])
-        problem = next(filter(None, (option.problem(one, kind) for one in (value if many else (value,)))), "")
+        problem = next(
+            filter(None, (option.problem(one, kind) for one in (value if many else (value,)))), ""
+        )
         if problem:
             raise error(f"{_flags(f)[0]}: {problem}")
 
@@ -196,12 +238,20 @@ def _kind(hint: Any) -> tuple[type, bool]:
     """The type of one value, and whether there are many."""
     if get_origin(hint) in (Union, UnionType):
         hint = next(one for one in get_args(hint) if one is not type(None))
-    return (get_args(hint)[0], True) if get_origin(hint) is tuple else (get_origin(hint) or hint, False)
+    return (
+        (get_args(hint)[0], True)
+        if get_origin(hint) is tuple
+        else (get_origin(hint) or hint, False)
+    )
 
 
 def _flags(field: dataclasses.Field[Any]) -> tuple[str, ...]:
     option = field.metadata["option"]
-    return (field.name,) if option.positional else option.flags or (f"--{field.name.replace('_', '-')}",)
+    return (
+        (field.name,)
+        if option.positional
+        else option.flags or (f"--{field.name.replace('_', '-')}",)
+    )
 
 
 def _add(group: Any, field: dataclasses.Field[Any], hint: Any) -> None:
@@ -214,8 +264,11 @@ def _add(group: Any, field: dataclasses.Field[Any], hint: Any) -> None:
         how["action"] = "store_false" if field.default else "store_true"
     else:
         how["type"] = _reader(option, kind, many and not (option.several or option.again))
-        how["metavar"] = option.metavar or (f"{{{','.join(filter(None, option.choices))}}}" if option.choices
-                                            else {int: "N", float: "NUMBER"}.get(kind))
+        how["metavar"] = option.metavar or (
+            f"{{{','.join(filter(None, option.choices))}}}"
+            if option.choices
+            else {int: "N", float: "NUMBER"}.get(kind)
+        )
     if option.again:
         how["action"] = "append"
     if option.bare is not None:
@@ -223,7 +276,9 @@ def _add(group: Any, field: dataclasses.Field[Any], hint: Any) -> None:
     elif option.several:
         how["nargs"] = "+" if required or not option.positional else "*"
         if not option.positional:
-            how["action"] = "extend"  # an option that is given again would else replace what came before it
+            how["action"] = (
+                "extend"  # an option that is given again would else replace what came before it
+            )
     elif option.positional and not required:
         how["nargs"] = "?"
     if required and not option.positional:
@@ -233,15 +288,26 @@ def _add(group: Any, field: dataclasses.Field[Any], hint: Any) -> None:
 
 def _help(option: Option, default: Any) -> str:
     """The help of an option, with its default unless that says nothing to a person."""
-    if default is MISSING or isinstance(default, bool) or default in (None, "", ()) or "(default" in option.help:
+    if (
+        default is MISSING
+        or isinstance(default, bool)
+        or default in (None, "", ())
+        or "(default" in option.help
+    ):
         return option.help
-    shown = f"{default:g}" if isinstance(default, float) else ",".join(map(str, default)) if isinstance(
-        default, tuple) else option.show(default)
+    shown = (
+        f"{default:g}"
+        if isinstance(default, float)
+        else ",".join(map(str, default))
+        if isinstance(default, tuple)
+        else option.show(default)
+    )
     return f"{option.help} (default: {shown})".lstrip()
 
 
 def _reader(option: Option, kind: type, commas: bool) -> Callable[[str], Any]:
     """What makes a value of an option's word."""
+
     def one(text: str) -> Any:
         try:
             value = (option.parse or _pairs if kind is dict else option.parse or kind)(text)

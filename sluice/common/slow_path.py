@@ -30,9 +30,13 @@ def slow_path(uri: str) -> SlowPath | None:
         return None
     form = _FORM.fullmatch(rest)
     if form is None or not form[3].strip("/"):
-        raise UsageError(f"{uri}: write latency://60ms/ABSOLUTE/PATH, a delay in ms or s and an absolute path of this "
-                         "machine")
-    return SlowPath(f"{_SCHEME}{form[1]}{form[2]}", form[3], float(form[1]) * (1000 if form[2] == "s" else 1))
+        raise UsageError(
+            f"{uri}: write latency://60ms/ABSOLUTE/PATH, a delay in ms or s and an absolute path of this "
+            "machine"
+        )
+    return SlowPath(
+        f"{_SCHEME}{form[1]}{form[2]}", form[3], float(form[1]) * (1000 if form[2] == "s" else 1)
+    )
 
 
 def plain_path(uri: str) -> str:

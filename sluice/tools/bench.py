@@ -24,11 +24,17 @@ examples:
 
 
 def main(argv: list[str]) -> Mapping[str, Any]:
-    options = parse(BenchOptions, argv=argv, prog="sluice bench", description=_DESCRIPTION, epilog=_EXAMPLES)
+    options = parse(
+        BenchOptions, argv=argv, prog="sluice bench", description=_DESCRIPTION, epilog=_EXAMPLES
+    )
     with BenchSession(options, say) as session:
         outcome = session.run()
     outcome = session.reported(outcome)
-    return outcome if options.conditions.packed is None else {**outcome, **_beside_parquet(options, outcome)}
+    return (
+        outcome
+        if options.conditions.packed is None
+        else {**outcome, **_beside_parquet(options, outcome)}
+    )
 
 
 def _beside_parquet(options: BenchOptions, packed: Mapping[str, Any]) -> dict[str, Any]:
@@ -36,5 +42,9 @@ def _beside_parquet(options: BenchOptions, packed: Mapping[str, Any]) -> dict[st
     conditions = replace(options.conditions, packed=None, packed_folder="")
     with BenchSession(replace(options, run="", live=None, conditions=conditions), say) as session:
         plain = session.run()
-    return {"rows_per_s_parquet": plain["rows_per_s"], "rows_per_s_packed": packed["rows_per_s"],
-            "parquet_bytes": session.stored_bytes, "packed_bytes": packed["store"].get("packed_bytes", 0)}
+    return {
+        "rows_per_s_parquet": plain["rows_per_s"],
+        "rows_per_s_packed": packed["rows_per_s"],
+        "parquet_bytes": session.stored_bytes,
+        "packed_bytes": packed["store"].get("packed_bytes", 0),
+    }

@@ -63,8 +63,14 @@ class BenchOutcome:
         return self.marks[first][0], first + 1
 
 
-def consume(loader: BatchLoader, seconds: float, step: Callable[[], None],
-            clock: Callable[[], float] = time.perf_counter, *, epochs: int | None = None) -> BenchOutcome:
+def consume(
+    loader: BatchLoader,
+    seconds: float,
+    step: Callable[[], None],
+    clock: Callable[[], float] = time.perf_counter,
+    *,
+    epochs: int | None = None,
+) -> BenchOutcome:
     """Takes batches for that many seconds from the first on, epoch after epoch, or exactly so many `epochs`, of which
     the wait for the first batch is a part. `step` is what a trainer does with one."""
     end, began = float("inf"), clock()

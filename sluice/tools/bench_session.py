@@ -49,20 +49,34 @@ class BenchRows:
     """Which rows are loaded, and in which order."""
 
     title = "what"
-    table: tuple[str, ...] = setting(help="a feature table, as etl/job.py writes it, or any folder, glob or files of "
-                                     "Parquet", metavar="TABLE", positional=True, several=True)
-    roles: str | None = setting(None, "roles of the columns of plain Parquet, for instance "
-                                "'label=click;dense=I*;sparse=C*,user%1000000' (% hashes to so many ids; default: "
-                                "guessed, and printed, unless --spec says it)",
-                                metavar="ROLE=NAME,…;…")
-    fill: float | None = setting(None, "what stands where a number is missing (default: an error; 0 if roles are "
-                                 "guessed)",
-                                 metavar="NUMBER")
+    table: tuple[str, ...] = setting(
+        help="a feature table, as etl/job.py writes it, or any folder, glob or files of Parquet",
+        metavar="TABLE",
+        positional=True,
+        several=True,
+    )
+    roles: str | None = setting(
+        None,
+        "roles of the columns of plain Parquet, for instance "
+        "'label=click;dense=I*;sparse=C*,user%1000000' (% hashes to so many ids; default: "
+        "guessed, and printed, unless --spec says it)",
+        metavar="ROLE=NAME,…;…",
+    )
+    fill: float | None = setting(
+        None,
+        "what stands where a number is missing (default: an error; 0 if roles are guessed)",
+        metavar="NUMBER",
+    )
     split: str = setting("train", "which part of the table", metavar="NAME")
     batch_size: int = setting(8192, "rows of a batch")
     seconds: float = setting(10.0, "how long to load, from the first batch on", above=0)
-    epochs: int | None = setting(None, "load exactly so many epochs instead, however long that takes; its rate counts "
-                                 "from the start, with the wait for the first batch", metavar="N", least=1)
+    epochs: int | None = setting(
+        None,
+        "load exactly so many epochs instead, however long that takes; its rate counts "
+        "from the start, with the wait for the first batch",
+        metavar="N",
+        least=1,
+    )
     seed: int = setting(0, "decides the order of rows")
     shuffle: bool = setting(True, "rows as they lie", flags=("--no-shuffle",))
 
@@ -72,17 +86,36 @@ class BenchInput(KnobOptions, TransformOptions):
     """How the loader works, beside its knobs."""
 
     title = "input"
-    reader: str = setting(AUTO, "who decodes; auto: petastorm where it is installed, else arrow",
-                          choices=(AUTO, *READERS))
-    tuning: str = setting("fixed", "who turns the knobs: " + ", ".join(policies.names()) + " (default: fixed, "
-                          "as a setting is measured unless more is asked for; training has auto)", metavar="POLICY")
-    udf: tuple[str, ...] = setting((), "a transform: a function over a dict of numpy arrays, a stage of its own, which "
-                                   "can also run in processes (--knobs NAME.backend=process); may be given again",
-                                   metavar="MODULE:FUNCTION", again=True)
-    arrow_udf: tuple[str, ...] = setting((), "a transform over a pyarrow.RecordBatch, after those of --udf",
-                                         metavar="MODULE:FUNCTION", again=True)
-    memory_limit: int | None = setting(None, "what the whole process may use, for instance 2GiB (default: what the "
-                                       "machine allows)", metavar="BYTES", parse=parse_bytes)
+    reader: str = setting(
+        AUTO,
+        "who decodes; auto: petastorm where it is installed, else arrow",
+        choices=(AUTO, *READERS),
+    )
+    tuning: str = setting(
+        "fixed",
+        "who turns the knobs: " + ", ".join(policies.names()) + " (default: fixed, "
+        "as a setting is measured unless more is asked for; training has auto)",
+        metavar="POLICY",
+    )
+    udf: tuple[str, ...] = setting(
+        (),
+        "a transform: a function over a dict of numpy arrays, a stage of its own, which "
+        "can also run in processes (--knobs NAME.backend=process); may be given again",
+        metavar="MODULE:FUNCTION",
+        again=True,
+    )
+    arrow_udf: tuple[str, ...] = setting(
+        (),
+        "a transform over a pyarrow.RecordBatch, after those of --udf",
+        metavar="MODULE:FUNCTION",
+        again=True,
+    )
+    memory_limit: int | None = setting(
+        None,
+        "what the whole process may use, for instance 2GiB (default: what the machine allows)",
+        metavar="BYTES",
+        parse=parse_bytes,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,8 +124,15 @@ class BenchOptions(BenchRows, OrderOptions, BenchInput, PageOptions):
 
     title = "measurement"
     step_ms: float = setting(0.0, "how long the trainer takes for a batch", least=0)
-    store_latency_ms: float = setting(0.0, "how long a store takes before it answers a row group's read", least=0)
-    run: str = setting("", "a new folder for events, metrics and a report", flags=("--run-dir", "--run"), metavar="DIR")
+    store_latency_ms: float = setting(
+        0.0, "how long a store takes before it answers a row group's read", least=0
+    )
+    run: str = setting(
+        "",
+        "a new folder for events, metrics and a report",
+        flags=("--run-dir", "--run"),
+        metavar="DIR",
+    )
     quarantine: str = setting("quarantine.jsonl", "where rows set aside are listed", metavar="FILE")
     conditions: RunOptions = field(default_factory=RunOptions)
     code: CodeOptions = field(default_factory=CodeOptions)
@@ -111,10 +151,15 @@ class BenchSession:
         self._conditions = RunConditions(options.table[0], options.conditions, options.quarantine)
         self._functions: list[tuple[str, Function | str, bool]] = [
             *((function_of(name)[0], name, False) for name in options.udf),
-            *((*function_of(name, "--arrow-udf"), True) for name in options.arrow_udf)]
+            *((*function_of(name, "--arrow-udf"), True) for name in options.arrow_udf),
+        ]
         """The name of each transform, its function, and whether that takes a record batch."""
-        table = table_named((self._conditions.table, *options.table[1:]), options.roles, options.code,
-                            options.transforms)
+        table = table_named(
+            (self._conditions.table, *options.table[1:]),
+            options.roles,
+            options.code,
+            options.transforms,
+        )
         self._table = table.transformed(short_transforms(options.transforms))
         plain = self._table if isinstance(self._table, ParquetFiles) else None
         columns = Columns.of(self._table.fields, options.fill, known=plain.fill if plain else {})
@@ -138,28 +183,61 @@ class BenchSession:
                 raise KnobError(f"no stage {stage!r}{nearest(stage, (*known, *SIZES))}")
 
     def __enter__(self) -> BenchSession:
-        from sluice.ingest.loader import BatchLoader  # it loads torch: what is wrong has been said by now
+        from sluice.ingest.loader import (
+            BatchLoader,
+        )  # it loads torch: what is wrong has been said by now
         from sluice.ingest.stages.transform import Transform
 
         options = self._options
         with ExitStack() as stack:
             stack.enter_context(shown(options.run, options.live, self._say))
-            self._loader = loader = stack.enter_context(BatchLoader(
-                self._table, batch_size=options.batch_size, split=options.split, seed=options.seed,
-                epochs=options.epochs or sys.maxsize, memory_limit=options.memory_limit, reader=self._reader,
-                transforms=[Transform(name, function, arrow=arrow) for name, function, arrow in self._functions],
-                before_read=self._before_read if self._latency_s else None, shuffle=options.shuffle, fill=options.fill,
-                streams=options.streams, window_rows=options.window_rows,
-                sample=options.sample or None, **self._conditions.for_loader()))
-            self._policy = policies.make(options.tuning, foreknowledge(loader), options.agent_weights)
+            self._loader = loader = stack.enter_context(
+                BatchLoader(
+                    self._table,
+                    batch_size=options.batch_size,
+                    split=options.split,
+                    seed=options.seed,
+                    epochs=options.epochs or sys.maxsize,
+                    memory_limit=options.memory_limit,
+                    reader=self._reader,
+                    transforms=[
+                        Transform(name, function, arrow=arrow)
+                        for name, function, arrow in self._functions
+                    ],
+                    before_read=self._before_read if self._latency_s else None,
+                    shuffle=options.shuffle,
+                    fill=options.fill,
+                    streams=options.streams,
+                    window_rows=options.window_rows,
+                    sample=options.sample or None,
+                    **self._conditions.for_loader(),
+                )
+            )
+            self._policy = policies.make(
+                options.tuning, foreknowledge(loader), options.agent_weights
+            )
             self._knob_memory = KnobMemory(loader, options, say=self._say)
             self._knob_memory.start()
             if options.run:
-                self._run = stack.enter_context(RunFolder.create(options.run, {
-                    **options.to_dict(), "version": self._table.version, "reader": loader.reader}))
-            left = f" ({loader.plan.dropped:,} rows fill no batch, other ones each time)" if loader.plan.dropped else ""
-            self._say(f"{self._table.uri} version {self._table.version}: {loader.plan.rows:,} rows, {len(loader)} "
-                      f"steps an epoch{left}; needs at least {loader.memory_need}; {loader.knobs}")
+                self._run = stack.enter_context(
+                    RunFolder.create(
+                        options.run,
+                        {
+                            **options.to_dict(),
+                            "version": self._table.version,
+                            "reader": loader.reader,
+                        },
+                    )
+                )
+            left = (
+                f" ({loader.plan.dropped:,} rows fill no batch, other ones each time)"
+                if loader.plan.dropped
+                else ""
+            )
+            self._say(
+                f"{self._table.uri} version {self._table.version}: {loader.plan.rows:,} rows, {len(loader)} "
+                f"steps an epoch{left}; needs at least {loader.memory_need}; {loader.knobs}"
+            )
             self._stack = stack.pop_all()
         return self
 
@@ -176,29 +254,48 @@ class BenchSession:
         stack.callback(self._view.close)
         peak = stack.enter_context(Peak(loader.memory_used))
         tuned = stack.enter_context(self._knob_memory.sharing(loader))
-        controller = stack.enter_context(Controller(
-            tuned, self._policy, record=self._knob_memory.observing(self._record),
-            observe=self._knob_memory.observing(self._observe), learned=self._knob_memory.learned))
+        controller = stack.enter_context(
+            Controller(
+                tuned,
+                self._policy,
+                record=self._knob_memory.observing(self._record),
+                observe=self._knob_memory.observing(self._observe),
+                learned=self._knob_memory.learned,
+            )
+        )
         with on_signal(loader.stacks), self._conditions.inject_faults(loader, self._record):
             found = consume(loader, self._options.seconds, self._step, epochs=self._options.epochs)
         controller.stop()
-        peak_bytes = peak.bytes  # taken before the decoder is measured alone, to which the limit does not apply
+        peak_bytes = (
+            peak.bytes
+        )  # taken before the decoder is measured alone, to which the limit does not apply
         knobs = loader.knobs
         record = None if self._run is None else partial(self._write, "event")
-        self._knob_memory.finish(policy=self._policy.name, record=record, learned=controller.learned())
+        self._knob_memory.finish(
+            policy=self._policy.name, record=record, learned=controller.learned()
+        )
         loader.close()
         limit.measure()
-        outcome = {**_figures(found, self._options.epochs), "decode_rows_per_s": round(limit.rows_per_s),
-                   "decode_threads": limit.threads,
-                   "peak_bytes": peak_bytes, "decisions": controller.decisions,
-                   "opening": controller.opening, "knobs": knobs.to_dict(),
-                   "tuning": self._policy.name, "reader": self._reader, **self._conditions.outcome(loader)}
+        outcome = {
+            **_figures(found, self._options.epochs),
+            "decode_rows_per_s": round(limit.rows_per_s),
+            "decode_threads": limit.threads,
+            "peak_bytes": peak_bytes,
+            "decisions": controller.decisions,
+            "opening": controller.opening,
+            "knobs": knobs.to_dict(),
+            "tuning": self._policy.name,
+            "reader": self._reader,
+            **self._conditions.outcome(loader),
+        }
         if self._run is not None:
             told = summary(Run.read(self._run.path), outcome)
             outcome["outcome"] = told
             if told["rows_per_s_settled"] is not None:  # as the report has it
-                outcome |= {"rows_per_s_settled": round(told["rows_per_s_settled"]),
-                            "stall_fraction_settled": round(told["stall_settled"], 4)}
+                outcome |= {
+                    "rows_per_s_settled": round(told["rows_per_s_settled"]),
+                    "stall_fraction_settled": round(told["stall_settled"], 4),
+                }
             self._write("event", {"kind": "end", **outcome})
         return outcome
 
@@ -225,8 +322,13 @@ class BenchSession:
     def _decode_limit(self) -> DecodeLimit:
         split, names = self._options.split, Columns.of(self._table.fields).names
         made = self._table.made(split, names) if isinstance(self._table, ParquetFiles) else None
-        groups = RowGroupReader(self._table.files_of(split), made.sources if made else names,
-                                self._before_read if self._latency_s else None, self._conditions.files(), made=made)
+        groups = RowGroupReader(
+            self._table.files_of(split),
+            made.sources if made else names,
+            self._before_read if self._latency_s else None,
+            self._conditions.files(),
+            made=made,
+        )
         self._stack.callback(groups.close)
         return DecodeLimit(source_of(self._reader, groups), groups)
 
@@ -256,15 +358,26 @@ class BenchSession:
             getattr(self._run, what)(line)
         except OSError as error:
             self._run_is_full = True
-            self._say(f"{error.filename or self._run.path}: nothing more is written there ({error.strerror or error}); "
-                      "the run goes on")
+            self._say(
+                f"{error.filename or self._run.path}: nothing more is written there ({error.strerror or error}); "
+                "the run goes on"
+            )
 
 
 def _figures(found: BenchOutcome, epochs: int | None) -> dict[str, Any]:
     """What the consumer saw, as figures: with the order hash of the first epoch, or, of so many `epochs`, the last."""
-    of_epochs = {} if epochs is None else {"order_hash": found.order_hashes[-1], "order_hashes": found.order_hashes}
-    return {"rows_per_s": round(found.rows_per_s()),
-            "rows_per_s_settled": round(found.rows_per_s(_SETTLED) or found.rows_per_s()),
-            "stall_fraction": round(found.stall_fraction(), 4),
-            "stall_fraction_settled": round(found.stall_fraction(_SETTLED), 4),
-            "first_batch_s": round(found.waits[0], 3), "order_hash": found.order_hash, "rows": found.rows, **of_epochs}
+    of_epochs = (
+        {}
+        if epochs is None
+        else {"order_hash": found.order_hashes[-1], "order_hashes": found.order_hashes}
+    )
+    return {
+        "rows_per_s": round(found.rows_per_s()),
+        "rows_per_s_settled": round(found.rows_per_s(_SETTLED) or found.rows_per_s()),
+        "stall_fraction": round(found.stall_fraction(), 4),
+        "stall_fraction_settled": round(found.stall_fraction(_SETTLED), 4),
+        "first_batch_s": round(found.waits[0], 3),
+        "order_hash": found.order_hash,
+        "rows": found.rows,
+        **of_epochs,
+    }

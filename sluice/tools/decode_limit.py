@@ -16,18 +16,37 @@ from sluice.ingest.stages.shuffle import Decoded, ReadTask
 _UNLIMITED = 2**60
 
 
-def decode_rows_per_s(source: RowGroupSource, groups: RowGroupReader, threads: int, seconds: float) -> float:
+def decode_rows_per_s(
+    source: RowGroupSource, groups: RowGroupReader, threads: int, seconds: float
+) -> float:
     """The rows a second with so many threads, which read the row groups of the table over and over."""
     schedule = EpochSchedule(0, 0, (), (), ())
-    every = [(file, group, rows) for file, counts in enumerate(groups.row_groups) for group, rows in enumerate(counts)]
-    tasks = (ReadTask(schedule, Read(file, group, rows, (WindowPart(0, 0, 0, rows),)))
-             for file, group, rows in itertools.cycle(every))
+    every = [
+        (file, group, rows)
+        for file, counts in enumerate(groups.row_groups)
+        for group, rows in enumerate(counts)
+    ]
+    tasks = (
+        ReadTask(schedule, Read(file, group, rows, (WindowPart(0, 0, 0, rows),)))
+        for file, group, rows in itertools.cycle(every)
+    )
     pools: list[Pool[ReadTask, Decoded]] = []
 
-    def make_pool(upstream: Iterator[ReadTask], make_work: Callable[[], Work]) -> Pool[ReadTask, Decoded]:
-        pools.append(Pool(StageCounters("decode"), upstream, lambda _: make_work(), workers=threads, limit_bytes=2**26,
-                          governor=Governor(_UNLIMITED, 0), size=lambda t: t.read.rows * 4 * len(groups.columns),
-                          measure=lambda d: (d.table.num_rows, d.table.nbytes)))
+    def make_pool(
+        upstream: Iterator[ReadTask], make_work: Callable[[], Work]
+    ) -> Pool[ReadTask, Decoded]:
+        pools.append(
+            Pool(
+                StageCounters("decode"),
+                upstream,
+                lambda _: make_work(),
+                workers=threads,
+                limit_bytes=2**26,
+                governor=Governor(_UNLIMITED, 0),
+                size=lambda t: t.read.rows * 4 * len(groups.columns),
+                measure=lambda d: (d.table.num_rows, d.table.nbytes),
+            )
+        )
         return pools[-1]
 
     rows = 0

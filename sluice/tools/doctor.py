@@ -29,8 +29,10 @@ examples:
   sluice doctor data/clicks --json
   sluice doctor --cache /mnt/nvme --clean
 """
-_DESCRIPTION = ("Looks at versions, cores, limits, shared memory and what dead runs left, and at a table's checksums "
-                "and store. Exit code: 0 all is well, 1 something is not.")
+_DESCRIPTION = (
+    "Looks at versions, cores, limits, shared memory and what dead runs left, and at a table's checksums "
+    "and store. Exit code: 0 all is well, 1 something is not."
+)
 _MARKS = {True: "✓", False: "✗", None: "–"}
 _TRIES = 5
 _HASHED = 4 * 2**20
@@ -41,8 +43,12 @@ _COPIED = 32 * 2**20  # larger than most caches
 class DoctorOptions:
     """What is looked at beside the machine."""
 
-    table: str = setting("", "a feature table, or a folder of Parquet files", metavar="TABLE", positional=True)
-    cache: str | None = setting(None, "a cache of remote files, to be looked at for leftovers", metavar="DIR")
+    table: str = setting(
+        "", "a feature table, or a folder of Parquet files", metavar="TABLE", positional=True
+    )
+    cache: str | None = setting(
+        None, "a cache of remote files, to be looked at for leftovers", metavar="DIR"
+    )
     clean: bool = setting(False, "remove what dead runs left, and nothing else")
     json: bool = setting(False, "no table; all findings in the JSON line")
     code: CodeOptions = dataclasses.field(default_factory=CodeOptions)
@@ -50,17 +56,28 @@ class DoctorOptions:
 
 def main(argv: list[str]) -> Mapping[str, Any] | None:
     """Prints a table for people and one JSON line; ends with 1 if something is wrong."""
-    options = parse(DoctorOptions, argv=argv, prog="sluice doctor", epilog=_EXAMPLES, description=_DESCRIPTION)
+    options = parse(
+        DoctorOptions, argv=argv, prog="sluice doctor", epilog=_EXAMPLES, description=_DESCRIPTION
+    )
     found = Machine()
-    findings = [*doctor_checks.versions(), *doctor_checks.machine(found), *doctor_checks.shared_memory(),
-                *doctor_checks.workers(),
-                *doctor_checks.leftovers(options.cache, options.table or None, options.clean),
-                *(doctor_checks.table(options.table, options.code) if options.table else ())]
+    findings = [
+        *doctor_checks.versions(),
+        *doctor_checks.machine(found),
+        *doctor_checks.shared_memory(),
+        *doctor_checks.workers(),
+        *doctor_checks.leftovers(options.cache, options.table or None, options.clean),
+        *(doctor_checks.table(options.table, options.code) if options.table else ()),
+    ]
     result: dict[str, Any] = {
-        "machine": {"system": platform.platform(), "processor": found.model(), "cores": found.cores(),
-                    **dataclasses.asdict(speed_of(found.model(), cache_folder()))},
+        "machine": {
+            "system": platform.platform(),
+            "processor": found.model(),
+            "cores": found.cores(),
+            **dataclasses.asdict(speed_of(found.model(), cache_folder())),
+        },
         "limits": {"memory": found.memory_limit(), "memory_used": found.memory_used()},
-        "problems": doctor_checks.problems(findings)}
+        "problems": doctor_checks.problems(findings),
+    }
     if options.json:
         result["findings"] = [dataclasses.asdict(finding) for finding in findings]
     else:
@@ -92,7 +109,11 @@ class Speed:
     def __post_init__(self) -> None:
         for name in ("core_bytes_per_s", "memory_bytes_per_s"):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < float("inf"):
+            if (
+                isinstance(value, bool)
+                or not isinstance(value, (int, float))
+                or not 0 < value < float("inf")
+            ):
                 raise ValueError(f"{name}: {value!r} is not a positive number")
 
 
@@ -114,8 +135,10 @@ def measure_speed(clock: Callable[[], float] = time.thread_time) -> Speed:
     def copy() -> None:
         target[:] = source
 
-    return Speed(core_bytes_per_s=_HASHED / best(lambda: hashlib.blake2b(data)),
-                 memory_bytes_per_s=2 * _COPIED / best(copy))
+    return Speed(
+        core_bytes_per_s=_HASHED / best(lambda: hashlib.blake2b(data)),
+        memory_bytes_per_s=2 * _COPIED / best(copy),
+    )
 
 
 def speed_of(machine: str, folder: Path, measured: Callable[[], Speed] = measure_speed) -> Speed:

@@ -77,10 +77,17 @@ def chunks_with_crc(file: pa.NativeFile, metadata: pq.FileMetaData) -> tuple[int
 
 
 # (package, lowest version, who needs it). Older torch and pyarrow run code from files that they are given.
-PACKAGES = (("numpy", "2", ""), ("pyarrow", "18", ""), ("zlib-ng", "1", ""), ("torch", "2.8", ""),
-            ("deltalake", "1.6", "feature tables"), ("petastorm", "0.13.1", "reader=petastorm"),
-            ("pyspark", "4.1", "the ETL job"), ("torchrec", "1.8", "the trainer"),
-            ("fsspec", "", "other stores than local and s3"))
+PACKAGES = (
+    ("numpy", "2", ""),
+    ("pyarrow", "18", ""),
+    ("zlib-ng", "1", ""),
+    ("torch", "2.8", ""),
+    ("deltalake", "1.6", "feature tables"),
+    ("petastorm", "0.13.1", "reader=petastorm"),
+    ("pyspark", "4.1", "the ETL job"),
+    ("torchrec", "1.8", "the trainer"),
+    ("fsspec", "", "other stores than local and s3"),
+)
 _NEEDED_FILES = 1024
 _SMALL = 2**30
 _FILES = 8
@@ -107,18 +114,27 @@ def versions() -> Iterator[Finding]:
         try:
             found = metadata.version(package)
         except metadata.PackageNotFoundError:
-            yield Finding(package, "not installed", None if use else False,
-                          f"only needed for {use}" if use else f"pip install '{package}>={lowest}'")
+            yield Finding(
+                package,
+                "not installed",
+                None if use else False,
+                f"only needed for {use}" if use else f"pip install '{package}>={lowest}'",
+            )
             continue
         well = _number(found) >= _number(lowest)
-        yield Finding(package, found, well, "" if well else f"{lowest} or newer is needed: pip install -U {package}")
+        yield Finding(
+            package,
+            found,
+            well,
+            "" if well else f"{lowest} or newer is needed: pip install -U {package}",
+        )
 
 
 def _number(version: str) -> list[int]:
     """The leading numbers of a version."""
     parts = []
     for part in version.split("+")[0].split("."):
-        digits = part[:len(part) - len(part.lstrip("0123456789"))]
+        digits = part[: len(part) - len(part.lstrip("0123456789"))]
         if not digits:
             break
         parts.append(int(digits))
@@ -127,18 +143,34 @@ def _number(version: str) -> list[int]:
 
 def machine(found: Machine) -> Iterator[Finding]:
     cores, host = found.cores(), os.cpu_count() or 1
-    yield Finding("cores", f"{cores:g} of the host's {host}", None if cores < host else True,
-                  "an affinity or a quota takes the others" if cores < host else "")
+    yield Finding(
+        "cores",
+        f"{cores:g} of the host's {host}",
+        None if cores < host else True,
+        "an affinity or a quota takes the others" if cores < host else "",
+    )
     limit, used = found.memory_limit(), found.memory_used()
     tight = limit < _SMALL
-    yield Finding("memory limit", f"{format_bytes(limit)}, {format_bytes(used)} in use by this process", not tight,
-                  "below 1 GiB only small batches fit: see what `sluice bench --memory-limit` prints" if tight else "")
+    yield Finding(
+        "memory limit",
+        f"{format_bytes(limit)}, {format_bytes(used)} in use by this process",
+        not tight,
+        "below 1 GiB only small batches fit: see what `sluice bench --memory-limit` prints"
+        if tight
+        else "",
+    )
     waited = found.memory_pressure()
-    yield Finding("memory pressure", f"{waited:g} % of the last 10 s", waited <= _PRESSED,
-                  "tasks wait for memory: another program takes it" if waited > _PRESSED else "")
+    yield Finding(
+        "memory pressure",
+        f"{waited:g} % of the last 10 s",
+        waited <= _PRESSED,
+        "tasks wait for memory: another program takes it" if waited > _PRESSED else "",
+    )
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     few = files != resource.RLIM_INFINITY and files < _NEEDED_FILES
-    yield Finding("open files", str(files), not few, f"raise it: ulimit -n {_NEEDED_FILES * 4}" if few else "")
+    yield Finding(
+        "open files", str(files), not few, f"raise it: ulimit -n {_NEEDED_FILES * 4}" if few else ""
+    )
 
 
 def shared_memory() -> Iterator[Finding]:
@@ -147,14 +179,22 @@ def shared_memory() -> Iterator[Finding]:
         region.reserve(_SMALL // 64)
         yield Finding("shared memory", "memfd, reserved as needed")
     except (SharedMemoryError, OSError) as error:
-        yield Finding("shared memory", str(error), False, "process workers cannot run: use backend=thread")
+        yield Finding(
+            "shared memory", str(error), False, "process workers cannot run: use backend=thread"
+        )
     finally:
         region.close()
     with contextlib.suppress(OSError):
         status = os.statvfs("/dev/shm")
         size = status.f_blocks * status.f_frsize
-        yield Finding("/dev/shm", format_bytes(size), None if size < _SMALL else True,
-                      "torch's own loaders and collectives use it: docker run --shm-size=2g" if size < _SMALL else "")
+        yield Finding(
+            "/dev/shm",
+            format_bytes(size),
+            None if size < _SMALL else True,
+            "torch's own loaders and collectives use it: docker run --shm-size=2g"
+            if size < _SMALL
+            else "",
+        )
 
 
 def workers() -> Iterator[Finding]:
@@ -173,21 +213,32 @@ def table(uri: str, code: CodeOptions) -> Iterator[Finding]:
     try:
         opened = table_named([uri], None, code)
     except (GuessError, ColumnError) as error:
-        yield Finding("columns", str(error), False if code.own_spec else None, "a loader needs roles= or spec=")
+        yield Finding(
+            "columns",
+            str(error),
+            False if code.own_spec else None,
+            "a loader needs roles= or spec=",
+        )
         found = parquet_paths(uri)
         yield Finding("table", f"{len(found)} Parquet files, no feature table", None)
         yield from files(found, plain=True)
         return
     except (UsageError, OSError) as error:
-        yield Finding("table", str(error), False, "sluice show TABLE tells more" if is_table(uri) else "")
+        yield Finding(
+            "table", str(error), False, "sluice show TABLE tells more" if is_table(uri) else ""
+        )
         return
     paths = [file.path for file in opened.files]
     if isinstance(opened, ParquetFiles):
         rows = sum(file.rows for file in opened.files)
-        yield Finding("table", f"{len(paths)} Parquet files of {rows:,} rows, no feature table", None)
+        yield Finding(
+            "table", f"{len(paths)} Parquet files of {rows:,} rows, no feature table", None
+        )
         yield _columns(opened)
     else:
-        yield Finding("table", f"version {opened.version}, {opened.rows:,} rows in {len(paths)} files")
+        yield Finding(
+            "table", f"version {opened.version}, {opened.rows:,} rows in {len(paths)} files"
+        )
     yield from files(paths, plain=isinstance(opened, ParquetFiles))
 
 
@@ -207,7 +258,9 @@ def _columns(opened: ParquetFiles) -> Finding:
 def files(paths: Sequence[str], *, plain: bool) -> Iterator[Finding]:
     """Checks the checksums of some files, spread over all, and how fast their store answers. Those of a feature table
     have checksums; of plain files few programs' have, so it is only said."""
-    chosen = [paths[n * len(paths) // min(_FILES, len(paths))] for n in range(min(_FILES, len(paths)))]
+    chosen = [
+        paths[n * len(paths) // min(_FILES, len(paths))] for n in range(min(_FILES, len(paths)))
+    ]
     having = total = 0
     times: list[float] = []
     without = ""
@@ -220,24 +273,39 @@ def files(paths: Sequence[str], *, plain: bool) -> Iterator[Finding]:
                 with pq.ParquetFile(file) as parquet:
                     found, of = chunks_with_crc(file, parquet.metadata)
         except (OSError, ValueError) as error:
-            yield Finding("file", f"{path}: {error}", False,
-                          "copy it here anew" if plain else "sluice check TABLE looks at every file")
+            yield Finding(
+                "file",
+                f"{path}: {error}",
+                False,
+                "copy it here anew" if plain else "sluice check TABLE looks at every file",
+            )
             continue
         having, total = having + found, total + of
         if found < of and not without:
             without = path
     if total:
         advice = f"{without} has none: a flipped bit would be read as data; "
-        advice += "to have them, write with page checksums (pyarrow: write_page_checksum=True)" if plain else \
-            "write it anew with page checksums"
+        advice += (
+            "to have them, write with page checksums (pyarrow: write_page_checksum=True)"
+            if plain
+            else "write it anew with page checksums"
+        )
         every = "" if plain else " (sluice check TABLE reads them all)"
-        yield Finding("checksums", f"present in {having} of {total} column chunks of {len(chosen)} files{every}",
-                      (None if plain else False) if without else True, advice if without else "")
+        yield Finding(
+            "checksums",
+            f"present in {having} of {total} column chunks of {len(chosen)} files{every}",
+            (None if plain else False) if without else True,
+            advice if without else "",
+        )
     if times:
         middle = statistics.median(times)
         slow = middle > _SLOW_S
-        yield Finding("store", f"{middle * 1000:.1f} ms to open a file and read {_PIECE // 1024} KiB",
-                      None if slow else True, "more read workers hide it; --tuning auto finds how many" if slow else "")
+        yield Finding(
+            "store",
+            f"{middle * 1000:.1f} ms to open a file and read {_PIECE // 1024} KiB",
+            None if slow else True,
+            "more read workers hide it; --tuning auto finds how many" if slow else "",
+        )
 
 
 def leftovers(cache_folder: str | None, table: str | None, clean: bool) -> Iterator[Finding]:
@@ -251,7 +319,11 @@ def leftovers(cache_folder: str | None, table: str | None, clean: bool) -> Itera
         halves = cache.half_written(cache_folder, remove=clean)
         yield _left(f"half-written files in {cache_folder}", [path.name for path in halves], clean)
     if table is not None and os.path.isdir(table):
-        drafts = [path for path in Path(table).rglob(f"{REMEMBERED}.*") if _dead(path.name.rpartition(".")[2])]
+        drafts = [
+            path
+            for path in Path(table).rglob(f"{REMEMBERED}.*")
+            if _dead(path.name.rpartition(".")[2])
+        ]
         for path in drafts if clean else ():
             path.unlink(missing_ok=True)
         yield _left(f"half-written footers in {table}", [path.name for path in drafts], clean)
@@ -279,9 +351,16 @@ def _orphans() -> Iterator[int]:
     for process in psutil.process_iter():
         with contextlib.suppress(OSError, psutil.Error):
             owner = child.owner_of(process.cmdline())
-            if owner not in (None, process.ppid()) and os.readlink(f"/proc/{process.pid}/ns/pid") == here:
+            if (
+                owner not in (None, process.ppid())
+                and os.readlink(f"/proc/{process.pid}/ns/pid") == here
+            ):
                 yield process.pid
 
 
 def problems(findings: Iterable[Finding]) -> list[str]:
-    return [f"{f.what}: {f.value}" + (f" ({f.advice})" if f.advice else "") for f in findings if f.well is False]
+    return [
+        f"{f.what}: {f.value}" + (f" ({f.advice})" if f.advice else "")
+        for f in findings
+        if f.well is False
+    ]

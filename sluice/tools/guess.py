@@ -36,10 +36,12 @@ examples:
   sluice bench logs --spec clicks.toml
   sluice guess 'exports/*.csv' --label bought > exports.toml
 """
-_DESCRIPTION = ("Reads footers and a few rows, and writes a spec: roles, types, what is hashed, filled or made of "
-                "times, and how rows are split, with what was seen of each column beside it; of CSV, TSV and JSON "
-                "lines also encoding, delimiter and header. sluice etl takes it as --spec, and of Parquet a Loader as "
-                "spec=.")
+_DESCRIPTION = (
+    "Reads footers and a few rows, and writes a spec: roles, types, what is hashed, filled or made of "
+    "times, and how rows are split, with what was seen of each column beside it; of CSV, TSV and JSON "
+    "lines also encoding, delimiter and header. sluice etl takes it as --spec, and of Parquet a Loader as "
+    "spec=."
+)
 _HEAD = """\
 # Guessed by `sluice guess` from names, types and a few rows: read it, and change what is wrong.
 #   Loader(FILES, spec="this file", batch_size=8192)      loads the files as they are
@@ -49,10 +51,14 @@ _HEAD_OF_TEXT = """\
 # Guessed by `sluice guess` from names and a few rows: read it, and change what is wrong.
 #   sluice etl --spec "this file" --input … --output …    makes a table, which loaders take
 """
-_SPLIT_COLUMNS = 4  # whose values decide the split of plain Parquet that has neither times nor users
+_SPLIT_COLUMNS = (
+    4  # whose values decide the split of plain Parquet that has neither times nor users
+)
 
 
-def spec_text(found: Mapping[str, Proposal], others: Mapping[str, str], sample: TextSample | None = None) -> str:
+def spec_text(
+    found: Mapping[str, Proposal], others: Mapping[str, str], sample: TextSample | None = None
+) -> str:
     """The spec, with what was seen of each column as a comment. `others` holds why columns were not looked at; `sample`
     is what was, if the files are text."""
     used = {name: one for name, one in found.items() if one.role or one.time}
@@ -62,29 +68,50 @@ def spec_text(found: Mapping[str, Proposal], others: Mapping[str, str], sample: 
     named = found if form in ("csv", "tsv") else used  # all that lie in a line
     times = {name: forms for name, forms in times.items() if name in used}
     inputs = ",\n           ".join(_input(one, times.get(name, ())) for name, one in named.items())
-    lines = [_HEAD if form == "parquet" else _HEAD_OF_TEXT, "[input]", f'format = "{form}"',
-             *(f"{key} = {json.dumps(said)}" for key, said in keys.items()), f"columns = [{inputs}]"]
-    if any(form[-1] not in "zZ" for one in (*times.values(), *(one.formats for one in used.values())) for form in one):
-        lines.append("# Texts that name no zone are read as times in UTC; zone = \"Europe/Berlin\" beside format says "
-                     "another.")
-    if optional := [name for name, one in used.items() if one.facts.optional and one.role != "label"]:
-        lines += ["# Not in every file, and null where they are missing:",
-                  f"optional = {json.dumps(optional, ensure_ascii=False)}"]
+    lines = [
+        _HEAD if form == "parquet" else _HEAD_OF_TEXT,
+        "[input]",
+        f'format = "{form}"',
+        *(f"{key} = {json.dumps(said)}" for key, said in keys.items()),
+        f"columns = [{inputs}]",
+    ]
+    if any(
+        form[-1] not in "zZ"
+        for one in (*times.values(), *(one.formats for one in used.values()))
+        for form in one
+    ):
+        lines.append(
+            '# Texts that name no zone are read as times in UTC; zone = "Europe/Berlin" beside format says '
+            "another."
+        )
+    if optional := [
+        name for name, one in used.items() if one.facts.optional and one.role != "label"
+    ]:
+        lines += [
+            "# Not in every file, and null where they are missing:",
+            f"optional = {json.dumps(optional, ensure_ascii=False)}",
+        ]
     if left:
         lines += ["# Left out:", *left]
     lines += ["", "[table]", *_split(found, sample)]
     if any(one.role == "label" and one.facts.nulls for one in used.values()):
-        lines += ["# Rows without a label lie in a split of their own; nothing is trained on them.",
-                  'unlabelled = "ask"']
+        lines += [
+            "# Rows without a label lie in a split of their own; nothing is trained on them.",
+            'unlabelled = "ask"',
+        ]
     lines += [""]
     taken = {name.lower() for name in found}
     for one in used.values():
         plain = one.name.replace(".", "_")  # a model's table has no dot in its name
         name = one.name if plain in found else plain
         alike = [other for other in used if other.lower() == one.name.lower()]
-        if one.name != alike[0] or is_the_tables_own(name):  # no table tells names apart by their case alone
+        if one.name != alike[0] or is_the_tables_own(
+            name
+        ):  # no table tells names apart by their case alone
             name = name.strip("_") or "column"
-            name = next(f"{name}_{n}" for n in itertools.count(2) if f"{name}_{n}".lower() not in taken)
+            name = next(
+                f"{name}_{n}" for n in itertools.count(2) if f"{name}_{n}".lower() not in taken
+            )
             taken.add(name.lower())
         lines += _columns(one, name, learns=form != "parquet")
     return "\n".join(lines).rstrip() + "\n"
@@ -108,7 +135,11 @@ def _type(one: Proposal) -> str:
         if is_text(one.facts):
             return "text"
         click = not one.facts.values or 0 <= one.facts.low <= one.facts.high <= 1
-        return "int" if pa.types.is_boolean(kind) or (click and not pa.types.is_floating(kind)) else "float"
+        return (
+            "int"
+            if pa.types.is_boolean(kind) or (click and not pa.types.is_floating(kind))
+            else "float"
+        )
     if one.time:
         return one.time
     if one.role in ("dense", "weight") or pa.types.is_floating(kind):
@@ -121,8 +152,10 @@ def _split(found: Mapping[str, Proposal], sample: TextSample | None) -> Iterator
     """How rows are split: by the first time that there is, if its end is known, else by the user, else by rows."""
     for name, one in found.items() if sample is None or sample.whole else ():
         if bounds := _time_bounds(one):
-            first, second = (f"{datetime.datetime.fromtimestamp(_seconds(at, one), datetime.UTC):%Y-%m-%d %H:%M}"
-                             for at in bounds[1:])
+            first, second = (
+                f"{datetime.datetime.fromtimestamp(_seconds(at, one), datetime.UTC):%Y-%m-%d %H:%M}"
+                for at in bounds[1:]
+            )
             yield f"# Trained on the past: validation begins at {first}, test at {second} (UTC)."
             yield f"split_time = {json.dumps(name, ensure_ascii=False)}"
             yield f"split = {{train = {bounds[0]}, validation = {bounds[1]}, test = {bounds[2]}}}"
@@ -133,8 +166,15 @@ def _split(found: Mapping[str, Proposal], sample: TextSample | None) -> Iterator
         yield "# All rows of one value of this column lie in one split."
     elif sample is None:
         # A loader would have to read every column for the hash of a whole row.
-        features = [one for one in found.values() if one.role in ("dense", "sparse") and not one.facts.optional]
-        by = [one.name for one in sorted(features, key=lambda one: -one.facts.distinct)[:_SPLIT_COLUMNS]]
+        features = [
+            one
+            for one in found.values()
+            if one.role in ("dense", "sparse") and not one.facts.optional
+        ]
+        by = [
+            one.name
+            for one in sorted(features, key=lambda one: -one.facts.distinct)[:_SPLIT_COLUMNS]
+        ]
         yield "# Rows that agree in all of these lie in one split."
     else:
         yield "# A row's hash decides; with split_by or split_time other things do."
@@ -145,14 +185,21 @@ def _split(found: Mapping[str, Proposal], sample: TextSample | None) -> Iterator
 
 def _time_bounds(one: Proposal) -> tuple[int, int, int] | None:
     """Where training, validation and test begin; None if a column cannot say so."""
-    if one.time not in ("int", "float") or one.facts.low is None or one.facts.nulls or one.facts.optional:
+    if (
+        one.time not in ("int", "float")
+        or one.facts.low is None
+        or one.facts.nulls
+        or one.facts.optional
+    ):
         return None
     low, high = (_number(value, one) for value in (one.facts.low, one.facts.high))
     times, _ = converted(one.facts.sampled, "float")
     times = times.to_numpy()
     middle = len(times) // 2
     if len(times) and times[:middle].max(initial=low) > times[middle:].min(initial=high):
-        bounds = [int(at) for at in np.quantile(times, [0.8, 0.9])]  # rows lie in any order: the sample is like all
+        bounds = [
+            int(at) for at in np.quantile(times, [0.8, 0.9])
+        ]  # rows lie in any order: the sample is like all
     else:
         start, end = (_seconds(at, one) for at in (low, high))
         bounds = [_stamp(start + (end - start) * share, one) for share in (0.8, 0.9)]
@@ -181,15 +228,34 @@ def _stamp(seconds: float, one: Proposal) -> int:
 def _columns(one: Proposal, name: str, *, learns: bool) -> list[str]:
     seen = f"# {facts_text(one.facts)}"
     if one.time:
-        clock = any("%H" in form for form in one.formats) if one.formats else not pa.types.is_date(one.facts.type)
-        read = [f'{{op = "parse_time", format = {toml_texts(one.formats)}}}'] if one.formats else \
-            [f'{{op = "scale", by = {one.unit}}}'] if one.unit > 1 else []
+        clock = (
+            any("%H" in form for form in one.formats)
+            if one.formats
+            else not pa.types.is_date(one.facts.type)
+        )
+        read = (
+            [f'{{op = "parse_time", format = {toml_texts(one.formats)}}}']
+            if one.formats
+            else [f'{{op = "scale", by = {one.unit}}}']
+            if one.unit > 1
+            else []
+        )
         named = getattr(one.facts.type, "tz", None)
         zone = f', zone = "{named}"' if named in zoneinfo.available_timezones() - {"UTC"} else ""
-        return [line for part, size in ([("hour", 24)] if clock else []) + [("weekday", 7)] for line in
-                _column(f"{name}_{part}", "sparse",
-                        [*read, f'{{op = "{part}"{zone}}}', f'{{op = "modulus", size = {size}}}'], seen, one.name)]
-    return _column(name, one.role, _operators(one, learns=learns), seen, None if name == one.name else one.name)
+        return [
+            line
+            for part, size in ([("hour", 24)] if clock else []) + [("weekday", 7)]
+            for line in _column(
+                f"{name}_{part}",
+                "sparse",
+                [*read, f'{{op = "{part}"{zone}}}', f'{{op = "modulus", size = {size}}}'],
+                seen,
+                one.name,
+            )
+        ]
+    return _column(
+        name, one.role, _operators(one, learns=learns), seen, None if name == one.name else one.name
+    )
 
 
 def _operators(one: Proposal, *, learns: bool) -> list[str]:
@@ -200,8 +266,13 @@ def _operators(one: Proposal, *, learns: bool) -> list[str]:
         return ['{op = "fill"}', *(_evened(one.spread, learns=learns) if one.spread else ())]
     if one.role == "label":
         _, made = label_of(one.label, {one.name: str(one.facts.type)})
-        return [f'{{op = "one_hot", values = {json.dumps(op.values)}}}' if isinstance(op, OneHot) else
-                f'{{op = "compare", to = {json.dumps(op.to)}}}' for op in made if isinstance(op, (OneHot, Compare))]
+        return [
+            f'{{op = "one_hot", values = {json.dumps(op.values)}}}'
+            if isinstance(op, OneHot)
+            else f'{{op = "compare", to = {json.dumps(op.to)}}}'
+            for op in made
+            if isinstance(op, (OneHot, Compare))
+        ]
     return [f'{{op = "hash", size = {one.size}}}']
 
 
@@ -217,7 +288,9 @@ def _evened(spread: Spread, *, learns: bool) -> Iterator[str]:
         yield f'{{op = "scale", minus = {spread.mean:.6g}, by = {spread.deviation:.6g}}}'
 
 
-def _column(name: str, role: str, operators: list[str], seen: str, source: str | None = None) -> list[str]:
+def _column(
+    name: str, role: str, operators: list[str], seen: str, source: str | None = None
+) -> list[str]:
     lines = [seen, "[[column]]", f"name = {json.dumps(name, ensure_ascii=False)}"]
     if source is not None:
         lines.append(f"from = {json.dumps(source, ensure_ascii=False)}")
@@ -231,10 +304,18 @@ def _column(name: str, role: str, operators: list[str], seen: str, source: str |
 class GuessOptions:
     """Which files, and where the spec goes."""
 
-    files: tuple[str, ...] = setting(help="a folder, glob or files of Parquet, CSV, TSV or JSON lines",
-                                     metavar="FILES", positional=True, several=True)
-    label: str | None = setting(None, "the column that is the label, or a comparison such as 'stars >= 4' (default: "
-                                      "guessed by its name)", metavar="NAME")
+    files: tuple[str, ...] = setting(
+        help="a folder, glob or files of Parquet, CSV, TSV or JSON lines",
+        metavar="FILES",
+        positional=True,
+        several=True,
+    )
+    label: str | None = setting(
+        None,
+        "the column that is the label, or a comparison such as 'stars >= 4' (default: "
+        "guessed by its name)",
+        metavar="NAME",
+    )
     out: str = setting("", "a new file for the spec (default: it is printed)", metavar="FILE")
 
 
@@ -245,14 +326,18 @@ def guessed_spec(source: Paths, label: str | None = None) -> str:
         return spec_text(proposals(facts, rows, label, is_click=True), others)
     sample = TextSample.of(paths)
     with tempfile.TemporaryDirectory(prefix="sluice-guess-") as folder:
-        pq.write_table(sample.table, f"{folder}/rows.parquet", row_group_size=-(-sample.table.num_rows // 2))
+        pq.write_table(
+            sample.table, f"{folder}/rows.parquet", row_group_size=-(-sample.table.num_rows // 2)
+        )
         facts, _, others = facts_of(f"{folder}/rows.parquet")
     found = proposals(facts, sample.rows, label or sample.label, is_click=True)
     return spec_text(found, {**others, **sample.others}, sample)
 
 
 def main(argv: list[str]) -> None:
-    options = parse(GuessOptions, argv=argv, prog="sluice guess", epilog=_EXAMPLES, description=_DESCRIPTION)
+    options = parse(
+        GuessOptions, argv=argv, prog="sluice guess", epilog=_EXAMPLES, description=_DESCRIPTION
+    )
     files = options.files if len(options.files) > 1 else options.files[0]
     text = guessed_spec(files, options.label)
     # Whoever takes it does this, too; what is left out stands in the spec.

@@ -74,8 +74,16 @@ class Headroom:
             slowest = f"; slowest stage {self.slowest}" if self.slowest else ""
             bound = self._prepare > self._both or self.loading < _KEEPS_UP * self.consumer
             nearly = "nearly " if self.loading < self.consumer else ""
-            what = "input-bound: " if bound else f"balanced: loading alone {nearly}keeps up, but together "
-            best = f"at best +{self.gain:.0%}" if self.gain < _NO_STEP else "the consumer alone takes next to no time"
+            what = (
+                "input-bound: "
+                if bound
+                else f"balanced: loading alone {nearly}keeps up, but together "
+            )
+            best = (
+                f"at best +{self.gain:.0%}"
+                if self.gain < _NO_STEP
+                else "the consumer alone takes next to no time"
+            )
             line = f"{what}{self.stall:.0%} of each step waits{slowest}; {best}"
         if self.idle_cores is None:
             return line
@@ -98,34 +106,68 @@ class Headroom:
         waits, alone = round(100 * self.stall), round(100 * self.together / self.consumer)
         slower = min(waits, round(100 * self.together * self._prepare))
         slowed = max(0, 100 - waits - alone)
-        computing = f"computing {100 - waits}%" + (f" ({slowed}% more than alone)" if slowed and waits else "")
-        return computing if not waits else (
-            f"{computing}, waiting {waits}% ({slower}% as loading is slower, {waits - slower}% in each other's way)")
+        computing = f"computing {100 - waits}%" + (
+            f" ({slowed}% more than alone)" if slowed and waits else ""
+        )
+        return (
+            computing
+            if not waits
+            else (
+                f"{computing}, waiting {waits}% ({slower}% as loading is slower, {waits - slower}% in each other's way)"
+            )
+        )
 
     def __str__(self) -> str:
         """Formats a table, with its verdict in the first line."""
         rows: list[tuple[str, float | None]] = [
-            ("consumer alone, on cached batches", self.consumer), ("loading alone", self.loading),
-            ("loading alone, files not in memory", self.cold), ("both together", self.together)]
-        said = {"consumer alone, on cached batches": f"{'next to no time':>21}"} if self.gain >= _NO_STEP else {}
-        lines = [self.verdict, *(f"  {name:36} {said.get(name) or f'{rate:14,.0f} rows/s'}" for name, rate in rows
-                                 if rate is not None)]
+            ("consumer alone, on cached batches", self.consumer),
+            ("loading alone", self.loading),
+            ("loading alone, files not in memory", self.cold),
+            ("both together", self.together),
+        ]
+        said = (
+            {"consumer alone, on cached batches": f"{'next to no time':>21}"}
+            if self.gain >= _NO_STEP
+            else {}
+        )
+        lines = [
+            self.verdict,
+            *(
+                f"  {name:36} {said.get(name) or f'{rate:14,.0f} rows/s'}"
+                for name, rate in rows
+                if rate is not None
+            ),
+        ]
         lines.append(f"  of a step's time: {self.shares}")
         if self.what_if is not None:
-            tried = "" if self.what_if.measured is None else f" (tried: {self.what_if.measured:,.0f})"
-            lines.append(f"  with {self.what_if.workers} workers in {self.what_if.stage}: loading alone "
-                         f"{self.what_if.predicted:,.0f} rows/s{tried}")
-        lines += [f"  foretold for both together, with {what}: {rate:,.0f} rows/s"
-                  for what, rate in self.foretold.items()]
+            tried = (
+                "" if self.what_if.measured is None else f" (tried: {self.what_if.measured:,.0f})"
+            )
+            lines.append(
+                f"  with {self.what_if.workers} workers in {self.what_if.stage}: loading alone "
+                f"{self.what_if.predicted:,.0f} rows/s{tried}"
+            )
+        lines += [
+            f"  foretold for both together, with {what}: {rate:,.0f} rows/s"
+            for what, rate in self.foretold.items()
+        ]
         return "\n".join(lines)
 
     def to_dict(self) -> dict[str, Any]:
         what_if = self.what_if and {name: getattr(self.what_if, name) for name in WhatIf.__slots__}
-        return {"verdict": self.verdict, "gain": round(self.gain, 4), "stall_fraction": round(self.stall, 4),
-                "consumer_rows_per_s": round(self.consumer), "loading_rows_per_s": round(self.loading),
-                "together_rows_per_s": round(self.together), "cold_rows_per_s": self.cold and round(self.cold),
-                "slowest": self.slowest, "idle_cores": self.idle_cores, "what_if": what_if,
-                "foretold_rows_per_s": {what: round(rate) for what, rate in self.foretold.items()}}
+        return {
+            "verdict": self.verdict,
+            "gain": round(self.gain, 4),
+            "stall_fraction": round(self.stall, 4),
+            "consumer_rows_per_s": round(self.consumer),
+            "loading_rows_per_s": round(self.loading),
+            "together_rows_per_s": round(self.together),
+            "cold_rows_per_s": self.cold and round(self.cold),
+            "slowest": self.slowest,
+            "idle_cores": self.idle_cores,
+            "what_if": what_if,
+            "foretold_rows_per_s": {what: round(rate) for what, rate in self.foretold.items()},
+        }
 
 
 def rows_of(batch: Any) -> int:
@@ -137,7 +179,9 @@ def rows_of(batch: Any) -> int:
     if isinstance(batch, (list, tuple)):
         if not batch:
             raise HeadroomError("an empty batch")
-        return rows_of(batch[0]) if not isinstance(batch[0], (int, float, str, bytes)) else len(batch)
+        return (
+            rows_of(batch[0]) if not isinstance(batch[0], (int, float, str, bytes)) else len(batch)
+        )
     try:
         return len(batch)
     except TypeError:
@@ -163,8 +207,13 @@ def timed(batches: Iterator[Any], step: Step, seconds: float, clock: Clock) -> t
     return rows / spent, waited / spent
 
 
-def report(loader: Iterable[Any], step: Step | None = None, *, seconds: float = 5.0, clock: Clock = time.perf_counter
-           ) -> Headroom:
+def report(
+    loader: Iterable[Any],
+    step: Step | None = None,
+    *,
+    seconds: float = 5.0,
+    clock: Clock = time.perf_counter,
+) -> Headroom:
     """Measures the headroom of any iterable of batches, which is iterated three times. Without a `step` it is all
     loading."""
     work: Step = step or (lambda batch: None)
@@ -188,8 +237,14 @@ def _endless(loader: Iterable[Any]) -> Iterator[Any]:
             return
 
 
-def measure(loader: BatchLoader, step: Step, *, seconds: float = 5.0, files: Iterable[str] = (),
-            clock: Clock = time.perf_counter) -> Headroom:
+def measure(
+    loader: BatchLoader,
+    step: Step,
+    *,
+    seconds: float = 5.0,
+    files: Iterable[str] = (),
+    clock: Clock = time.perf_counter,
+) -> Headroom:
     """Measures the headroom of our loader: with the stages' names, what another worker would bring, and `files` warm
     and cold.
 
@@ -221,11 +276,21 @@ def measure(loader: BatchLoader, step: Step, *, seconds: float = 5.0, files: Ite
     together, stall, before, after = paced(step)
     step_s = 1 / found.consumer
     more_s = RowCosts.between(before, after, head=head).other_cpu_s - alone.other_cpu_s
-    pace = RowCosts.between(before, after, head=head, step_s=step_s, step_cpu_s=min(max(0.0, more_s), step_s))
+    pace = RowCosts.between(
+        before, after, head=head, step_s=step_s, step_cpu_s=min(max(0.0, more_s), step_s)
+    )
     used = (after.cpu_used_s - before.cpu_used_s) / max(after.at - before.at, 1e-9)
-    return Headroom(consumer=found.consumer, loading=found.loading, together=together, stall=stall, cold=cold,
-                    slowest=name, idle_cores=round(max(0.0, after.cpu_quota - used), 2), foretold=pace.cases(),
-                    what_if=WhatIf(stage=name, workers=workers, predicted=predicted, measured=measured))
+    return Headroom(
+        consumer=found.consumer,
+        loading=found.loading,
+        together=together,
+        stall=stall,
+        cold=cold,
+        slowest=name,
+        idle_cores=round(max(0.0, after.cpu_quota - used), 2),
+        foretold=pace.cases(),
+        what_if=WhatIf(stage=name, workers=workers, predicted=predicted, measured=measured),
+    )
 
 
 def forget(files: Iterable[str]) -> None:

@@ -36,22 +36,31 @@ def packing(limit: str, say: Callable[[str], None]) -> Callable[[str, int], dict
         except UsageError as error:
             say(f"note: there is no packed copy of a table that cannot be loaded: {error}")
             return {"packed_bytes": 0}
-        return {"packed_bytes": sum(_packed_bytes(table, split, columns, how) for split in table.splits)}
+        return {
+            "packed_bytes": sum(_packed_bytes(table, split, columns, how) for split in table.splits)
+        }
 
     return pack
 
 
-def _packed_bytes(table: FeatureTable, split: str, columns: tuple[str, ...], how: PackedCopy) -> int:
+def _packed_bytes(
+    table: FeatureTable, split: str, columns: tuple[str, ...], how: PackedCopy
+) -> int:
     """Makes the copies of a split, as its first reader would, and returns their bytes on disk."""
     files = table.files_of(split)
     paths = [local_path(file.path) for file in files]
     there = parts(pq.read_schema(paths[0])) if paths and paths[0] is not None else ()
     texts = {part.name for part in there if pa.types.is_string(part.type)}
-    dictionaries = [name for name in columns if name in texts]  # for operators that are left to the loader
+    dictionaries = [
+        name for name in columns if name in texts
+    ]  # for operators that are left to the loader
     groups = PackedRowGroups(how, paths, columns, dictionaries)
 
     def decoded(number: int, group: int) -> pa.Table:
-        wanted, file = groups.wanted(number, group), LocalFile(str(paths[number]), None, dictionaries)
+        wanted, file = (
+            groups.wanted(number, group),
+            LocalFile(str(paths[number]), None, dictionaries),
+        )
         try:
             rows: Any = flattened(file.read(group, columns))
             if wanted is not None:
@@ -85,4 +94,6 @@ def forget_copies(path: str, table: str) -> int:
         name = named(path, status.st_size, status.st_mtime_ns, columns)
         return [f"{name} {group}" for group in groups]
 
-    return sum(forget(above / FOLDER, keys) for above in Path(path).parents if above.is_relative_to(table))
+    return sum(
+        forget(above / FOLDER, keys) for above in Path(path).parents if above.is_relative_to(table)
+    )

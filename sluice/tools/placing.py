@@ -30,20 +30,25 @@ class CannotPlace(UsageError):
     """Operators that cannot be placed by this run: the message names it and says what would do."""
 
 
-def placed(job: Job, engine_for: Callable[[Job], Engine], run_folder: str, progress: JobProgress
-           ) -> tuple[Job, dict[str, Any]]:
+def placed(
+    job: Job, engine_for: Callable[[Job], Engine], run_folder: str, progress: JobProgress
+) -> tuple[Job, dict[str, Any]]:
     """The job with its operators where a run like that one is fastest, which is said column by column; and what is
     foretold, for the program's last line. Processor time is measured on rows of the job's own input."""
     spec = job.spec
     if placement_of(spec.text):
-        raise CannotPlace(f"{spec.name}: it says in [{SECTION}] already where operators are; remove that section, "
-                             "or leave out --place")
+        raise CannotPlace(
+            f"{spec.name}: it says in [{SECTION}] already where operators are; remove that section, "
+            "or leave out --place"
+        )
     run = Run.read(run_folder)
     table, row_costs = _table_of(run), RowCosts.of_looks(run.of("loader"))
     _refuse_other(run, table, spec)
     if row_costs is None:
-        raise CannotPlace(f"--for {run.path}: it has measured no stage, as it was too short; give a run of some "
-                             "seconds")
+        raise CannotPlace(
+            f"--for {run.path}: it has measured no stage, as it was too short; give a run of some "
+            "seconds"
+        )
     engine = engine_for(job)
     try:
         with progress.stage("measuring columns on a sample"):
@@ -52,17 +57,33 @@ def placed(job: Job, engine_for: Callable[[Job], Engine], run_folder: str, progr
     finally:
         engine.close()
     if not costs:
-        raise CannotPlace(f"{spec.name}: no column's operators can be left to the loader; leave out --place")
+        raise CannotPlace(
+            f"{spec.name}: no column's operators can be left to the loader; leave out --place"
+        )
     events = run.of("operators")
-    chosen = choose(row_costs, costs, {c.name: tuple(op.name for op in c.ops[len(c.left_to_spark):])
-                                    for c in table.spec().columns},
-                    measured_s={one["column"]: one["cpu_s"] for one in (events[-1]["loader"] if events else ())},
-                    row_bytes=sum(file.bytes for file in table.files) / max(1, table.rows))
+    chosen = choose(
+        row_costs,
+        costs,
+        {
+            c.name: tuple(op.name for op in c.ops[len(c.left_to_spark) :])
+            for c in table.spec().columns
+        },
+        measured_s={
+            one["column"]: one["cpu_s"] for one in (events[-1]["loader"] if events else ())
+        },
+        row_bytes=sum(file.bytes for file in table.files) / max(1, table.rows),
+    )
     _say(chosen, spec, costs, row_costs.measured, progress)
-    text = with_placement(spec.text, {one.column: one.left for one in chosen.choices},
-                          {one.column: one.reason for one in chosen.choices})
-    about = {"placement": {one.column: list(one.left) for one in chosen.choices},
-             "foretold_rows_per_s": round(chosen.rows_per_s), "foretold_bytes_a_row": round(chosen.row_bytes, 2)}
+    text = with_placement(
+        spec.text,
+        {one.column: one.left for one in chosen.choices},
+        {one.column: one.reason for one in chosen.choices},
+    )
+    about = {
+        "placement": {one.column: list(one.left) for one in chosen.choices},
+        "foretold_rows_per_s": round(chosen.rows_per_s),
+        "foretold_bytes_a_row": round(chosen.row_bytes, 2),
+    }
     return replace(job, spec=Spec.parse(text, spec.name, spec.permission)), about
 
 
@@ -73,24 +94,41 @@ def _table_of(run: Run) -> FeatureTable:
         table = FeatureTable.open(str(uri), run.config.get("version"))
         table.spec()
     except TableError as error:
-        raise CannotPlace(f"--for {run.path}: its table cannot be read ({error}); give a run over a table that this "
-                             "spec made") from None
+        raise CannotPlace(
+            f"--for {run.path}: its table cannot be read ({error}); give a run over a table that this "
+            "spec made"
+        ) from None
     return table
 
 
 def _refuse_other(run: Run, table: FeatureTable, spec: Spec) -> None:
     """Refuses a run over a table of other features."""
-    theirs, mine = ({c.name: (c.role, c.sources, [op.described for op in c.ops]) for c in one.columns}
-                    for one in (table.spec(), spec))
+    theirs, mine = (
+        {c.name: (c.role, c.sources, [op.described for op in c.ops]) for c in one.columns}
+        for one in (table.spec(), spec)
+    )
     other = next((name for name in {**mine, **theirs} if mine.get(name) != theirs.get(name)), None)
     if other is not None:
-        how = "is not in it" if other not in theirs else "is not in this spec" if other not in mine else \
-            "is made in another way there"
-        raise CannotPlace(f"--for {run.path}: was over {table.uri}, version {table.version}, of another spec: "
-                             f"column {other!r} {how}; give a run over a table that {spec.name} made")
+        how = (
+            "is not in it"
+            if other not in theirs
+            else "is not in this spec"
+            if other not in mine
+            else "is made in another way there"
+        )
+        raise CannotPlace(
+            f"--for {run.path}: was over {table.uri}, version {table.version}, of another spec: "
+            f"column {other!r} {how}; give a run over a table that {spec.name} made"
+        )
 
 
-def _say(chosen: Outlook, spec: Spec, costs: Mapping[str, list[Form]], measured: float, progress: JobProgress) -> None:
+def _say(
+    chosen: Outlook,
+    spec: Spec,
+    costs: Mapping[str, list[Form]],
+    measured: float,
+    progress: JobProgress,
+) -> None:
     chains = {c.name: "+".join(op.name for op in c.ops) for c in spec.columns}
     for line in aligned(table_of(chosen.choices, chains)):
         progress.say(line)
@@ -100,8 +138,10 @@ def _say(chosen: Outlook, spec: Spec, costs: Mapping[str, list[Form]], measured:
             alone[ways(column, spec.kinds)[1]].append(column.name)
     for why, names in alone.items():
         progress.say(f"only in the ETL: {', '.join(names)}: {why}")
-    progress.say(f"foretold: {count(chosen.rows_per_s)} rows/s and {chosen.row_bytes:.1f} bytes a row with "
-                 f"{_left(chosen.choices)} left to the loader; that run had {count(measured)} rows/s")
+    progress.say(
+        f"foretold: {count(chosen.rows_per_s)} rows/s and {chosen.row_bytes:.1f} bytes a row with "
+        f"{_left(chosen.choices)} left to the loader; that run had {count(measured)} rows/s"
+    )
 
 
 def _left(choices: tuple[Choice, ...]) -> str:

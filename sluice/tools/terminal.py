@@ -21,14 +21,28 @@ def rows(before: Snapshot, after: Snapshot) -> list[tuple[str, ...]]:
     for now in after.stages:
         then = before.stage(now.name)
         # A stage may have been resized in between; what its workers did adds up to their time.
-        times = [now.busy_s - then.busy_s, now.wait_input_s - then.wait_input_s, now.wait_output_s - then.wait_output_s]
+        times = [
+            now.busy_s - then.busy_s,
+            now.wait_input_s - then.wait_input_s,
+            now.wait_output_s - then.wait_output_s,
+        ]
         whole = max(sum(times), 1e-9)
         busy, waits_in, waits_out = (f"{100 * t / whole:.0f} %" for t in times)
         queue = format_bytes(now.queue_bytes)
         if now.queue_limit_bytes:
             queue += f" of {format_bytes(now.queue_limit_bytes)}"
-        found.append((now.name, str(now.workers), f"{(now.rows - then.rows) / elapsed:,.0f}", busy,
-                      f"{(now.cpu_s - then.cpu_s) / elapsed:.2f}", waits_in, waits_out, queue))
+        found.append(
+            (
+                now.name,
+                str(now.workers),
+                f"{(now.rows - then.rows) / elapsed:,.0f}",
+                busy,
+                f"{(now.cpu_s - then.cpu_s) / elapsed:.2f}",
+                waits_in,
+                waits_out,
+                queue,
+            )
+        )
     return found
 
 
@@ -40,9 +54,12 @@ def summary(before: Snapshot, after: Snapshot) -> str:
     held_back = after.held_back - before.held_back
     pressed = after.held_back_pressure - before.held_back_pressure
     stall = wait / max(wait + compute, 1e-9)
-    return (f"{(after.rows - before.rows) / elapsed:,.0f} rows/s, stall {100 * stall:.0f} %, "
-            f"{(after.cpu_used_s - before.cpu_used_s) / elapsed:.1f} of {after.cpu_quota:.3g} cores, "
-            f"{format_bytes(after.memory_used)}" + (f", {waited(held_back, pressed)}" if held_back else ""))
+    return (
+        f"{(after.rows - before.rows) / elapsed:,.0f} rows/s, stall {100 * stall:.0f} %, "
+        f"{(after.cpu_used_s - before.cpu_used_s) / elapsed:.1f} of {after.cpu_quota:.3g} cores, "
+        f"{format_bytes(after.memory_used)}"
+        + (f", {waited(held_back, pressed)}" if held_back else "")
+    )
 
 
 def waited(times: int, pressed: int) -> str:
@@ -87,10 +104,14 @@ class View:
             return
         rate, demand = rates(before, snapshot)
         self._picture.points.append((snapshot.at - self._first.at, rate))
-        self._picture.headroom = demand if demand <= _OFF_SCALE * max(r for _, r in self._picture.points) else 0.0
+        self._picture.headroom = (
+            demand if demand <= _OFF_SCALE * max(r for _, r in self._picture.points) else 0.0
+        )
         if self._live is None:
-            stages = "; ".join(f"{name} {workers}×, {busy} busy"
-                               for name, workers, _, busy, *_ in rows(before, snapshot))
+            stages = "; ".join(
+                f"{name} {workers}×, {busy} busy"
+                for name, workers, _, busy, *_ in rows(before, snapshot)
+            )
             print(f"{summary(before, snapshot)} | {stages}", file=self._stream, flush=True)
             return
         from rich.console import Group
@@ -147,8 +168,12 @@ class Picture:
             cells = []
             for rate in rates:
                 eighths = round(8 * (height * rate / top - row))
-                cells.append(_LINE if row == line and eighths <= 0 else _BARS[min(8, max(0, eighths))])
-            label = _short(self.headroom) if row == line else _short(top) if row == height - 1 else ""
+                cells.append(
+                    _LINE if row == line and eighths <= 0 else _BARS[min(8, max(0, eighths))]
+                )
+            label = (
+                _short(self.headroom) if row == line else _short(top) if row == height - 1 else ""
+            )
             drawn.append(f"{label:>{_LEFT - 2}} ┤{''.join(cells)}")
         axis = ["─"] * columns
         for at, letter in self.marks:

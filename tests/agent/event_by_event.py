@@ -22,10 +22,19 @@ class _Item:
 class EventSimulator(SimulatedPipeline):
     """The same Tunable as `Simulator`, simulated item by item."""
 
-    def __init__(self, truth_at: Callable[[float], TrueCosts], limits: Limits, knobs: Knobs, *, seed: int = 0,
-                 governor: bool = True) -> None:
+    def __init__(
+        self,
+        truth_at: Callable[[float], TrueCosts],
+        limits: Limits,
+        knobs: Knobs,
+        *,
+        seed: int = 0,
+        governor: bool = True,
+    ) -> None:
         super().__init__(truth_at, limits, knobs, seed=seed, governor=governor)
-        self._items: list[list[_Item]] = [[] for _ in self.names]  # begun and not passed on, in order
+        self._items: list[list[_Item]] = [
+            [] for _ in self.names
+        ]  # begun and not passed on, in order
         self._step_left = 0.0
         self._guess = (1.0, 1.0, 1.0, 1.0)
 
@@ -44,14 +53,25 @@ class EventSimulator(SimulatedPipeline):
         return sum(not item.done for item in self._items[i])
 
     def _run(self, end: float) -> None:
-        drift = [math.exp(w) if s.drift else 1.0 for w, s in zip(self._walk, self.truth.stages, strict=True)]
-        noise = (1 + self.truth.machine.timer_noise * self._random.standard_normal(2 * len(self.names))).tolist()
+        drift = [
+            math.exp(w) if s.drift else 1.0
+            for w, s in zip(self._walk, self.truth.stages, strict=True)
+        ]
+        noise = (
+            1 + self.truth.machine.timer_noise * self._random.standard_normal(2 * len(self.names))
+        ).tolist()
         while self.now < end - 1e-9:
             overhead = self._start()
             self._begin()
             active = [self._active(i) for i in range(len(self.names))]
-            load = Load(self.truth, [max(1e-9, float(n)) for n in active], self.backends, drift, self._bursts(),
-                        self._heads)
+            load = Load(
+                self.truth,
+                [max(1e-9, float(n)) for n in active],
+                self.backends,
+                drift,
+                self._bursts(),
+                self._heads,
+            )
             for i in self._uncapped():
                 load.cap[i] = UNBOUNDED
             if self._step_left <= 0:
@@ -59,7 +79,9 @@ class EventSimulator(SimulatedPipeline):
             free = [False] * len(active)
             current = flow(load, free, free, overhead, self._guess)
             self._guess = current.factors
-            pace = [current.rates[i] / (n * load.rows[i]) if n else 0.0 for i, n in enumerate(active)]
+            pace = [
+                current.rates[i] / (n * load.rows[i]) if n else 0.0 for i, n in enumerate(active)
+            ]
             step_pace = current.rates[-1] / load.batch
             seconds = end - self.now
             for at, _, _ in self._starting:
@@ -93,10 +115,14 @@ class EventSimulator(SimulatedPipeline):
                 self._step_left = 1.0
         for i in reversed(range(len(stages))):
             rows, items = stages[i].rows_per_item, self._items[i]
-            while (self._active(i) < max(1, round(admitted[i])) and self.ready[i] >= 1
-                   and self.queue[i] + len(items) * rows < max(rows, limits[i] * room) + self.ready[i] * rows - rows / 2
-                   and (self.queue[i] < limits[i] * room or not items)
-                   and (i == 0 or self.queue[i - 1] >= rows)):
+            while (
+                self._active(i) < max(1, round(admitted[i]))
+                and self.ready[i] >= 1
+                and self.queue[i] + len(items) * rows
+                < max(rows, limits[i] * room) + self.ready[i] * rows - rows / 2
+                and (self.queue[i] < limits[i] * room or not items)
+                and (i == 0 or self.queue[i - 1] >= rows)
+            ):
                 if i:
                     self.queue[i - 1] -= rows
                 items.append(_Item(self._size(stages[i].tail)))
@@ -107,10 +133,23 @@ class EventSimulator(SimulatedPipeline):
         spread = math.sqrt(math.log1p(tail * tail))
         return math.exp(spread * float(self._random.standard_normal()) - spread * spread / 2)
 
-    def _pass_time(self, seconds: float, active: list[int], pace: list[float], step_pace: float,  # noqa: PLR0917
-                   current: Flow, load: Load, noise: list[float]) -> None:
-        self._spend_credit([p * n * s.rows_per_item for p, n, s in zip(pace, active, self.truth.stages, strict=True)],
-                           seconds)
+    def _pass_time(  # noqa: PLR0917
+        self,
+        seconds: float,
+        active: list[int],
+        pace: list[float],
+        step_pace: float,
+        current: Flow,
+        load: Load,
+        noise: list[float],
+    ) -> None:
+        self._spend_credit(
+            [
+                p * n * s.rows_per_item
+                for p, n, s in zip(pace, active, self.truth.stages, strict=True)
+            ],
+            seconds,
+        )
         for i, items in enumerate(self._items):
             for item in items:
                 if not item.done:
@@ -121,7 +160,12 @@ class EventSimulator(SimulatedPipeline):
             used = min(pace[i] * active[i] * current.cpu_per_item[i], active[i]) * seconds
             waited = min(used * (current.factors[0] - 1), active[i] * seconds - used)
             blurred = max(0.5, noise[2 * i + 1])
-            self._credit(load.shares[i], active[i] * seconds * max(0.5, noise[2 * i]), used * blurred, waited * blurred)
+            self._credit(
+                load.shares[i],
+                active[i] * seconds * max(0.5, noise[2 * i]),
+                used * blurred,
+                waited * blurred,
+            )
             idle = max(0.0, self.ready[i] - active[i]) * seconds * (self._heads[i] == i)
             if i and self.queue[i - 1] < self.truth.stages[i].rows_per_item:
                 self.in_s[i] += idle

@@ -36,15 +36,27 @@ class FakePipeline:
     """The pipeline. `advance(seconds)` moves its clock; the rest is a Tunable. Public fields may be changed during a
     run."""
 
-    def __init__(self, stages: list[FakeStage], *, cores: float = 2.0, step_s: float = 0.0, rows: int = 1000,
-                 workers: Mapping[str, int] | None = None, memory_limit: int = 2**34, base_bytes: int = 2**28) -> None:
+    def __init__(
+        self,
+        stages: list[FakeStage],
+        *,
+        cores: float = 2.0,
+        step_s: float = 0.0,
+        rows: int = 1000,
+        workers: Mapping[str, int] | None = None,
+        memory_limit: int = 2**34,
+        base_bytes: int = 2**28,
+    ) -> None:
         self.stages, self.cores, self.step_s, self.rows_an_item = stages, cores, step_s, rows
         self.memory_limit, self.base_bytes = memory_limit, base_bytes
         self.now = 0.0
         self.applied: list[Knobs] = []
         self._knobs = self.limits.clamp(Knobs(workers=workers or {}))
         self._queues = [0.0] * len(stages)  # items that wait behind each stage
-        self._sums = {s.name: dict.fromkeys(("items", "busy", "cpu", "starved", "blocked"), 0.0) for s in stages}
+        self._sums = {
+            s.name: dict.fromkeys(("items", "busy", "cpu", "starved", "blocked"), 0.0)
+            for s in stages
+        }
         self._taken = self._wait = self._cpu = 0.0
         self._sequence = 0
 
@@ -72,7 +84,9 @@ class FakePipeline:
         self._taken += takes
         self._wait += _SLICE_S - takes * self.step_s
         done, limits = [0.0] * len(self.stages), ["workers"] * len(self.stages)
-        for i in reversed(range(len(self.stages))):  # from the end, so that a stage sees the room made after it
+        for i in reversed(
+            range(len(self.stages))
+        ):  # from the end, so that a stage sees the room made after it
             stage, workers = self.stages[i], self._knobs.workers[self.stages[i].name]
             can = workers * _SLICE_S / stage.service_s(workers)
             given = self._queues[i - 1] if i else math.inf
@@ -85,7 +99,9 @@ class FakePipeline:
         asked = sum(n * s.cpu_s for n, s in zip(done, self.stages, strict=True))
         share = min(1.0, self.cores * _SLICE_S / asked) if asked else 1.0
         for i, stage in enumerate(self.stages):
-            undone = done[i] * (1 - share)  # there were too few cores: this is left for the next slice
+            undone = done[i] * (
+                1 - share
+            )  # there were too few cores: this is left for the next slice
             done[i] -= undone
             self._queues[i] -= undone
             if i:
@@ -94,7 +110,9 @@ class FakePipeline:
 
     def _count(self, stage: FakeStage, items: float, limit: str, share: float) -> None:
         sums, workers = self._sums[stage.name], self._knobs.workers[stage.name]
-        slowed = stage.service_s(workers) + stage.cpu_s * (1 / share - 1)  # a wait for a core looks like useful time
+        slowed = stage.service_s(workers) + stage.cpu_s * (
+            1 / share - 1
+        )  # a wait for a core looks like useful time
         busy = min(workers * _SLICE_S, items * slowed)
         sums["items"] += items
         sums["busy"] += busy
@@ -117,27 +135,58 @@ class FakePipeline:
         for i, stage in enumerate(self.stages):
             sums, workers = self._sums[stage.name], self._knobs.workers[stage.name]
             items = int(sums["items"])
-            stats.append(StageStats(
-                name=stage.name, items=items, rows=items * self.rows_an_item, bytes=items * stage.item_bytes,
-                busy_s=sums["busy"], cpu_s=sums["cpu"], wait_input_s=sums["starved"], wait_output_s=sums["blocked"],
-                workers=workers, queue_bytes=int(max(0.0, self._queues[i]) * stage.item_bytes),
-                queue_limit_bytes=int(self._room(i) * stage.item_bytes)))
-        held = sum(s.queue_bytes + s.workers * stage.item_bytes for s, stage in zip(stats, self.stages, strict=True))
+            stats.append(
+                StageStats(
+                    name=stage.name,
+                    items=items,
+                    rows=items * self.rows_an_item,
+                    bytes=items * stage.item_bytes,
+                    busy_s=sums["busy"],
+                    cpu_s=sums["cpu"],
+                    wait_input_s=sums["starved"],
+                    wait_output_s=sums["blocked"],
+                    workers=workers,
+                    queue_bytes=int(max(0.0, self._queues[i]) * stage.item_bytes),
+                    queue_limit_bytes=int(self._room(i) * stage.item_bytes),
+                )
+            )
+        held = sum(
+            s.queue_bytes + s.workers * stage.item_bytes
+            for s, stage in zip(stats, self.stages, strict=True)
+        )
         self._sequence += 1
-        return Snapshot(at=self.now, sequence=self._sequence, stages=tuple(stats), batches=int(self._taken),
-                        rows=int(self._taken) * self.rows_an_item, consumer_wait_s=max(0.0, self._wait),
-                        consumer_compute_s=self._taken * self.step_s, memory_used=self.base_bytes + held,
-                        memory_limit=self.memory_limit, cpu_quota=self.cores, cpu_used_s=self._cpu)
+        return Snapshot(
+            at=self.now,
+            sequence=self._sequence,
+            stages=tuple(stats),
+            batches=int(self._taken),
+            rows=int(self._taken) * self.rows_an_item,
+            consumer_wait_s=max(0.0, self._wait),
+            consumer_compute_s=self._taken * self.step_s,
+            memory_used=self.base_bytes + held,
+            memory_limit=self.memory_limit,
+            cpu_quota=self.cores,
+            cpu_used_s=self._cpu,
+        )
 
     def rows_per_s(self, workers: Mapping[str, int]) -> float:
         """The steady rate of a setting, by arithmetic."""
         cpu = sum(s.cpu_s for s in self.stages)
         rates = [workers[s.name] / s.service_s(workers[s.name]) for s in self.stages]
-        return self.rows_an_item * min([*rates, self.cores / cpu if cpu else math.inf,
-                                        1 / self.step_s if self.step_s else math.inf])
+        return self.rows_an_item * min(
+            [
+                *rates,
+                self.cores / cpu if cpu else math.inf,
+                1 / self.step_s if self.step_s else math.inf,
+            ]
+        )
 
     @property
     def best_rows_per_s(self) -> float:
         """The highest steady rate of any setting, if memory is no limit."""
-        return self.rows_per_s({s.name: max(range(1, s.most + 1), key=lambda n, s=s: n / s.service_s(n))  # type: ignore[misc]
-                                for s in self.stages})
+        return self.rows_per_s(
+            {
+                s.name: max(range(1, s.most + 1), key=lambda n, s=s: n / s.service_s(n))  # type: ignore[misc]
+                for s in self.stages
+            }
+        )

@@ -16,14 +16,25 @@ from sluice.ingest.stats import Snapshot
 from tests.agent.fake import FakePipeline, FakeStage
 
 ROWS = 1024
-ILLNESSES = ("a stage is missing", "a stage is new", "the clock stands still", "counters begin anew",
-             "no core and no memory are left")
+ILLNESSES = (
+    "a stage is missing",
+    "a stage is new",
+    "the clock stands still",
+    "counters begin anew",
+    "no core and no memory are left",
+)
 
 
 def _scenario(*costs: float, cores: float) -> Scenario:
-    return Scenario(name="test", seconds=60, machine=SimMachine(cores=cores, switch_cost=0, timer_noise=0.001),
-                    consumer=Consumer(batch_rows=ROWS),
-                    stages=tuple(SimStage(name=f"s{i}", cost_s=c, rows_per_item=ROWS) for i, c in enumerate(costs)))
+    return Scenario(
+        name="test",
+        seconds=60,
+        machine=SimMachine(cores=cores, switch_cost=0, timer_noise=0.001),
+        consumer=Consumer(batch_rows=ROWS),
+        stages=tuple(
+            SimStage(name=f"s{i}", cost_s=c, rows_per_item=ROWS) for i, c in enumerate(costs)
+        ),
+    )
 
 
 class PolicyContract:
@@ -56,26 +67,41 @@ class PolicyContract:
             knobs, state, _ = policy.decide(simulator.snapshot(), state)
             pipeline.limits.check(knobs)
 
-    def test_a_stage_that_only_waits_beside_others_that_cost_nothing_is_survived(self, name: str) -> None:
+    def test_a_stage_that_only_waits_beside_others_that_cost_nothing_is_survived(
+        self, name: str
+    ) -> None:
         """As many workers as would be needed are more than there can be anywhere, beside stages that cost nothing."""
-        pipeline = FakePipeline([FakeStage(name="read", cpu_s=1e-9), FakeStage(name="wait", cpu_s=1e-9, wait_s=5.0),
-                                 FakeStage(name="collate", cpu_s=1e-9)])
-        controller = Controller(pipeline, make(name), record=lambda _: None, clock=lambda: pipeline.now)
+        pipeline = FakePipeline(
+            [
+                FakeStage(name="read", cpu_s=1e-9),
+                FakeStage(name="wait", cpu_s=1e-9, wait_s=5.0),
+                FakeStage(name="collate", cpu_s=1e-9),
+            ]
+        )
+        controller = Controller(
+            pipeline, make(name), record=lambda _: None, clock=lambda: pipeline.now
+        )
         for _ in range(40):
             controller.step()
             pipeline.advance(1.0)
         assert controller.frozen is None
 
     @pytest.mark.parametrize("illness", ILLNESSES)
-    def test_illness_is_survived_or_stops_it_once_with_its_knobs_in_force(self, name: str, illness: str) -> None:
+    def test_illness_is_survived_or_stops_it_once_with_its_knobs_in_force(
+        self, name: str, illness: str
+    ) -> None:
         pipeline, events = _Ill(illness), []
-        controller = Controller(pipeline, make(name), record=events.append, clock=lambda: pipeline.now)
+        controller = Controller(
+            pipeline, make(name), record=events.append, clock=lambda: pipeline.now
+        )
         for _ in range(12):
             controller.step()  # would raise into the training loop
             pipeline.advance(1.0)
         controller.stop()
         pipeline.limits.check(pipeline.knobs)
-        assert controller.ticks >= 12 or illness == "the clock stands still", "such a look counts as a rest"
+        assert controller.ticks >= 12 or illness == "the clock stands still", (
+            "such a look counts as a rest"
+        )
         faults: list[dict[str, Any]] = [e for e in events if e["kind"] == "fault"]
         assert len(faults) == (controller.frozen is not None)
 
@@ -84,7 +110,9 @@ class _Ill(FakePipeline):
     """A pipeline that is well for three seconds."""
 
     def __init__(self, illness: str) -> None:
-        super().__init__([FakeStage(name="read", wait_s=0.05), FakeStage(name="transform", cpu_s=0.01)])
+        super().__init__(
+            [FakeStage(name="read", wait_s=0.05), FakeStage(name="transform", cpu_s=0.01)]
+        )
         self.illness = illness
 
     def snapshot(self) -> Snapshot:
@@ -94,12 +122,27 @@ class _Ill(FakePipeline):
         if self.illness == "a stage is missing":
             return dataclasses.replace(found, stages=found.stages[:1])
         if self.illness == "a stage is new":
-            return dataclasses.replace(found, stages=(*found.stages, dataclasses.replace(found.stages[0], name="new")))
+            return dataclasses.replace(
+                found, stages=(*found.stages, dataclasses.replace(found.stages[0], name="new"))
+            )
         if self.illness == "the clock stands still":
             return dataclasses.replace(found, at=3.0)
         if self.illness == "counters begin anew":
-            stages = tuple(dataclasses.replace(s, items=0, rows=0, bytes=0, busy_s=0.0, cpu_s=0.0, wait_input_s=0.0,
-                                               wait_output_s=0.0) for s in found.stages)
-            return dataclasses.replace(found, rows=0, batches=0, consumer_wait_s=0.0, cpu_used_s=0.0, stages=stages)
+            stages = tuple(
+                dataclasses.replace(
+                    s,
+                    items=0,
+                    rows=0,
+                    bytes=0,
+                    busy_s=0.0,
+                    cpu_s=0.0,
+                    wait_input_s=0.0,
+                    wait_output_s=0.0,
+                )
+                for s in found.stages
+            )
+            return dataclasses.replace(
+                found, rows=0, batches=0, consumer_wait_s=0.0, cpu_used_s=0.0, stages=stages
+            )
         assert self.illness == "no core and no memory are left"
         return dataclasses.replace(found, cpu_quota=0.0, memory_limit=0)

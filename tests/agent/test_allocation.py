@@ -25,10 +25,22 @@ def test_finds_what_enumeration_finds(seed):
     draw = random.Random(seed)
     requests = []
     for i in range(draw.randint(2, 4)):
-        cost, fixed, bend = draw.uniform(0.5, 9), draw.uniform(0, 0.4), draw.choice([0, 0, 0.02, 0.1])
-        requests.append(StageRequest(
-            name=f"s{i}", least=draw.randint(1, 2), most=draw.randint(3, 7), worker_bytes=draw.choice([0, 1, 5]),
-            capacity=lambda n, c=cost, f=fixed, b=bend: n / (c * (1 + f * (n - 1) + b * n * (n - 1)))))
+        cost, fixed, bend = (
+            draw.uniform(0.5, 9),
+            draw.uniform(0, 0.4),
+            draw.choice([0, 0, 0.02, 0.1]),
+        )
+        requests.append(
+            StageRequest(
+                name=f"s{i}",
+                least=draw.randint(1, 2),
+                most=draw.randint(3, 7),
+                worker_bytes=draw.choice([0, 1, 5]),
+                capacity=lambda n, c=cost, f=fixed, b=bend: (
+                    n / (c * (1 + f * (n - 1) + b * n * (n - 1)))
+                ),
+            )
+        )
     enough = draw.choice([float("inf"), draw.uniform(0.2, 2)])
     memory = draw.choice([float("inf"), draw.uniform(25, 60)])
     rate, few, counts = _by_enumeration(requests, enough, memory)

@@ -27,8 +27,11 @@ from sluice.agent.simulator.rollout import run
 from sluice.agent.simulator.scenario import Scenario
 from tests.agent.fake import FakePipeline, FakeStage
 
-STAGES = [FakeStage(name="read", cpu_s=0.002, wait_s=0.05), FakeStage(name="bid", cpu_s=0.004),
-          FakeStage(name="collate", cpu_s=0.001)]
+STAGES = [
+    FakeStage(name="read", cpu_s=0.002, wait_s=0.05),
+    FakeStage(name="bid", cpu_s=0.004),
+    FakeStage(name="collate", cpu_s=0.001),
+]
 GOOD = {"read": 24, "bid": 2, "collate": 1}
 
 
@@ -36,19 +39,31 @@ class Says:
     """An opener that says what its test wants, and remembers what it was asked."""
 
     def __init__(self, workers=None, *, rows_per_s=math.inf, inside=True, **more):
-        self.workers, self.rate, self.inside, self.more, self.asked = workers or GOOD, rows_per_s, inside, more, []
+        self.workers, self.rate, self.inside, self.more, self.asked = (
+            workers or GOOD,
+            rows_per_s,
+            inside,
+            more,
+            [],
+        )
 
     def open(self, given):
         self.asked.append(given)
         knobs = dataclasses.replace(given.knobs, workers=self.workers, **self.more)
-        return Opening(knobs=knobs, inside=self.inside, reason="what it was taught",
-                       rows_per_s=min(self.rate, 3e6) if self.inside else None)
+        return Opening(
+            knobs=knobs,
+            inside=self.inside,
+            reason="what it was taught",
+            rows_per_s=min(self.rate, 3e6) if self.inside else None,
+        )
 
 
 def _run(policy, seconds, pipeline=None, **more):
     pipeline = pipeline or FakePipeline(STAGES)
     events, until = [], pipeline.now + seconds
-    controller = Controller(pipeline, policy, record=events.append, clock=lambda: pipeline.now, **more)
+    controller = Controller(
+        pipeline, policy, record=events.append, clock=lambda: pipeline.now, **more
+    )
     looks = []
     while pipeline.now < until - 1e-6:
         controller.step()
@@ -61,10 +76,14 @@ def _run(policy, seconds, pipeline=None, **more):
 def test_it_opens_a_quarter_of_a_second_after_the_first_look_and_only_once():
     opener = Says()
     pipeline, _, events, looks = _run(Auto(opener), 12)
-    assert looks[:7] == [0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 2.25], "quick ones until the opening is judged"
+    assert looks[:7] == [0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 2.25], (
+        "quick ones until the opening is judged"
+    )
     assert pipeline.applied[0].workers == GOOD
     decision = next(e for e in events if e["kind"] == "decision")
-    assert decision["reason"]["text"].startswith("the opening, by what it was taught: read 1 → 24, bid 1 → 2;")
+    assert decision["reason"]["text"].startswith(
+        "the opening, by what it was taught: read 1 → 24, bid 1 → 2;"
+    )
     assert "by the planner's own choice" in decision["reason"]["text"]
     (given,) = opener.asked
     assert (given.begun.at, given.knobs.workers["read"], given.process_bytes) == (0.0, 1, None)
@@ -94,7 +113,9 @@ def test_where_rows_come_in_bunches_a_glance_without_any_is_followed_by_another(
     class Bunches(FakePipeline):
         def snapshot(self):
             seen = super().snapshot()
-            return dataclasses.replace(seen, rows=seen.rows // 9_000 * 9_000, batches=seen.rows // 9_000)
+            return dataclasses.replace(
+                seen, rows=seen.rows // 9_000 * 9_000, batches=seen.rows // 9_000
+            )
 
     opener, pipeline = Says(), Bunches(STAGES)
     pipeline.advance(1)
@@ -110,8 +131,16 @@ def test_a_reader_that_has_worked_ahead_and_rests_keeps_nobody_from_opening():
 
         def snapshot(self):
             seen = super().snapshot()
-            read = dataclasses.replace(seen.stages[0], items=500, rows=500_000, bytes=500 * MIB, busy_s=0.5, cpu_s=0.5,
-                                       wait_input_s=0.0, wait_output_s=0.0)
+            read = dataclasses.replace(
+                seen.stages[0],
+                items=500,
+                rows=500_000,
+                bytes=500 * MIB,
+                busy_s=0.5,
+                cpu_s=0.5,
+                wait_input_s=0.0,
+                wait_output_s=0.0,
+            )
             return dataclasses.replace(seen, stages=(read, *seen.stages[1:]))
 
     stages = [STAGES[0], FakeStage(name="bid", cpu_s=0.001, wait_s=0.05), STAGES[2]]
@@ -119,8 +148,12 @@ def test_a_reader_that_has_worked_ahead_and_rests_keeps_nobody_from_opening():
     pipeline.advance(1)
     _, _, events, _ = _run(Auto(opener), 3, pipeline)
     assert len(opener.asked) == 1
-    assert pipeline.applied[0].workers == {"read": 1, "bid": 12, "collate": 1}, "who rests keeps its workers"
-    assert next(e for e in events if e["kind"] == "decision")["reason"]["text"].startswith("the opening")
+    assert pipeline.applied[0].workers == {"read": 1, "bid": 12, "collate": 1}, (
+        "who rests keeps its workers"
+    )
+    assert next(e for e in events if e["kind"] == "decision")["reason"]["text"].startswith(
+        "the opening"
+    )
 
 
 def test_an_opening_that_brings_less_than_the_planners_choice_promised_gives_way_to_that():
@@ -135,9 +168,15 @@ def test_an_opening_that_brings_less_than_the_planners_choice_promised_gives_way
 
 def test_the_planners_own_choice_is_on_trial_too_where_it_follows_an_opening():
     """Its promise does not know of the bend; the opening is better, and comes back."""
-    bent = [FakeStage(name="read", cpu_s=0.001, wait_s=0.05, bend=lambda n: 1.0 if n <= 6 else (n / 6) ** 2),
-            *STAGES[1:]]
-    pipeline, _, _, _ = _run(Auto(Says({"read": 6, "bid": 2, "collate": 1})), 12, FakePipeline(bent))
+    bent = [
+        FakeStage(
+            name="read", cpu_s=0.001, wait_s=0.05, bend=lambda n: 1.0 if n <= 6 else (n / 6) ** 2
+        ),
+        *STAGES[1:],
+    ]
+    pipeline, _, _, _ = _run(
+        Auto(Says({"read": 6, "bid": 2, "collate": 1})), 12, FakePipeline(bent)
+    )
     opened, own, back = (knobs.workers["read"] for knobs in pipeline.applied[:3])
     assert (opened, back) == (6, 6)
     assert own > 8
@@ -163,9 +202,14 @@ def test_nobody_opens_outside_what_was_taught_and_the_reason_says_so():
 
 def test_an_opening_takes_no_more_than_its_share_of_the_memory_that_is_free():
     stages = [dataclasses.replace(s, item_bytes=64 * MIB) for s in STAGES]
-    roomy, _, _, _ = _run(Auto(Says({"read": 40, "bid": 30, "collate": 1})), 0.5, FakePipeline(stages))
-    tight, _, _, _ = _run(Auto(Says({"read": 40, "bid": 30, "collate": 1})), 0.5,
-                          FakePipeline(stages, memory_limit=3 * GIB))
+    roomy, _, _, _ = _run(
+        Auto(Says({"read": 40, "bid": 30, "collate": 1})), 0.5, FakePipeline(stages)
+    )
+    tight, _, _, _ = _run(
+        Auto(Says({"read": 40, "bid": 30, "collate": 1})),
+        0.5,
+        FakePipeline(stages, memory_limit=3 * GIB),
+    )
     assert roomy.applied[0].workers["read"] == 40
     opened = tight.applied[0].workers
     assert 4 < opened["read"] < 20
@@ -174,18 +218,36 @@ def test_an_opening_takes_no_more_than_its_share_of_the_memory_that_is_free():
 
 
 def _python(process_bytes, memory_limit=8 * GIB):
-    stages = (SimStage(name="read", cost_s=0.005, rows_per_item=4096),
-              SimStage(name="udf", cost_s=0.08, lock=0.8, rows_per_item=4096, backends=("thread", "process"),
-                       process_bytes=process_bytes))
-    return Scenario(name="python", seconds=30, machine=SimMachine(cores=16, memory_limit=memory_limit), stages=stages)
+    stages = (
+        SimStage(name="read", cost_s=0.005, rows_per_item=4096),
+        SimStage(
+            name="udf",
+            cost_s=0.08,
+            lock=0.8,
+            rows_per_item=4096,
+            backends=("thread", "process"),
+            process_bytes=process_bytes,
+        ),
+    )
+    return Scenario(
+        name="python",
+        seconds=30,
+        machine=SimMachine(cores=16, memory_limit=memory_limit),
+        stages=stages,
+    )
 
 
 def test_one_process_comes_before_many_and_they_are_as_many_as_their_weight_allows():
     for process_bytes, fits in ((80 * MIB, 12), (700 * MIB, 6)):
         scenario, seen = _python(process_bytes), []
         opener = Says({"read": 2, "udf": 12}, backend={"udf": "process"})
-        outcome = run(scenario, Auto(opener), observe=lambda s, k, r, seen=seen: seen.append(
-            (s.at, k.backend["udf"], k.workers["udf"], r.text)))
+        outcome = run(
+            scenario,
+            Auto(opener),
+            observe=lambda s, k, r, seen=seen: seen.append(
+                (s.at, k.backend["udf"], k.workers["udf"], r.text)
+            ),
+        )
         assert not outcome.killed
         opened = [(count, text) for _, backend, count, text in seen if backend == "process"]
         assert opened[0][0] == 1
@@ -199,13 +261,25 @@ def test_one_process_comes_before_many_and_they_are_as_many_as_their_weight_allo
 @pytest.mark.parametrize(("cpu", "lock", "moved"), [(1.0, 1.0, True), (0.02, 0.5, False)])
 def test_only_what_computes_is_opened_in_processes(cpu, lock, moved):
     """The way to a process and back takes time on a core: a lookup that waits for its answers gains nothing there."""
-    stages = (SimStage(name="read", cost_s=0.002),
-              SimStage(name="udf", cost_s=0.02, cpu=cpu, lock=lock, backends=("thread", "process")))
-    scenario, seen = Scenario(name="udf", seconds=10, stages=stages, machine=SimMachine(cores=16)), []
-    run(scenario, Auto(Says({"read": 2, "udf": 8}, rows_per_s=1e6, backend={"udf": "process"})),
-        observe=lambda snapshot, knobs, reason: seen.append((knobs.backend["udf"], knobs.workers["udf"], reason.text)))
+    stages = (
+        SimStage(name="read", cost_s=0.002),
+        SimStage(name="udf", cost_s=0.02, cpu=cpu, lock=lock, backends=("thread", "process")),
+    )
+    scenario, seen = (
+        Scenario(name="udf", seconds=10, stages=stages, machine=SimMachine(cores=16)),
+        [],
+    )
+    run(
+        scenario,
+        Auto(Says({"read": 2, "udf": 8}, rows_per_s=1e6, backend={"udf": "process"})),
+        observe=lambda snapshot, knobs, reason: seen.append(
+            (knobs.backend["udf"], knobs.workers["udf"], reason.text)
+        ),
+    )
     backend, workers, text = next(look for look in seen if "the opening" in look[2])
-    assert (backend, "udf thread → process" in text) == (("process", True) if moved else ("thread", False))
+    assert (backend, "udf thread → process" in text) == (
+        ("process", True) if moved else ("thread", False)
+    )
     assert moved or workers == 8
 
 
@@ -225,8 +299,13 @@ def _followed(scenario, opener, until):
 
 def test_an_opening_that_shows_a_lock_is_followed_by_the_move_to_processes_against_the_rate_before_it():
     """The opening's workers wait for each other: the planner by itself would have grown first, and seen it later."""
-    states, reason, now = _followed(_python(80 * MIB), Says({"read": 4, "udf": 12}), lambda states, reason: (
-        states[-1].planner.trial is not None and states[-1].planner.trial.kind == "switch"))
+    states, reason, now = _followed(
+        _python(80 * MIB),
+        Says({"read": 4, "udf": 12}),
+        lambda states, reason: (
+            states[-1].planner.trial is not None and states[-1].planner.trial.kind == "switch"
+        ),
+    )
     assert reason.text.startswith("workers of udf wait for each other")
     assert now <= 2
     opening = next(s.planner.trial for s in states if s.planner.trial is not None)
@@ -236,8 +315,13 @@ def test_an_opening_that_shows_a_lock_is_followed_by_the_move_to_processes_again
 
 def test_what_an_openings_processes_took_of_the_cores_while_they_started_is_forgotten():
     opener = Says({"read": 2, "udf": 12}, backend={"udf": "process"})
-    states, reason, _ = _followed(_python(80 * MIB), opener, lambda states, reason: (
-        states[-2].planner.trial is not None and states[-1].planner.trial is None))
+    states, reason, _ = _followed(
+        _python(80 * MIB),
+        opener,
+        lambda states, reason: (
+            states[-2].planner.trial is not None and states[-1].planner.trial is None
+        ),
+    )
     assert states[-2].planner.trial.start_up
     assert reason.text == "looking at how the present knobs do"
     assert len(states[-1].planner.window) == 1
@@ -248,9 +332,17 @@ def test_where_an_earlier_run_has_settled_it_starts_from_there_and_the_opening_i
     settled, first, _, _ = _run(Planner(), 60, FakePipeline(capped))
     for rate, tries in ((1e6, 1), (1.0, 0)):
         opener = Says({"read": 40, "bid": 2, "collate": 1}, rows_per_s=rate)
-        pipeline, _, events, _ = _run(Auto(opener), 90, FakePipeline(capped, workers=settled.knobs.workers),
-                                      learned=first.learned())
-        opened = [e for e in events if e["kind"] == "decision" and "the opening, by" in e["reason"]["text"]]
+        pipeline, _, events, _ = _run(
+            Auto(opener),
+            90,
+            FakePipeline(capped, workers=settled.knobs.workers),
+            learned=first.learned(),
+        )
+        opened = [
+            e
+            for e in events
+            if e["kind"] == "decision" and "the opening, by" in e["reason"]["text"]
+        ]
         assert len(opened) == tries
         assert not opened or opened[0]["before"]["workers"] == settled.knobs.workers
         assert pipeline.knobs.workers == settled.knobs.workers
@@ -265,8 +357,13 @@ def test_a_run_leaves_a_record_of_its_opening_without_names_and_explain_begins_w
     known = Foreknowledge(operators={"bid": "python"}, store="remote")
     with RunFolder.create(tmp_path / "run", {"kind": "load"}) as folder:
         pipeline = FakePipeline(STAGES)
-        controller = Controller(pipeline, Auto(Says(), known=known), record=folder.event, observe=folder.metric,
-                                clock=lambda: pipeline.now)
+        controller = Controller(
+            pipeline,
+            Auto(Says(), known=known),
+            record=folder.event,
+            observe=folder.metric,
+            clock=lambda: pipeline.now,
+        )
         for _ in range(60):
             controller.step()
             pipeline.advance(controller.wait_s)
@@ -296,7 +393,9 @@ def test_a_run_leaves_a_record_of_its_opening_without_names_and_explain_begins_w
 def test_a_run_that_did_not_open_says_first_why(tmp_path):
     with RunFolder.create(tmp_path / "run", {"kind": "load"}) as folder:
         pipeline = FakePipeline(STAGES)
-        controller = Controller(pipeline, Auto(Says(inside=False)), record=folder.event, clock=lambda: pipeline.now)
+        controller = Controller(
+            pipeline, Auto(Says(inside=False)), record=folder.event, clock=lambda: pipeline.now
+        )
         for _ in range(8):
             controller.step()
             pipeline.advance(controller.wait_s)
@@ -326,8 +425,15 @@ def test_what_a_loader_knows_before_its_first_row_reaches_the_opener():
 
     known = foreknowledge(Loading([FakeStage(name="read")]))
     assert known == Foreknowledge(
-        columns={"float32": ColumnGroup(count=2, bytes_per_row=8), "int32": ColumnGroup(count=1, bytes_per_row=32)},
-        store="remote", row_group_rows=2000, row_group_bytes=80_000, operators={})
+        columns={
+            "float32": ColumnGroup(count=2, bytes_per_row=8),
+            "int32": ColumnGroup(count=1, bytes_per_row=32),
+        },
+        store="remote",
+        row_group_rows=2000,
+        row_group_bytes=80_000,
+        operators={},
+    )
     assert known.row_bytes == 40
 
 
@@ -335,9 +441,16 @@ def test_patience_counts_seconds_and_a_quick_look_does_not_use_it_up():
     """Four looks a second at the same trial: it is judged as late as by one."""
     judged = []
     for looks_a_second in (1, 4):
-        scenario = Scenario(name="one", stages=(SimStage(name="read", cost_s=0.1, sigma=1.0, rows_per_item=1024),),
-                            machine=SimMachine(cores=8, timer_noise=0.0))
-        simulator, policy, at = Simulator(scenario.truth_at, scenario.limits, scenario.first_knobs), Planner(), 0
+        scenario = Scenario(
+            name="one",
+            stages=(SimStage(name="read", cost_s=0.1, sigma=1.0, rows_per_item=1024),),
+            machine=SimMachine(cores=8, timer_noise=0.0),
+        )
+        simulator, policy, at = (
+            Simulator(scenario.truth_at, scenario.limits, scenario.first_knobs),
+            Planner(),
+            0,
+        )
         state = policy.initial(scenario.limits, simulator.knobs)
         while "undone" not in (decided := policy.decide(simulator.snapshot(), state))[2].text:
             knobs, state, _ = decided

@@ -14,13 +14,18 @@ from tests.agent.fake import FakePipeline, FakeStage
 
 
 def _pipeline(workers=None):
-    return FakePipeline([FakeStage(name="read", cpu_s=0.002, wait_s=0.02), FakeStage(name="udf", cpu_s=0.02)],
-                        cores=4, workers=workers)
+    return FakePipeline(
+        [FakeStage(name="read", cpu_s=0.002, wait_s=0.02), FakeStage(name="udf", cpu_s=0.02)],
+        cores=4,
+        workers=workers,
+    )
 
 
 def _run(pipeline, ticks, events, policy="fixed", changes=()):
     """One controller's life; `changes` are (tick, what to do to the pipeline)."""
-    controller = Controller(pipeline, make(policy), record=events.append, clock=lambda: pipeline.now)
+    controller = Controller(
+        pipeline, make(policy), record=events.append, clock=lambda: pipeline.now
+    )
     for tick in range(ticks):
         for at, change in changes:
             if at == tick:
@@ -36,7 +41,9 @@ def _occasions(events):
 
 
 def _dearer(pipeline, times=4.0):
-    pipeline.stages[1] = dataclasses.replace(pipeline.stages[1], cpu_s=times * pipeline.stages[1].cpu_s)
+    pipeline.stages[1] = dataclasses.replace(
+        pipeline.stages[1], cpu_s=times * pipeline.stages[1].cpu_s
+    )
 
 
 @pytest.mark.parametrize("policy", ["fixed", "shadow", "planner"])
@@ -46,8 +53,10 @@ def test_other_cores_are_noticed_at_the_next_look(policy):
 
     events = []
     _run(_pipeline(), 30, events, policy, [(12, cores(1.0)), (20, cores(4.0))])
-    assert _occasions(events)[:2] == [("cores", "the cores at hand went from 4 to 1"),
-                                      ("cores", "the cores at hand went from 1 to 4")]
+    assert _occasions(events)[:2] == [
+        ("cores", "the cores at hand went from 4 to 1"),
+        ("cores", "the cores at hand went from 1 to 4"),
+    ]
     pipeline, lookout = _pipeline(), ChangeDetector()
     before = pipeline.snapshot()
     lookout.look(before, None)
@@ -62,7 +71,9 @@ def test_a_dearer_transform_is_noticed_within_four_looks_and_once():
         events = []
         controller = _run(_pipeline({"read": 4, "udf": 2}), ticks, events, changes=[(20, _dearer)])
         assert controller.decisions == 0
-        assert _occasions(events) == noticed * [("workload", "a row became 4 times dearer in udf")], ticks
+        assert _occasions(events) == noticed * [
+            ("workload", "a row became 4 times dearer in udf")
+        ], ticks
 
 
 def test_what_our_own_change_did_is_no_occasion():
@@ -72,30 +83,63 @@ def test_what_our_own_change_did_is_no_occasion():
     assert _occasions(events) == []
 
 
-@pytest.mark.parametrize(("turned", "times", "noticed"), [
-    ("read", 4.0, True), ("read", 1.7, False), ("udf", 4.0, True), ("udf", 1.7, False)])
+@pytest.mark.parametrize(
+    ("turned", "times", "noticed"),
+    [("read", 4.0, True), ("read", 1.7, False), ("udf", 4.0, True), ("udf", 1.7, False)],
+)
 def test_a_change_of_ours_hides_what_it_may_have_done_itself_and_no_more(turned, times, noticed):
     """The transform becomes dearer two looks after somebody has turned a stage."""
+
     def turn(pipeline):
         pipeline.apply(pipeline.knobs.with_workers(**{turned: 3}))
 
     events = []
-    _run(_pipeline({"read": 4, "udf": 2}), 30, events, changes=[
-        (18, turn), (20, lambda pipeline: _dearer(pipeline, times))])
+    _run(
+        _pipeline({"read": 4, "udf": 2}),
+        30,
+        events,
+        changes=[(18, turn), (20, lambda pipeline: _dearer(pipeline, times))],
+    )
     assert bool(_occasions(events)) is noticed
 
 
 @pytest.mark.parametrize("slower_at", range(2, 6))
-def test_a_store_that_slows_down_while_the_planner_settles_is_noticed_before_it_is_answered(slower_at):
+def test_a_store_that_slows_down_while_the_planner_settles_is_noticed_before_it_is_answered(
+    slower_at,
+):
     """Else its cost would be taken for what the planner's own change did."""
-    pipeline = FakePipeline([FakeStage(name="read", cpu_s=0.001, wait_s=0.045),
-                             FakeStage(name="udf", cpu_s=0.001, wait_s=0.2)], cores=4, step_s=0.05)
+    pipeline = FakePipeline(
+        [
+            FakeStage(name="read", cpu_s=0.001, wait_s=0.045),
+            FakeStage(name="udf", cpu_s=0.001, wait_s=0.2),
+        ],
+        cores=4,
+        step_s=0.05,
+    )
     events = []
-    _run(pipeline, 20, events, "planner", [(slower_at, lambda p: p.stages.__setitem__(
-        0, dataclasses.replace(p.stages[0], wait_s=0.36)))])
-    told = [number for number, e in enumerate(events) if e["kind"] == "occasion" and "dearer in read" in e["text"]]
-    grown = [number for number, e in enumerate(events) if e["kind"] == "decision" and
-             e["after"]["workers"]["read"] > e["before"]["workers"]["read"]]
+    _run(
+        pipeline,
+        20,
+        events,
+        "planner",
+        [
+            (
+                slower_at,
+                lambda p: p.stages.__setitem__(0, dataclasses.replace(p.stages[0], wait_s=0.36)),
+            )
+        ],
+    )
+    told = [
+        number
+        for number, e in enumerate(events)
+        if e["kind"] == "occasion" and "dearer in read" in e["text"]
+    ]
+    grown = [
+        number
+        for number, e in enumerate(events)
+        if e["kind"] == "decision"
+        and e["after"]["workers"]["read"] > e["before"]["workers"]["read"]
+    ]
     assert len(told) == 1
     assert told[0] < grown[0]
 
@@ -107,8 +151,13 @@ class Restarting(FakePipeline):
         return dataclasses.replace(super().snapshot(), restarts=self.restarts)
 
 
-@pytest.mark.parametrize(("died", "said"), [([1], "a worker process died and was replaced"),
-                                            ([1, 2], "3 worker processes died and were replaced")])
+@pytest.mark.parametrize(
+    ("died", "said"),
+    [
+        ([1], "a worker process died and was replaced"),
+        ([1, 2], "3 worker processes died and were replaced"),
+    ],
+)
 def test_worker_processes_that_died_are_told_once_ranks_have_counted_theirs(died, said):
     def die(number):
         return lambda pipeline: setattr(pipeline, "restarts", pipeline.restarts + number)

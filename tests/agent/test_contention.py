@@ -20,10 +20,28 @@ from sluice.ingest.knobs import Knobs, Limits
 
 
 def _seen(cpu, core_wait, quota=4.0, idle=None):
-    stage = StageRates(rows_per_s=1.0, busy=cpu + core_wait, cpu=cpu, starved=0.0, blocked=0.0, workers=8,
-                       queue_bytes=0, core_wait=core_wait)
-    return PipelineRates(seconds=1.0, rows_per_s=1.0, stall=1.0, demand_rows_per_s=None, cpu=cpu, cpu_quota=quota,
-                         memory_used=0, memory_limit=1, stages={"work": stage}, idle=idle)
+    stage = StageRates(
+        rows_per_s=1.0,
+        busy=cpu + core_wait,
+        cpu=cpu,
+        starved=0.0,
+        blocked=0.0,
+        workers=8,
+        queue_bytes=0,
+        core_wait=core_wait,
+    )
+    return PipelineRates(
+        seconds=1.0,
+        rows_per_s=1.0,
+        stall=1.0,
+        demand_rows_per_s=None,
+        cpu=cpu,
+        cpu_quota=quota,
+        memory_used=0,
+        memory_limit=1,
+        stages={"work": stage},
+        idle=idle,
+    )
 
 
 def test_free_cores_and_our_own_crowd_are_no_pressure():
@@ -50,15 +68,19 @@ def test_who_waits_while_cores_are_idle_waits_for_no_other_program():
 def test_what_our_own_trainer_takes_is_no_other_programs():
     seen = _seen(2.0, 2.0, idle=0.0)
     assert Contention.of(dataclasses.replace(seen, cpu=4.0)).others == 0
-    assert Contention.of(dataclasses.replace(seen, cpu=3.0)).others == pytest.approx(2.0)  # one runs, another waits
+    assert Contention.of(dataclasses.replace(seen, cpu=3.0)).others == pytest.approx(
+        2.0
+    )  # one runs, another waits
 
 
 def test_a_person_is_told_how_many_cores_others_would_use():
     limits, knobs = Limits(workers={"work": (1, 8)}), Knobs(workers={"work": 8})
     seen = _seen(2.0, 2.0)
     look = Forecast.of(seen, knobs, limits, {}, other_cpu_s=0.0, demand=1.0)
-    assert why("cores", look, seen) == \
-        "the cores are the bottleneck (2 of 4 in use, and other programs would use 4)"
+    assert (
+        why("cores", look, seen)
+        == "the cores are the bottleneck (2 of 4 in use, and other programs would use 4)"
+    )
 
 
 def test_a_little_work_says_nothing():
@@ -66,9 +88,13 @@ def test_a_little_work_says_nothing():
 
 
 def _scenario(**machine):
-    return Scenario(name="pressed", seconds=30, machine=SimMachine(cores=4, timer_noise=0, **machine),
-                    stages=(SimStage(name="read", cost_s=0.02, cpu=0.5), SimStage(name="work", cost_s=0.04)),
-                    start={"read": 2, "work": 4})
+    return Scenario(
+        name="pressed",
+        seconds=30,
+        machine=SimMachine(cores=4, timer_noise=0, **machine),
+        stages=(SimStage(name="read", cost_s=0.02, cpu=0.5), SimStage(name="work", cost_s=0.04)),
+        start={"read": 2, "work": 4},
+    )
 
 
 @pytest.mark.parametrize("neighbour", [0.0, 2.0])
@@ -88,8 +114,10 @@ def test_the_simulator_counts_waits_for_a_core(neighbour):
 
 
 def test_rows_that_grow_are_counted_with_the_size_they_had():
-    scenario = dataclasses.replace(_scenario(),
-                                   changes=(ScheduledChange(at=10, key="stages.work.bytes_per_row", value=1600.0),))
+    scenario = dataclasses.replace(
+        _scenario(),
+        changes=(ScheduledChange(at=10, key="stages.work.bytes_per_row", value=1600.0),),
+    )
     simulator = Simulator(scenario.truth_at, scenario.limits, scenario.first_knobs)
     simulator.advance(10.0)
     before = simulator.snapshot().stage("work")
@@ -100,10 +128,19 @@ def test_rows_that_grow_are_counted_with_the_size_they_had():
 
 def test_the_planner_does_not_grow_where_others_use_the_cores():
     def sizes(neighbour):
-        scenario = Scenario(name="pressed", seconds=30, stages=(SimStage(name="work", cost_s=0.04, cpu=0.5),),
-                            machine=SimMachine(cores=8, neighbour_cores=neighbour, timer_noise=0), start={"work": 2})
+        scenario = Scenario(
+            name="pressed",
+            seconds=30,
+            stages=(SimStage(name="work", cost_s=0.04, cpu=0.5),),
+            machine=SimMachine(cores=8, neighbour_cores=neighbour, timer_noise=0),
+            start={"work": 2},
+        )
         seen = []
-        run(scenario, make("planner"), observe=lambda snapshot, knobs, reason: seen.append(knobs.workers["work"]))
+        run(
+            scenario,
+            make("planner"),
+            observe=lambda snapshot, knobs, reason: seen.append(knobs.workers["work"]),
+        )
         return seen
 
     assert next(n for n in sizes(0.0) if n != 2) == 8

@@ -18,7 +18,9 @@ from tests.agent.fake import FakePipeline, FakeStage
 
 
 def _pipeline():
-    return FakePipeline([FakeStage(name="read", cpu_s=0.002, wait_s=0.05), FakeStage(name="collate", cpu_s=0.001)])
+    return FakePipeline(
+        [FakeStage(name="read", cpu_s=0.002, wait_s=0.05), FakeStage(name="collate", cpu_s=0.001)]
+    )
 
 
 class Script(Policy):
@@ -43,8 +45,14 @@ class Script(Policy):
 
 def _run(pipeline, policy, ticks, **more):
     events, metrics = [], []
-    controller = Controller(pipeline, policy, record=events.append, observe=metrics.append, clock=lambda: pipeline.now,
-                            **more)
+    controller = Controller(
+        pipeline,
+        policy,
+        record=events.append,
+        observe=metrics.append,
+        clock=lambda: pipeline.now,
+        **more,
+    )
     for _ in range(ticks):
         controller.step()
         pipeline.advance(1.0)
@@ -80,7 +88,11 @@ def test_changes_are_logged_once_with_their_effect_and_holding_is_not():
 def test_the_effect_of_a_change_is_logged_before_the_next():
     _, events, _ = _run(_pipeline(), Script(1, 1, 1, 4, 4, 8), 12)
     assert [(e["kind"], e["sequence"]) for e in events] == [
-        ("decision", 1), ("effect", 1), ("decision", 2), ("effect", 2)]
+        ("decision", 1),
+        ("effect", 1),
+        ("decision", 2),
+        ("effect", 2),
+    ]
 
 
 def test_the_rate_after_a_change_is_the_rate_before_the_next():
@@ -130,7 +142,9 @@ def test_a_start_that_takes_its_time_is_no_part_of_what_a_change_is_said_to_have
         assert script.asked == 20 - 5  # not while it starts
         assert len(metrics) == 19
         if known:  # one worker passes a fourth of the rows of four
-            assert effect["rows_per_s_after"] / effect["rows_per_s_before"] == pytest.approx(4, rel=0.1)
+            assert effect["rows_per_s_after"] / effect["rows_per_s_before"] == pytest.approx(
+                4, rel=0.1
+            )
         else:
             assert effect["rows_per_s_before"] is None
             assert effect["rows_per_s_after"] > 0
@@ -139,7 +153,9 @@ def test_a_start_that_takes_its_time_is_no_part_of_what_a_change_is_said_to_have
 
 def test_looks_no_more_often_than_its_interval():
     pipeline, policy = _pipeline(), Script()
-    controller = Controller(pipeline, policy, record=lambda e: None, clock=lambda: pipeline.now, interval_s=2.0)
+    controller = Controller(
+        pipeline, policy, record=lambda e: None, clock=lambda: pipeline.now, interval_s=2.0
+    )
     for _ in range(10):
         controller.step()
         controller.step()
@@ -181,7 +197,9 @@ def test_a_tunable_that_raises_or_reports_nonsense_freezes_and_is_recorded_once(
     class Broken(FakePipeline):
         def snapshot(self) -> Snapshot:
             found = super().snapshot()
-            return dataclasses.replace(found, consumer_wait_s=float("nan")) if self.now > 3 else found
+            return (
+                dataclasses.replace(found, consumer_wait_s=float("nan")) if self.now > 3 else found
+            )
 
     class Stuck(FakePipeline):
         def apply(self, knobs):
@@ -220,7 +238,9 @@ def test_limits_that_move_under_a_decision_begin_the_policy_anew():
     assert controller.frozen is None
     assert pipeline.knobs.workers["read"] == 3
     decisions = [e for e in events if e["kind"] == "decision"]
-    assert len(decisions) == len(pipeline.applied) == 1  # nothing is logged of the choice that did not come
+    assert (
+        len(decisions) == len(pipeline.applied) == 1
+    )  # nothing is logged of the choice that did not come
 
 
 def test_a_tunable_that_refuses_what_its_limits_allow_freezes():
@@ -248,20 +268,30 @@ def test_a_proposal_keeps_the_figures_with_which_it_was_told():
     class Proposes(Script):
         def decide(self, snapshot, state):
             self.asked += 1
-            return state[0], state, Reason(text=f"{self.asked} times the rows predicted",
-                                           proposal=state[0].with_workers(read=4 if self.asked < 8 else 8))
+            return (
+                state[0],
+                state,
+                Reason(
+                    text=f"{self.asked} times the rows predicted",
+                    proposal=state[0].with_workers(read=4 if self.asked < 8 else 8),
+                ),
+            )
 
     controller, events, _ = _run(_pipeline(), Proposes(), 12)
     controller.stop()
     assert [(e["kind"], (e.get("reason") or e)["text"]) for e in events] == [
-        ("proposal", "1 times the rows predicted"), ("proposal", "8 times the rows predicted"),
-        ("verdict", "8 times the rows predicted")]
+        ("proposal", "1 times the rows predicted"),
+        ("proposal", "8 times the rows predicted"),
+        ("verdict", "8 times the rows predicted"),
+    ]
 
 
 def test_changes_are_rationed():
     """A policy that changes its mind all the time gets its say again once the minute has passed."""
     pipeline = _pipeline()
-    controller, _, _ = _run(pipeline, Script(*(1 + i % 2 for i in range(200))), 60, changes_a_minute=5)
+    controller, _, _ = _run(
+        pipeline, Script(*(1 + i % 2 for i in range(200))), 60, changes_a_minute=5
+    )
     assert controller.decisions == 5
     for _ in range(10):
         controller.step()
@@ -324,14 +354,25 @@ def test_the_thread_ticks_and_ends():
 
 def test_what_was_learned_is_plain_data_and_spares_another_process_the_learning():
     """Stages that are slow to be understood: a fresh planner needs several changes, one that knows them goes there."""
+
     def tuned(learned=None):
-        pipeline = FakePipeline([FakeStage(name="read", cpu_s=0.002, wait_s=0.05),
-                                 FakeStage(name="transform", cpu_s=0.004), FakeStage(name="collate", cpu_s=0.001)],
-                                cores=8)
+        pipeline = FakePipeline(
+            [
+                FakeStage(name="read", cpu_s=0.002, wait_s=0.05),
+                FakeStage(name="transform", cpu_s=0.004),
+                FakeStage(name="collate", cpu_s=0.001),
+            ],
+            cores=8,
+        )
         controller, events, _ = _run(pipeline, make("planner"), 40, learned=learned)
         assert controller.frozen is None
         first = next(e for e in events if e["kind"] == "decision")
-        return controller.learned(), first["after"]["workers"], pipeline.knobs.workers, controller.decisions
+        return (
+            controller.learned(),
+            first["after"]["workers"],
+            pipeline.knobs.workers,
+            controller.decisions,
+        )
 
     learned, first, settled, decisions = tuned()
     learned = json.loads(json.dumps(learned))
@@ -346,7 +387,9 @@ def test_what_was_learned_is_plain_data_and_spares_another_process_the_learning(
     assert tuned(other)[1] == first  # of a stage that is not here
 
 
-@pytest.mark.parametrize("damaged", [{}, {"services": 7}, {"services": {"read": {"points": 3}}, "other_cpu_s": 0.0}])
+@pytest.mark.parametrize(
+    "damaged", [{}, {"services": 7}, {"services": {"read": {"points": 3}}, "other_cpu_s": 0.0}]
+)
 def test_what_was_learned_and_cannot_be_read_is_told_and_left(damaged):
     controller, events, _ = _run(_pipeline(), make("planner"), 12, learned=damaged)
     (fault,) = (e for e in events if e["kind"] == "fault")
@@ -363,12 +406,17 @@ def test_a_policy_that_learns_nothing_hands_on_what_it_was_given():
 
 def test_a_change_that_changes_nothing_is_no_decision():
     """The workers of a stage that is fused are those before it, and `thread` is where work is done unless said."""
+
     class Renaming(Script):
         def decide(self, snapshot, state):
             knobs, at = state
             self.asked += 1
-            knobs = dataclasses.replace(knobs, fused=frozenset({"second"}), backend={"second": "thread"},
-                                        workers={**knobs.workers, "second": 1 + self.asked % 3})
+            knobs = dataclasses.replace(
+                knobs,
+                fused=frozenset({"second"}),
+                backend={"second": "thread"},
+                workers={**knobs.workers, "second": 1 + self.asked % 3},
+            )
             return knobs, (knobs, at + 1), Reason(text="about")
 
     class Fusable(FakePipeline):
@@ -405,10 +453,18 @@ def test_whoever_asks_while_the_run_begins_anew_gets_what_was_learned_of_its_own
     def observe(_):
         asked.append(controller.learned())
 
-    controller = Controller(NoRows(), make("planner"), record=lambda _: None, observe=observe,
-                            clock=lambda: fresh.now, learned=learned)
+    controller = Controller(
+        NoRows(),
+        make("planner"),
+        record=lambda _: None,
+        observe=observe,
+        clock=lambda: fresh.now,
+        learned=learned,
+    )
     for _ in range(6):
         controller.step()
         fresh.advance(1.0)
     assert len(asked) >= 4
-    assert all("read" in answer["services"] and "gone" not in answer["services"] for answer in asked)
+    assert all(
+        "read" in answer["services"] and "gone" not in answer["services"] for answer in asked
+    )

@@ -17,9 +17,18 @@ from tests.agent.fake import FakePipeline, FakeStage
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.mark.parametrize(("wants", "parts"), [
-    ([None], [8]), ([None, None], [4, 4]), ([None, 1], [7, 1]), ([1, None, None], [1, 3.5, 3.5]), ([6, 1], [6, 1]),
-    ([6, 6, None], [8 / 3] * 3), ([5, 2, None], [3, 2, 3])])
+@pytest.mark.parametrize(
+    ("wants", "parts"),
+    [
+        ([None], [8]),
+        ([None, None], [4, 4]),
+        ([None, 1], [7, 1]),
+        ([1, None, None], [1, 3.5, 3.5]),
+        ([6, 1], [6, 1]),
+        ([6, 6, None], [8 / 3] * 3),
+        ([5, 2, None], [3, 2, 3]),
+    ],
+)
 def test_parts_are_fair(wants, parts):
     assert fair(8, wants) == pytest.approx(parts)
     assert sum(fair(8, wants)) <= 8
@@ -46,7 +55,9 @@ with CoreClaims(sys.argv[1]) as claims:
 
 def test_a_killed_job_counts_no_more(tmp_path):
     with CoreClaims(tmp_path) as here:
-        job = subprocess.Popen([sys.executable, "-c", _JOB, tmp_path], stdout=subprocess.PIPE, text=True, cwd=ROOT)
+        job = subprocess.Popen(
+            [sys.executable, "-c", _JOB, tmp_path], stdout=subprocess.PIPE, text=True, cwd=ROOT
+        )
         try:
             assert job.stdout.readline() == "1.0\n"
             assert here.share(2.0, None) == 1.0
@@ -71,8 +82,11 @@ def test_a_damaged_claim_wants_everything_and_a_place_in_the_way_is_one_line(tmp
 
 
 def _pipeline(step_s=0.0):
-    return FakePipeline([FakeStage(name="read", cpu_s=0.004), FakeStage(name="udf", cpu_s=0.02)], cores=8,
-                        step_s=step_s)
+    return FakePipeline(
+        [FakeStage(name="read", cpu_s=0.004), FakeStage(name="udf", cpu_s=0.02)],
+        cores=8,
+        step_s=step_s,
+    )
 
 
 def _tick(jobs):
@@ -83,8 +97,12 @@ def _tick(jobs):
 
 def _job(claims, step_s=0.0):
     pipeline = _pipeline(step_s)
-    return pipeline, Controller(CoreSharingTunable(pipeline, claims), make("planner"), record=lambda e: None,
-                                clock=lambda: pipeline.now)
+    return pipeline, Controller(
+        CoreSharingTunable(pipeline, claims),
+        make("planner"),
+        record=lambda e: None,
+        clock=lambda: pipeline.now,
+    )
 
 
 def test_two_jobs_plan_for_half_the_cores_each_and_one_left_alone_for_all(tmp_path):

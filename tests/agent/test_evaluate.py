@@ -25,9 +25,14 @@ from sluice.ingest.knobs import KnobError
 
 pytestmark = pytest.mark.slow
 
-SMALL = {"name": "small", "seconds": 12, "machine": {"cores": 4}, "consumer": {"batch_rows": 1024},
-         "stages": [{"name": "read", "cost_s": 0.01}, {"name": "transform", "cost_s": 0.04}],
-         "passes": [{"metric": "end_score", "at_least": 0.9}]}
+SMALL = {
+    "name": "small",
+    "seconds": 12,
+    "machine": {"cores": 4},
+    "consumer": {"batch_rows": 1024},
+    "stages": [{"name": "read", "cost_s": 0.01}, {"name": "transform", "cost_s": 0.04}],
+    "passes": [{"metric": "end_score", "at_least": 0.9}],
+}
 
 
 @pytest.fixture
@@ -38,14 +43,23 @@ def small(tmp_path: Path) -> Path:
 
 
 def row(policy: str, scenario: str = "a", score: float = 1.0, **values: object) -> Row:
-    given = {"family": "scenario", "seed": 0, "end": score, "killed": False, "failed": (), "bare_score": 0.5,
-             "bare_killed": False} | values
+    given = {
+        "family": "scenario",
+        "seed": 0,
+        "end": score,
+        "killed": False,
+        "failed": (),
+        "bare_score": 0.5,
+        "bare_killed": False,
+    } | values
     return Row(scenario=scenario, policy=policy, score=score, **given)  # type: ignore[arg-type]
 
 
 def test_the_summary_is_over_all_runs_and_counts_kills_and_passes():
     rows = [row("x", score=s, seed=i) for i, s in enumerate([0.5, 0.7, 0.9])]
-    rows += [row("x", "b", 0.1, killed=True, failed=("kills ≤ 0: 1",), bare_score=0.0, bare_killed=True)]
+    rows += [
+        row("x", "b", 0.1, killed=True, failed=("kills ≤ 0: 1",), bare_score=0.0, bare_killed=True)
+    ]
     found = summary(rows, ["x"])["x"]
     assert found["median"] == pytest.approx(0.6)
     assert found["kills"] == found["bare_kills"] == 1
@@ -57,31 +71,61 @@ def test_the_table_pairs_policies_by_scenario_and_seed_and_draws_scenarios_anew(
     """Two seeds of a scenario count as one: what is drawn anew are scenarios, or an interval would be too narrow."""
     gains = {"a": (0.1, 0.3), "b": (0.4, 0.4), "c": (0.0, 0.0)}
     rows = [row("auto", name, 0.9, seed=i) for name in gains for i in (0, 1)]
-    rows += [row("x", name, 0.9 - gain, seed=i) for name, both in gains.items() for i, gain in enumerate(both)]
-    rows += [row("auto", "far", 0.8, family="held out"), row("x", "far", 0.9, family="held out", killed=True)]
+    rows += [
+        row("x", name, 0.9 - gain, seed=i)
+        for name, both in gains.items()
+        for i, gain in enumerate(both)
+    ]
+    rows += [
+        row("auto", "far", 0.8, family="held out"),
+        row("x", "far", 0.9, family="held out", killed=True),
+    ]
     mean, low, high = behind([r for r in rows if r.family == "scenario"], "auto", "x")
     assert mean == pytest.approx(0.2, abs=1e-4)
-    assert (low, high) == (0, pytest.approx(0.4)), "of three scenarios, the same one may be drawn thrice"
+    assert (low, high) == (0, pytest.approx(0.4)), (
+        "of three scenarios, the same one may be drawn thrice"
+    )
     drawn = comparison(rows, ["auto", "x"]).splitlines()
     assert "3 scenarios × 2 seeds: mean, median, 5 %" in drawn[0]
-    assert "| x | 0.700, 0.700, 0.500 | 0 | +20.0 (+0.0 to +40.0) | 0.900, 0.900, 0.900 | 1 | -10.0 " in drawn[3]
+    assert (
+        "| x | 0.700, 0.700, 0.500 | 0 | +20.0 (+0.0 to +40.0) | 0.900, 0.900, 0.900 | 1 | -10.0 "
+        in drawn[3]
+    )
     assert "| auto | 0.900, 0.900, 0.900 | 0 |  | 0.800, 0.800, 0.800 | 0 |  |" in drawn[2]
 
 
 def test_the_ceiling_of_intunes_actions_knows_the_truth_and_keeps_to_them():
     """Five workers a look, as many in all as there are cores, stages where they are, four times the prefetched bytes:
     so it is best at processors that are shared out, and far from it where a store has to be waited for."""
-    parts = (SimStage(name="read", cost_s=0.02), SimStage(name="udf", cost_s=0.3, lock=0.9,
-                                                          backends=("thread", "process")))
+    parts = (
+        SimStage(name="read", cost_s=0.02),
+        SimStage(name="udf", cost_s=0.3, lock=0.9, backends=("thread", "process")),
+    )
     scenario = Scenario(name="lock", seconds=30, stages=parts, machine=SimMachine(cores=24))
     seen: list[Any] = []
-    run(scenario, Ceiling(scenario.truth_at), observe=lambda snapshot, knobs, reason: seen.append(knobs))
-    assert all(abs(after.workers[n] - before.workers[n]) <= 5 and after.backend["udf"] == "thread"
-               and after.total_workers <= 24 and after.prefetch_bytes <= 4 * before.prefetch_bytes
-               for before, after in itertools.pairwise(seen) for n in after.workers)
-    plain = Scenario(name="even", seconds=60, machine=SimMachine(cores=24), stages=(
-        SimStage(name="read", cost_s=0.05), SimStage(name="udf", cost_s=0.15)))
-    rows = {name: run(plain, made(name, plain)).rows / reference(plain).rows for name in ("intune-ceiling", "fixed")}
+    run(
+        scenario,
+        Ceiling(scenario.truth_at),
+        observe=lambda snapshot, knobs, reason: seen.append(knobs),
+    )
+    assert all(
+        abs(after.workers[n] - before.workers[n]) <= 5
+        and after.backend["udf"] == "thread"
+        and after.total_workers <= 24
+        and after.prefetch_bytes <= 4 * before.prefetch_bytes
+        for before, after in itertools.pairwise(seen)
+        for n in after.workers
+    )
+    plain = Scenario(
+        name="even",
+        seconds=60,
+        machine=SimMachine(cores=24),
+        stages=(SimStage(name="read", cost_s=0.05), SimStage(name="udf", cost_s=0.15)),
+    )
+    rows = {
+        name: run(plain, made(name, plain)).rows / reference(plain).rows
+        for name in ("intune-ceiling", "fixed")
+    }
     assert rows["intune-ceiling"] >= 0.9 > 2 * rows["fixed"]
 
 
@@ -97,19 +141,45 @@ def test_two_processes_measure_what_one_measures(small, repo):
     """As programs, since the pool's helper process lives as long as its parent."""
     found = []
     for processes in ("1", "2"):
-        done = subprocess.run([sys.executable, "-m", "agent", "evaluate", "--policy", "planner", "--policy", "oracle",
-                               "--scenario", str(small), "--seeds", "2", "--processes", processes],
-                              cwd=repo, capture_output=True, text=True, check=True)
+        done = subprocess.run(
+            [
+                sys.executable,
+                "-m",
+                "agent",
+                "evaluate",
+                "--policy",
+                "planner",
+                "--policy",
+                "oracle",
+                "--scenario",
+                str(small),
+                "--seeds",
+                "2",
+                "--processes",
+                processes,
+            ],
+            cwd=repo,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
         found.append(json.loads(done.stdout.splitlines()[-1]))
     assert found[0] == found[1]
     assert found[0]["policies"]["planner"]["median"] > 0
 
 
 @pytest.mark.parametrize("memory_limit", [2**36, 1.2 * 2**30])
-def test_the_run_without_the_governor_is_left_out_only_where_it_would_be_the_same(monkeypatch, memory_limit):
+def test_the_run_without_the_governor_is_left_out_only_where_it_would_be_the_same(
+    monkeypatch, memory_limit
+):
     parts = tuple(SimStage(name=name, cost_s=0.05, item_bytes=64 * 2**20) for name in "ab")
-    scenario = Scenario(name="held", seconds=30, stages=parts, start={"a": 8, "b": 8},
-                        machine=SimMachine(cores=64, memory_limit=memory_limit))
+    scenario = Scenario(
+        name="held",
+        seconds=30,
+        stages=parts,
+        start={"a": 8, "b": 8},
+        machine=SimMachine(cores=64, memory_limit=memory_limit),
+    )
     ran = []
 
     def counted(*given: Any, governor: bool = True, **named: Any) -> Rollout:
@@ -132,9 +202,29 @@ def test_held_out_pipelines_come_at_rest_and_changing():
 
 
 def test_the_program_ends_with_one_line_of_json(small, repo):
-    done = subprocess.run([sys.executable, "-m", "agent", "evaluate", "--policy", "planner", "--policy", "fixed",
-                           "--scenario", str(small), "--seeds", "1", "--processes", "1", "--missed"],
-                          cwd=repo, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "agent",
+            "evaluate",
+            "--policy",
+            "planner",
+            "--policy",
+            "fixed",
+            "--scenario",
+            str(small),
+            "--seeds",
+            "1",
+            "--processes",
+            "1",
+            "--missed",
+        ],
+        cwd=repo,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     found = json.loads(done.stdout.splitlines()[-1])
     assert found["policies"]["planner"]["median"] > found["policies"]["fixed"]["median"] > 0
     assert set(found["policies"]["planner"]) >= {"mean", "median", "p5", "kills"}
@@ -149,10 +239,15 @@ def test_simulate_tells_each_change(small, capsys):
     assert "transform is the bottleneck" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("argv", "error"), [
-    (["--policy", "plannner"], KnobError), (["--scenario", "/nowhere/x.json"], ScenarioError),
-    (["--seeds", "0"], UsageError), (["--processes", "0"], UsageError),
-])
+@pytest.mark.parametrize(
+    ("argv", "error"),
+    [
+        (["--policy", "plannner"], KnobError),
+        (["--scenario", "/nowhere/x.json"], ScenarioError),
+        (["--seeds", "0"], UsageError),
+        (["--processes", "0"], UsageError),
+    ],
+)
 def test_wrong_usage_is_refused(argv, error):
     with pytest.raises(error):
         simulated.main(argv)

@@ -17,13 +17,40 @@ MIB = 2**20
 def _best(limit, *, wait_s=1.0):
     """A reader whose rows take so long to come, each 16 MiB, four of them at work; the last stage makes 64 MiB."""
     limits = Limits(workers={"read": (1, 64), "collate": (1, 1)})
-    knobs = Knobs(workers={"read": 4, "collate": 1}, read_ahead_bytes=64 * MIB, prefetch_bytes=256 * MIB)
-    stages = {n: StageRates(rows_per_s=4 / wait_s, busy=busy, cpu=0.001, starved=0, blocked=0, workers=4, queue_bytes=0)
-              for n, busy in {"read": 4.0, "collate": 0.0}.items()}
-    seen = PipelineRates(seconds=1, rows_per_s=4 / wait_s, stall=1, demand_rows_per_s=None, cpu=0.1, cpu_quota=8,
-                         memory_used=600 * MIB, memory_limit=limit, stages=stages)
-    services = {"read": StageCost(name="read", points={4: Point(busy_s=wait_s, cpu_s=1e-4)}, item_bytes=16 * MIB),
-                "collate": StageCost(name="collate", points={1: Point(busy_s=1e-4, cpu_s=1e-4)}, item_bytes=64 * MIB)}
+    knobs = Knobs(
+        workers={"read": 4, "collate": 1}, read_ahead_bytes=64 * MIB, prefetch_bytes=256 * MIB
+    )
+    stages = {
+        n: StageRates(
+            rows_per_s=4 / wait_s,
+            busy=busy,
+            cpu=0.001,
+            starved=0,
+            blocked=0,
+            workers=4,
+            queue_bytes=0,
+        )
+        for n, busy in {"read": 4.0, "collate": 0.0}.items()
+    }
+    seen = PipelineRates(
+        seconds=1,
+        rows_per_s=4 / wait_s,
+        stall=1,
+        demand_rows_per_s=None,
+        cpu=0.1,
+        cpu_quota=8,
+        memory_used=600 * MIB,
+        memory_limit=limit,
+        stages=stages,
+    )
+    services = {
+        "read": StageCost(
+            name="read", points={4: Point(busy_s=wait_s, cpu_s=1e-4)}, item_bytes=16 * MIB
+        ),
+        "collate": StageCost(
+            name="collate", points={1: Point(busy_s=1e-4, cpu_s=1e-4)}, item_bytes=64 * MIB
+        ),
+    }
     look = Forecast.of(seen, knobs, limits, services, other_cpu_s=0, demand=math.inf)
     found, rate = look.best({"read": (1, 32), "collate": (1, 1)}, fewest=False)
     return found, rate, look.fits(found)

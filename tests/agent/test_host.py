@@ -32,8 +32,15 @@ class MemoryStore:
 
 
 def _pipeline(step_s=0.0, wait_s=0.05, **more):
-    return FakePipeline([FakeStage(name="read", cpu_s=0.002, wait_s=wait_s), FakeStage(name="collate", cpu_s=0.001)],
-                        cores=8, step_s=step_s, **more)
+    return FakePipeline(
+        [
+            FakeStage(name="read", cpu_s=0.002, wait_s=wait_s),
+            FakeStage(name="collate", cpu_s=0.001),
+        ],
+        cores=8,
+        step_s=step_s,
+        **more,
+    )
 
 
 def _advance(pipelines, members, seconds=1.0):
@@ -45,16 +52,27 @@ def _advance(pipelines, members, seconds=1.0):
 
 class Elsewhere(FakePipeline):
     def snapshot(self):
-        return dataclasses.replace(super().snapshot(), elsewhere={"workers": 3, "bytes": 7, "requests_a_core": 2,
-                                                                  "start_s": 5.0})
+        return dataclasses.replace(
+            super().snapshot(),
+            elsewhere={"workers": 3, "bytes": 7, "requests_a_core": 2, "start_s": 5.0},
+        )
 
 
 def test_workers_elsewhere_are_counted_over_ranks_and_told_of_each():
-    store, pipelines = MemoryStore(), [Elsewhere([FakeStage(name="read", cpu_s=0.002)]) for _ in range(2)]
+    store, pipelines = (
+        MemoryStore(),
+        [Elsewhere([FakeStage(name="read", cpu_s=0.002)]) for _ in range(2)],
+    )
     members = [HostMember(store, "a", rank, p) for rank, p in enumerate(pipelines)]
     tunable = HostTunable(store, "a", pipelines[0], ranks={"a": 2})
     _advance(pipelines, members)
-    assert tunable.snapshot().elsewhere == {"workers": 6, "bytes": 14, "requests_a_core": 2, "start_s": 5.0, "ranks": 2}
+    assert tunable.snapshot().elsewhere == {
+        "workers": 6,
+        "bytes": 14,
+        "requests_a_core": 2,
+        "start_s": 5.0,
+        "ranks": 2,
+    }
 
 
 class Restarting(FakePipeline):
@@ -65,7 +83,10 @@ class Restarting(FakePipeline):
 
 
 def test_worker_processes_that_died_are_counted_over_all_ranks():
-    store, pipelines = MemoryStore(), [Restarting([FakeStage(name="read", cpu_s=0.002)]) for _ in range(2)]
+    store, pipelines = (
+        MemoryStore(),
+        [Restarting([FakeStage(name="read", cpu_s=0.002)]) for _ in range(2)],
+    )
     members = [HostMember(store, "a", rank, p) for rank, p in enumerate(pipelines)]
     tunable = HostTunable(store, "a", pipelines[0], ranks={"a": 2})
     _advance(pipelines, members)
@@ -109,7 +130,9 @@ def test_a_stalled_rank_on_another_host_keeps_the_workers_here():
         pipelines = [here, elsewhere]
         members = [HostMember(store, "a", 0, here), HostMember(store, "b", 0, elsewhere)]
         tunable = HostTunable(store, "a", here, ranks={"a": 1, "b": 1})
-        controller = Controller(tunable, make("planner"), record=lambda e: None, clock=lambda here=here: here.now)
+        controller = Controller(
+            tunable, make("planner"), record=lambda e: None, clock=lambda here=here: here.now
+        )
         for _ in range(30):
             _advance(pipelines, members)
             controller.step()
@@ -121,13 +144,17 @@ def test_the_planner_tunes_a_host_through_the_store():
     store, pipelines = MemoryStore(), [_pipeline(), _pipeline()]
     members = [HostMember(store, "a", rank, p) for rank, p in enumerate(pipelines)]
     tunable = HostTunable(store, "a", pipelines[0], ranks={"a": 2})
-    controller = Controller(tunable, make("planner"), record=lambda e: None, clock=lambda: pipelines[0].now)
+    controller = Controller(
+        tunable, make("planner"), record=lambda e: None, clock=lambda: pipelines[0].now
+    )
     for _ in range(20):
         _advance(pipelines, members)
         controller.step()
     assert controller.frozen is None
     for pipeline in pipelines:
-        assert pipeline.rows_per_s(pipeline.knobs.workers) >= 0.85 * 1000 * 4 / 0.003  # half of eight cores
+        assert (
+            pipeline.rows_per_s(pipeline.knobs.workers) >= 0.85 * 1000 * 4 / 0.003
+        )  # half of eight cores
 
 
 def test_counters_never_fall_when_a_rank_comes_late_or_starts_again():
@@ -156,7 +183,10 @@ def test_idle_cores_are_shared_and_not_known_where_one_rank_cannot_tell():
             found = super().snapshot()
             return dataclasses.replace(found, cores_idle_s=3.0 * found.at if self.told else None)
 
-    store, pipelines = MemoryStore(), [Idle([FakeStage(name="read", cpu_s=0.002)], cores=8) for _ in range(2)]
+    store, pipelines = (
+        MemoryStore(),
+        [Idle([FakeStage(name="read", cpu_s=0.002)], cores=8) for _ in range(2)],
+    )
     members = [HostMember(store, "a", rank, p) for rank, p in enumerate(pipelines)]
     tunable = HostTunable(store, "a", pipelines[0], ranks={"a": 2})
     _advance(pipelines, members)
@@ -164,7 +194,9 @@ def test_idle_cores_are_shared_and_not_known_where_one_rank_cannot_tell():
     _advance(pipelines, members, 10.0)
     after = tunable.snapshot()
     assert after.cpu_quota == 4
-    assert after.cores_idle_s - before.cores_idle_s == pytest.approx(10 * 3 / 2)  # of eight, three: of four, half of it
+    assert after.cores_idle_s - before.cores_idle_s == pytest.approx(
+        10 * 3 / 2
+    )  # of eight, three: of four, half of it
     pipelines[1].told = False
     _advance(pipelines, members, 10.0)
     assert tunable.snapshot().cores_idle_s is None
@@ -210,7 +242,9 @@ def test_over_torchs_store_from_threads_of_their_own():
         pipelines[-1].rank = rank
     # Each rank has a connection of its own: a wait on one would block a set on it.
     stores = [server.clone(), client.clone()]
-    members = [HostMember(stores[rank], "a", rank, p, interval_s=0.005) for rank, p in enumerate(pipelines)]
+    members = [
+        HostMember(stores[rank], "a", rank, p, interval_s=0.005) for rank, p in enumerate(pipelines)
+    ]
     tunable = HostTunable(server.clone(), "a", pipelines[0], ranks={"a": 2})
     with members[0], members[1]:
         tunable.apply(tunable.knobs.with_workers(read=3))

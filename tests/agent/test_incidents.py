@@ -18,9 +18,18 @@ KNOBS = [{"workers": {"udf": n}} for n in (1, 3)]
 def _run(tmp_path, events, rates, config=None, calm=0):
     """`rates` are one a second, from the first second on. Up to `calm`, only the best rate stalls little; after it all
     cores are in use."""
-    lines = [{"at": float(at), "kind": "loader", "rows_per_s": rate, "stall": 0.1 if rate == 200 else 0.5,
-              "demand_rows_per_s": 120.0, "cpu": 1.0, "cpu_quota": 4.0 if at <= calm else 1.0}
-             for at, rate in enumerate(rates, 1)]
+    lines = [
+        {
+            "at": float(at),
+            "kind": "loader",
+            "rows_per_s": rate,
+            "stall": 0.1 if rate == 200 else 0.5,
+            "demand_rows_per_s": 120.0,
+            "cpu": 1.0,
+            "cpu_quota": 4.0 if at <= calm else 1.0,
+        }
+        for at, rate in enumerate(rates, 1)
+    ]
     (tmp_path / "config.json").write_text(json.dumps(config or {}))
     (tmp_path / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -32,34 +41,66 @@ def _turned(at):
 
 
 def test_a_fault_and_its_notice_are_one_with_what_was_done_and_the_way_back(tmp_path):
-    run = _run(tmp_path, [
-        {"at": 10.0, "kind": "fault", "fault": "slow-transform=4@10s", "did": "transforms do their work 4 times"},
-        {"at": 13.0, "kind": "occasion", "what": "workload", "text": "a row became 4 times dearer in udf"},
-        _turned(14.0)], [100.0] * 10 + [25.0] * 5 + [90.0] * 15)
+    run = _run(
+        tmp_path,
+        [
+            {
+                "at": 10.0,
+                "kind": "fault",
+                "fault": "slow-transform=4@10s",
+                "did": "transforms do their work 4 times",
+            },
+            {
+                "at": 13.0,
+                "kind": "occasion",
+                "what": "workload",
+                "text": "a row became 4 times dearer in udf",
+            },
+            _turned(14.0),
+        ],
+        [100.0] * 10 + [25.0] * 5 + [90.0] * 15,
+    )
     (one,) = occasions(run)
     assert (one.label, one.what, one.noticed_s, one.did) == ("A", "workload", 3.0, ("udf 1 → 3",))
-    assert (one.before, one.after, one.recovered_s) == (100.0, 90.0, 6.0)  # the mean of 16 s and the next is there
+    assert (one.before, one.after, one.recovered_s) == (
+        100.0,
+        90.0,
+        6.0,
+    )  # the mean of 16 s and the next is there
     assert one.sentence == (
         "At 10 s slow-transform=4@10s: transforms do their work 4 times, detected in 3 s (a row became 4 times dearer "
-        "in udf); then udf 1 → 3; waiting 50 %; 100 → 90 rows/s, settled after 6 s: recovered.")
+        "in udf); then udf 1 → 3; waiting 50 %; 100 → 90 rows/s, settled after 6 s: recovered."
+    )
     assert one.sentence in narrative.tell(run)
     assert not narrative.outcome(run).faults, "a fault on purpose is no fault of the tuning"
 
 
-FAULTS = [("slow-store=0.6s@10s", "workload", "a row became 8 times dearer in read"),
-          ("slow-transform=3@10s", "workload", "a row became 3 times dearer in udf"),
-          ("kill-worker=1@10s", "worker", "2 worker processes died and were replaced")]
+FAULTS = [
+    ("slow-store=0.6s@10s", "workload", "a row became 8 times dearer in read"),
+    ("slow-transform=3@10s", "workload", "a row became 3 times dearer in udf"),
+    ("kill-worker=1@10s", "worker", "2 worker processes died and were replaced"),
+]
 
 
 @pytest.mark.parametrize(("fault", "what", "seen"), FAULTS)
-def test_a_fault_is_told_with_what_was_noticed_of_it_and_how_long_the_trainer_waited(tmp_path, fault, what, seen):
-    run = _run(tmp_path, [{"at": 10.0, "kind": "fault", "fault": fault, "did": "so"},
-                          {"at": 12.0, "kind": "occasion", "what": what, "text": seen}, _turned(14.0)],
-               [200.0] * 10 + [50.0] * 6 + [200.0] * 14)
+def test_a_fault_is_told_with_what_was_noticed_of_it_and_how_long_the_trainer_waited(
+    tmp_path, fault, what, seen
+):
+    run = _run(
+        tmp_path,
+        [
+            {"at": 10.0, "kind": "fault", "fault": fault, "did": "so"},
+            {"at": 12.0, "kind": "occasion", "what": what, "text": seen},
+            _turned(14.0),
+        ],
+        [200.0] * 10 + [50.0] * 6 + [200.0] * 14,
+    )
     (one,) = occasions(run)
     assert one.waited == pytest.approx((0.1, 0.5, 0.1))
-    assert one.sentence == (f"At 10 s {fault}: so, detected in 2 s ({seen}); then udf 1 → 3; "
-                            "waiting 10 % → 50 % → 10 %; 200 → 200 rows/s, settled after 7 s: recovered.")
+    assert one.sentence == (
+        f"At 10 s {fault}: so, detected in 2 s ({seen}); then udf 1 → 3; "
+        "waiting 10 % → 50 % → 10 %; 200 → 200 rows/s, settled after 7 s: recovered."
+    )
 
 
 @pytest.mark.parametrize(("stall", "result"), [(0.01, "the input keeps up"), (0.3, "still slow")])
@@ -67,23 +108,34 @@ def test_a_lower_rate_is_the_trainers_own_where_it_waits_for_nothing(tmp_path, s
     event = {"at": 10.0, "kind": "fault", "fault": "slow-store=0.6s@10s", "did": "so"}
     _run(tmp_path, [event], [100.0] * 10 + [60.0] * 20, calm=99)
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    (tmp_path / "metrics.jsonl").write_text("".join(
-        json.dumps({**line, "stall": stall if line["at"] > 10 else 0.0}) + "\n" for line in lines))
+    (tmp_path / "metrics.jsonl").write_text(
+        "".join(
+            json.dumps({**line, "stall": stall if line["at"] > 10 else 0.0}) + "\n"
+            for line in lines
+        )
+    )
     (one,) = occasions(Run.read(tmp_path))
     assert one.result == result
     assert ("no change needed" in one.sentence) is (result == "the input keeps up")
 
 
 def test_a_buffer_that_hides_the_dip_for_a_moment_is_no_recovery(tmp_path):
-    event = {"at": 10.0, "kind": "occasion", "what": "cores", "text": "the cores at hand went from 2 to 1"}
+    event = {
+        "at": 10.0,
+        "kind": "occasion",
+        "what": "cores",
+        "text": "the cores at hand went from 2 to 1",
+    }
     (one,) = occasions(_run(tmp_path, [event], [100.0] * 12 + [20.0] * 4 + [60.0] * 12, calm=99))
     assert (one.noticed_s, one.recovered_s) == (None, 7.0)
     assert "no change made" in one.sentence
     assert one.result == "still slow"
 
 
-@pytest.mark.parametrize(("rates", "recovered_s", "word"), [
-    ([100.0] * 30, 0.0, "without a dip"), ([100.0] * 12, None, "no change made.")])
+@pytest.mark.parametrize(
+    ("rates", "recovered_s", "word"),
+    [([100.0] * 30, 0.0, "without a dip"), ([100.0] * 12, None, "no change made.")],
+)
 def test_what_cost_nothing_or_came_at_the_very_end(tmp_path, rates, recovered_s, word):
     event = {"at": 10.0, "kind": "fault", "fault": "kill-worker=1@10s", "did": "sent SIGKILL to 7"}
     (one,) = occasions(_run(tmp_path, [event], rates))
@@ -95,13 +147,28 @@ FAULT = {"kind": "fault", "fault": "cores=1@20s", "did": "1 core instead of 4"}
 
 
 def _effect(at):
-    return {"at": at, "kind": "effect", "sequence": 1, "rows_per_s_before": 100.0, "rows_per_s_after": 200.0,
-            "stall_before": 0.5, "stall_after": 0.1, "prediction_error": None}
+    return {
+        "at": at,
+        "kind": "effect",
+        "sequence": 1,
+        "rows_per_s_before": 100.0,
+        "rows_per_s_after": 200.0,
+        "stall_before": 0.5,
+        "stall_after": 0.1,
+        "prediction_error": None,
+    }
 
 
-@pytest.mark.parametrize("effect", [[], [_effect(21.0)], [{**_effect(10.0), "rows_per_s_after": 101.0}],
-                                    [{**_effect(10.0), "stall_before": 0.0}]],
-                         ids=["not measured", "measured after a fault", "no more rows", "no waiting before"])
+@pytest.mark.parametrize(
+    "effect",
+    [
+        [],
+        [_effect(21.0)],
+        [{**_effect(10.0), "rows_per_s_after": 101.0}],
+        [{**_effect(10.0), "stall_before": 0.0}],
+    ],
+    ids=["not measured", "measured after a fault", "no more rows", "no waiting before"],
+)
 def test_a_change_that_was_not_measured_to_help_is_credited_with_nothing(tmp_path, effect):
     changed = {**_turned(6.5), "reason": {"text": "so"}}
     rates = [5.0] * 3 + [190.0] * 3 + [200.0] * 14 + [50.0] * 20
@@ -124,21 +191,37 @@ def test_a_dip_of_a_single_look_is_no_way_without_a_dip(tmp_path):
     assert "without a dip" not in one.sentence
 
 
-def test_the_headline_is_of_the_part_before_the_first_fault_and_page_explain_and_last_line_have_the_same(tmp_path):
+def test_the_headline_is_of_the_part_before_the_first_fault_and_page_explain_and_last_line_have_the_same(
+    tmp_path,
+):
     changed = {**_turned(6.5), "reason": {"text": "so"}}
     end = {"auc": 0.8, "samples_per_s": 60.0, "stall_fraction": 0.5}
     rates = [100.0] * 6 + [100.0, 180.0] + [200.0] * 12 + [50.0] * 20
-    run = _run(tmp_path, [changed, _effect(10.0), {"at": 20.0, **FAULT}, {**_turned(30.0), "sequence": 2}], rates,
-               config={"kind": "train", "ranks": 2}, calm=20)
+    run = _run(
+        tmp_path,
+        [changed, _effect(10.0), {"at": 20.0, **FAULT}, {**_turned(30.0), "sequence": 2}],
+        rates,
+        config={"kind": "train", "ranks": 2},
+        calm=20,
+    )
     told = narrative.summary(run, end)
     with open(tmp_path / "events.jsonl", "a") as events:
         events.write(json.dumps({"at": 40.0, "kind": "end", **end}) + "\n")
-        events.write(json.dumps({"at": 43.0, "kind": "opening", "text": "so", "record": {"tried": True}}) + "\n")
+        events.write(
+            json.dumps({"at": 43.0, "kind": "opening", "text": "so", "record": {"tried": True}})
+            + "\n"
+        )
     run = Run.read(tmp_path)
     assert narrative.summary(run) == told, "before the last event and after it"
-    assert told["headline"] == ("Waiting for input 50 % → 10 % in 7 s, 2 times the rows (200 → 400 rows/s) after one "
-                                "change.")
-    assert (told["rows_per_s_settled"], told["decisions"], told["changes_settling"]) == (400.0, 2, 1)
+    assert told["headline"] == (
+        "Waiting for input 50 % → 10 % in 7 s, 2 times the rows (200 → 400 rows/s) after one "
+        "change."
+    )
+    assert (told["rows_per_s_settled"], told["decisions"], told["changes_settling"]) == (
+        400.0,
+        2,
+        1,
+    )
     (one,) = told["occasions"]
     assert (one["before"], one["after"], one["result"]) == (400.0, 100.0, "limited by the cores")
     text = page.write(tmp_path).read_text()
@@ -156,7 +239,12 @@ def test_the_headline_is_of_the_part_before_the_first_fault_and_page_explain_and
 
 
 def test_what_passes_during_an_evaluation_is_no_dip(tmp_path):
-    event = {"at": 10.0, "kind": "occasion", "what": "cores", "text": "the cores at hand went from 2 to 1"}
+    event = {
+        "at": 10.0,
+        "kind": "occasion",
+        "what": "cores",
+        "text": "the cores at hand went from 2 to 1",
+    }
     run = _run(tmp_path, [event], [100.0] * 30)
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     away = {"rows_per_s": 0.0, "stall": 0.0, "away": 1.0}
@@ -167,25 +255,53 @@ def test_what_passes_during_an_evaluation_is_no_dip(tmp_path):
 
 
 def test_each_ends_where_the_next_begins_and_the_report_marks_them(tmp_path):
-    run = _run(tmp_path, [
-        {"at": 5.0, "kind": "occasion", "what": "cores", "text": "the cores at hand went from 2 to 1"}, _turned(7.0),
-        {"at": 15.0, "kind": "follow", "before": 0, "after": 1, "added": ["C17"], "dropped": ["C9"]}], [100.0] * 30)
+    run = _run(
+        tmp_path,
+        [
+            {
+                "at": 5.0,
+                "kind": "occasion",
+                "what": "cores",
+                "text": "the cores at hand went from 2 to 1",
+            },
+            _turned(7.0),
+            {
+                "at": 15.0,
+                "kind": "follow",
+                "before": 0,
+                "after": 1,
+                "added": ["C17"],
+                "dropped": ["C9"],
+            },
+        ],
+        [100.0] * 30,
+    )
     first, second = occasions(run)
     assert (first.did, second.did) == (("udf 1 → 3",), ())
     assert second.text == "version 1 of the table was taken up (new C17; without C9)"
     text = page.write(tmp_path).read_text()
     bands = json.loads(re.search(r'class="moments">(.*?)</script>', text)[1])["bands"]
     assert [(band["label"], band["from"], band["to"], band["tone"]) for band in bands] == [
-        ("A", 5.0, 5.0, "good"), ("B", 15.0, 15.0, "good")], "there was no dip"
+        ("A", 5.0, 5.0, "good"),
+        ("B", 15.0, 15.0, "good"),
+    ], "there was no dip"
     assert "What happened" in text
     assert "what it would take without waiting" in text
     assert f"B. {second.sentence}" in text
 
 
 def test_what_comes_at_once_shares_what_came_of_it(tmp_path):
-    first, second = occasions(_run(tmp_path, [
-        {"at": 10.0, "kind": "follow", "before": 0, "after": 1},
-        {"at": 10.1, "kind": "fault", "fault": "slow-transform=4@0s", "did": "so"}, _turned(13.0)], [100.0] * 30))
+    first, second = occasions(
+        _run(
+            tmp_path,
+            [
+                {"at": 10.0, "kind": "follow", "before": 0, "after": 1},
+                {"at": 10.1, "kind": "fault", "fault": "slow-transform=4@0s", "did": "so"},
+                _turned(13.0),
+            ],
+            [100.0] * 30,
+        )
+    )
     assert first.did == second.did == ("udf 1 → 3",)
     assert first.recovered_s == second.recovered_s == 0.0
 
@@ -196,7 +312,9 @@ def test_what_the_trainer_would_take_is_left_out_where_it_is_far_away(tmp_path):
 
 
 def test_the_live_benchmark_counts_rows_by_time():
-    after = After(rates=((1.0, 100.0), (2.0, 50.0), *[(3.0 + n, 90.0) for n in range(6)]), changes=1)
+    after = After(
+        rates=((1.0, 100.0), (2.0, 50.0), *[(3.0 + n, 90.0) for n in range(6)]), changes=1
+    )
     assert after.rows(1.5) == pytest.approx(125)
     assert after.rows(99) == pytest.approx(150 + 6 * 90)
     assert after.settled == pytest.approx(90)

@@ -20,7 +20,6 @@ class FakeOperators:
     def costs(self):
         return [{"column": "I1", "operators": "log", "cpu_s": 1e-8}]
 
-
     def others(self):
         return []
 
@@ -34,7 +33,12 @@ def _loader():
 
 
 def _metric(rows, **workers):
-    return {"kind": "loader", "rows": rows, "rows_per_s": rows, "knobs": Knobs(workers=workers).to_dict()}
+    return {
+        "kind": "loader",
+        "rows": rows,
+        "rows_per_s": rows,
+        "knobs": Knobs(workers=workers).to_dict(),
+    }
 
 
 def _best(*lines):
@@ -63,13 +67,16 @@ def test_of_choices_as_good_as_each_other_the_last_counts():
 
 
 def test_what_was_good_before_the_workload_changed_counts_no_more():
-    assert _best(*[_metric(100.0, read=4)] * 5, {"kind": "occasion"}, *[_metric(30.0, read=9)] * 5) == (
-        Knobs(workers={"read": 9}), 30.0)
+    assert _best(
+        *[_metric(100.0, read=4)] * 5, {"kind": "occasion"}, *[_metric(30.0, read=9)] * 5
+    ) == (Knobs(workers={"read": 9}), 30.0)
 
 
 def _ended(tmp_path, **wanted):
     loader, said = _loader(), []
-    kept = KnobMemory(loader, KnobOptions(registry=str(tmp_path / "registry"), **wanted), say=said.append)
+    kept = KnobMemory(
+        loader, KnobOptions(registry=str(tmp_path / "registry"), **wanted), say=said.append
+    )
     known = kept.start()
     loader.advance(5.0)
     events = []
@@ -134,12 +141,18 @@ def test_jobs_of_one_registry_share_the_cores_and_others_do_not(tmp_path):
         return KnobMemory(_loader(), KnobOptions(registry=registry), say=print)
 
     one, other, apart = kept(str(tmp_path)), kept(str(tmp_path)), kept(None)
-    with one.sharing(_loader()) as first, other.sharing(_loader()) as second, apart.sharing(_loader()) as third:
+    with (
+        one.sharing(_loader()) as first,
+        other.sharing(_loader()) as second,
+        apart.sharing(_loader()) as third,
+    ):
         assert [t.snapshot().cpu_quota for t in (first, second, third)] == [1.0, 1.0, 2.0]
 
 
 def test_ranks_that_share_a_machine_have_an_entry_of_their_own():
-    alone, shared = (KnobMemory(_loader(), KnobOptions(), say=print, ranks=n).context for n in (1, 2))
+    alone, shared = (
+        KnobMemory(_loader(), KnobOptions(), say=print, ranks=n).context for n in (1, 2)
+    )
     assert shared.machine == f"{alone.machine}, shared by 2 ranks"
 
 
@@ -166,7 +179,9 @@ def _begun(folder):
 
 @pytest.mark.parametrize("how", ["kill", "fail"])
 def test_with_which_knobs_a_run_was_killed_is_known_to_those_after_it(tmp_path, how):
-    ended = subprocess.run([sys.executable, "-c", _KILLED, str(tmp_path), how], check=False, capture_output=True)
+    ended = subprocess.run(
+        [sys.executable, "-c", _KILLED, str(tmp_path), how], check=False, capture_output=True
+    )
     assert ended.returncode == (-9 if how == "kill" else 1), ended.stderr
     loader, kept, said = _begun(tmp_path)
     if how == "fail":  # it ended by itself
@@ -181,4 +196,7 @@ def test_with_which_knobs_a_run_was_killed_is_known_to_those_after_it(tmp_path, 
     loader.advance(2.0)
     kept.finish(policy="planner", record=None, learned=planner.learned(state))
     _, again, _ = _begun(tmp_path)  # from the registry, which keeps it
-    assert planner.recall(planner.initial(loader.limits, loader.knobs), again.learned).limits == state.limits
+    assert (
+        planner.recall(planner.initial(loader.limits, loader.knobs), again.learned).limits
+        == state.limits
+    )

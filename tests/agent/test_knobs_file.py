@@ -7,12 +7,17 @@ import pytest
 from sluice.agent.runtime import knobs_file
 from sluice.ingest.knobs import KnobError, Knobs, Limits
 
-LIMITS = Limits(workers={"read": (1, 64), "my stage": (1, 4), "next": (1, 4)},
-                backends={"my stage": ("thread", "process")}, fusable={"next": "my stage"})
+LIMITS = Limits(
+    workers={"read": (1, 64), "my stage": (1, 4), "next": (1, 4)},
+    backends={"my stage": ("thread", "process")},
+    fusable={"next": "my stage"},
+)
 
 
 def test_there_and_back_with_a_note(tmp_path):
-    knobs = Knobs(workers={"read": 12, "my stage": 3}, backend={"my stage": "process"}, prefetch_bytes=2**24)
+    knobs = Knobs(
+        workers={"read": 12, "my stage": 3}, backend={"my stage": "process"}, prefetch_bytes=2**24
+    )
     path = knobs_file.save(tmp_path / "best.toml", knobs, notes=["1.2 M rows/s\non 2 cores"])
     assert knobs_file.load(path, LIMITS) == knobs
     text = path.read_text()
@@ -37,20 +42,23 @@ def test_sizes_may_have_units_and_what_is_left_out_is_as_usual(tmp_path):
     assert knobs_file.load(path) == Knobs(read_ahead_bytes=2**30)
 
 
-@pytest.mark.parametrize(("text", "word"), [
-    ("[workers]\nread = 65\n", "65 is outside 1 to 64"),
-    ("[workers]\nraed = 2\n", "did you mean 'read'"),
-    ("[workers]\nread = 1.5\n", "1.5 is not a whole number"),
-    ("[backend]\n'my stage' = 'procces'\n", "did you mean 'process'"),
-    ("[backend]\nread = 'process'\n", "not among"),
-    ("fused = ['nex']\n", "did you mean 'next'"),
-    ("fused = 'next'\n", "no list of stages"),
-    ("worker = 3\n", "did you mean 'workers'"),
-    ("workers = 3\n", "no table of stages"),
-    ("prefetch_bytes = true\n", "not a number of bytes"),
-    ("[workers\n", "is not TOML"),
-    ("\x00", "is not TOML"),
-])
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        ("[workers]\nread = 65\n", "65 is outside 1 to 64"),
+        ("[workers]\nraed = 2\n", "did you mean 'read'"),
+        ("[workers]\nread = 1.5\n", "1.5 is not a whole number"),
+        ("[backend]\n'my stage' = 'procces'\n", "did you mean 'process'"),
+        ("[backend]\nread = 'process'\n", "not among"),
+        ("fused = ['nex']\n", "did you mean 'next'"),
+        ("fused = 'next'\n", "no list of stages"),
+        ("worker = 3\n", "did you mean 'workers'"),
+        ("workers = 3\n", "no table of stages"),
+        ("prefetch_bytes = true\n", "not a number of bytes"),
+        ("[workers\n", "is not TOML"),
+        ("\x00", "is not TOML"),
+    ],
+)
 def test_a_file_that_cannot_be_is_refused_by_name(tmp_path, text, word):
     path = tmp_path / "k.toml"
     path.write_text(text)

@@ -7,11 +7,29 @@ import re
 from sluice.agent.report import page, tables
 from sluice.agent.report.run_folder import Run, RunFolder
 
-STEPS = [{"lever": "the plainest", "step": "512 rows", "samples_per_s": 1000.0, "auc": 0.7512, "table_bytes": 2**20,
-          "state_bytes": 4096, "bytes_per_step": 0, "verdict": "kept"},
-         {"lever": "batch size", "step": "<4,096>", "samples_per_s": 4000.0, "auc": 0.75, "table_bytes": 2**20,
-          "state_bytes": 4096, "bytes_per_step": 512, "verdict": "kept"},
-         {"lever": "overlap", "step": "beside", "verdict": "on GPUs alone"}]
+STEPS = [
+    {
+        "lever": "the plainest",
+        "step": "512 rows",
+        "samples_per_s": 1000.0,
+        "auc": 0.7512,
+        "table_bytes": 2**20,
+        "state_bytes": 4096,
+        "bytes_per_step": 0,
+        "verdict": "kept",
+    },
+    {
+        "lever": "batch size",
+        "step": "<4,096>",
+        "samples_per_s": 4000.0,
+        "auc": 0.75,
+        "table_bytes": 2**20,
+        "state_bytes": 4096,
+        "bytes_per_step": 512,
+        "verdict": "kept",
+    },
+    {"lever": "overlap", "step": "beside", "verdict": "on GPUs alone"},
+]
 
 
 def test_every_step_is_shown_with_what_is_known_of_it(tmp_path):

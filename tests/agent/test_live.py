@@ -25,8 +25,18 @@ from sluice.common.settings import parse
 
 
 def _line(rate):
-    return {"kind": "loader", "rows": 0, "rows_per_s": rate, "stall": 0.1, "memory_used": 1, "memory_limit": 2,
-            "cpu": 1.0, "cpu_quota": 2.0, "knobs": {"workers": {"read": 1}}, "stages": {}}
+    return {
+        "kind": "loader",
+        "rows": 0,
+        "rows_per_s": rate,
+        "stall": 0.1,
+        "memory_used": 1,
+        "memory_limit": 2,
+        "cpu": 1.0,
+        "cpu_quota": 2.0,
+        "knobs": {"workers": {"read": 1}},
+        "stages": {},
+    }
 
 
 @contextmanager
@@ -65,7 +75,7 @@ def test_the_page_is_that_of_the_report_and_follows_the_run(tmp_path):
         status, text = _get(pages, "/")
         assert status == 200
         report = page.write(tmp_path / "run").read_text()
-        script = text[text.rindex("<script>"):text.index("</head>")]
+        script = text[text.rindex("<script>") : text.index("</head>")]
         assert text.replace(script, "") == report
         assert "3 measurements" in text
         folder.metric(_line(5.0))
@@ -108,8 +118,11 @@ def test_a_page_that_takes_long_is_made_at_most_a_tenth_of_the_time(tmp_path, mo
 
 
 def test_several_runs_are_listed_with_their_verdicts(tmp_path):
-    with _run(tmp_path / "first") as _, _run(tmp_path / "second"), _served(
-            tmp_path / "first", tmp_path / "second", tmp_path / "later") as pages:
+    with (
+        _run(tmp_path / "first") as _,
+        _run(tmp_path / "second"),
+        _served(tmp_path / "first", tmp_path / "second", tmp_path / "later") as pages,
+    ):
         text = _get(pages, "/")[1]
         assert 'href="1/"' in text
         assert str(tmp_path / "second") in text
@@ -122,10 +135,17 @@ def test_several_runs_are_listed_with_their_verdicts(tmp_path):
 
 def test_a_run_of_the_list_is_read_again_only_when_it_has_grown(tmp_path, monkeypatch):
     read, now = [], [0.0]
-    monkeypatch.setattr(live, "Run", SimpleNamespace(read=lambda path: read.append(path.name) or Run.read(path)))
-    with _run(tmp_path / "first") as first, _run(tmp_path / "second"), _served(
-            tmp_path / "first", tmp_path / "second") as pages:
-        pages.runs = {number: LiveRun(run.path, clock=lambda: now[0]) for number, run in pages.runs.items()}
+    monkeypatch.setattr(
+        live, "Run", SimpleNamespace(read=lambda path: read.append(path.name) or Run.read(path))
+    )
+    with (
+        _run(tmp_path / "first") as first,
+        _run(tmp_path / "second"),
+        _served(tmp_path / "first", tmp_path / "second") as pages,
+    ):
+        pages.runs = {
+            number: LiveRun(run.path, clock=lambda: now[0]) for number, run in pages.runs.items()
+        }
         _get(pages, "/")
         _get(pages, "/")
         assert read == ["first", "second"]
@@ -134,9 +154,15 @@ def test_a_run_of_the_list_is_read_again_only_when_it_has_grown(tmp_path, monkey
         assert read == ["first", "second", "first"]
 
 
-@pytest.mark.parametrize(("host", "status"), [
-    ("127.0.0.1:{port}", 200), ("localhost:{port}", 200), ("evil.example:{port}", 403),
-    ("127.0.0.1.evil.example:1", 403)])
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("127.0.0.1:{port}", 200),
+        ("localhost:{port}", 200),
+        ("evil.example:{port}", 403),
+        ("127.0.0.1.evil.example:1", 403),
+    ],
+)
 def test_only_this_machine_by_its_own_name_is_answered(tmp_path, host, status):
     with _run(tmp_path / "run"), _served(tmp_path / "run") as pages:
         assert pages.server_address[0] == "127.0.0.1"
@@ -147,10 +173,17 @@ def test_only_this_machine_by_its_own_name_is_answered(tmp_path, host, status):
 def test_what_cannot_be_is_said_before_the_run_begins(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(LiveError, match=f"--live {port}: this port cannot be had .*; give another, or 0"), \
-                shown(tmp_path, port, print):
+        with (
+            pytest.raises(
+                LiveError, match=f"--live {port}: this port cannot be had .*; give another, or 0"
+            ),
+            shown(tmp_path, port, print),
+        ):
             pass
-    with pytest.raises(LiveError, match="no run folder to show; name one with --run-dir"), shown("", 0, print):
+    with (
+        pytest.raises(LiveError, match="no run folder to show; name one with --run-dir"),
+        shown("", 0, print),
+    ):
         pass
     with pytest.raises(LiveError, match="a number from 0"), shown(tmp_path, 70000, print):
         pass
@@ -171,8 +204,12 @@ def test_the_page_beside_a_run_ends_with_it(tmp_path):
 
 def test_the_verb_serves_until_an_interrupt(tmp_path):
     with _run(tmp_path / "run"):
-        process = subprocess.Popen([sys.executable, "-m", "sluice", "live", tmp_path / "run", "--port", "0"],
-                                   stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        process = subprocess.Popen(
+            [sys.executable, "-m", "sluice", "live", tmp_path / "run", "--port", "0"],
+            stderr=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
         with process.stderr as lines, process.stdout:
             line = next(lines)
             port = int(line.partition("127.0.0.1:")[2].partition("/")[0])
@@ -182,15 +219,21 @@ def test_the_verb_serves_until_an_interrupt(tmp_path):
             connection.close()
             process.send_signal(signal.SIGINT)
             assert process.wait(60) == 130
-    result = subprocess.run([sys.executable, "-m", "sluice", "live", tmp_path / "none"], capture_output=True, text=True,
-                            check=False)
+    result = subprocess.run(
+        [sys.executable, "-m", "sluice", "live", tmp_path / "none"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert result.returncode == 2
     assert "none" in result.stderr
 
 
 def test_nothing_of_the_server_is_loaded_by_a_run():
     code = "import sys, sluice.loader; print('sluice.agent.report.live' in sys.modules, 'http.server' in sys.modules)"
-    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    loaded = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout
     assert loaded.split() == ["False", "False"]
 
 

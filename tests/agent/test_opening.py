@@ -4,19 +4,50 @@ from __future__ import annotations
 
 import pytest
 
-from sluice.agent.policies.opening.contract import ColumnGroup, Foreknowledge, Opening, OpeningError, OpeningInput
+from sluice.agent.policies.opening.contract import (
+    ColumnGroup,
+    Foreknowledge,
+    Opening,
+    OpeningError,
+    OpeningInput,
+)
 from sluice.ingest.knobs import KnobError, Knobs, Limits
 from sluice.ingest.stats import Snapshot, StageStats
 
-LIMITS = Limits(workers={"read": (1, 16), "decode": (1, 8)}, backends={"decode": ("thread", "process")})
+LIMITS = Limits(
+    workers={"read": (1, 16), "decode": (1, 8)}, backends={"decode": ("thread", "process")}
+)
 KNOBS = Knobs(workers={"read": 1, "decode": 1})
 
 
 def look(at: float, *names: str) -> Snapshot:
-    stages = tuple(StageStats(name=name, items=1, rows=1024, bytes=2**20, busy_s=at, cpu_s=at, wait_input_s=0.0,
-                              wait_output_s=0.0, workers=1) for name in names or ("read", "decode"))
-    return Snapshot(at=at, sequence=int(4 * at), stages=stages, batches=1, rows=1024, consumer_wait_s=at,
-                    consumer_compute_s=0.0, memory_used=2**28, memory_limit=2**32, cpu_quota=8.0, cpu_used_s=at)
+    stages = tuple(
+        StageStats(
+            name=name,
+            items=1,
+            rows=1024,
+            bytes=2**20,
+            busy_s=at,
+            cpu_s=at,
+            wait_input_s=0.0,
+            wait_output_s=0.0,
+            workers=1,
+        )
+        for name in names or ("read", "decode")
+    )
+    return Snapshot(
+        at=at,
+        sequence=int(4 * at),
+        stages=stages,
+        batches=1,
+        rows=1024,
+        consumer_wait_s=at,
+        consumer_compute_s=0.0,
+        memory_used=2**28,
+        memory_limit=2**32,
+        cpu_quota=8.0,
+        cpu_used_s=at,
+    )
 
 
 def test_an_input_is_two_looks_at_one_pipeline_with_knobs_within_its_limits():
@@ -28,18 +59,30 @@ def test_an_input_is_two_looks_at_one_pipeline_with_knobs_within_its_limits():
     with pytest.raises(OpeningError, match="not of one pipeline"):
         OpeningInput(begun=look(0.0), seen=look(0.25, "read"), knobs=KNOBS, limits=LIMITS)
     with pytest.raises(KnobError, match="workers of 'decode': 9"):
-        OpeningInput(begun=look(0.0), seen=look(0.25), knobs=KNOBS.with_workers(decode=9), limits=LIMITS)
+        OpeningInput(
+            begun=look(0.0), seen=look(0.25), knobs=KNOBS.with_workers(decode=9), limits=LIMITS
+        )
     with pytest.raises(OpeningError, match="process_bytes: 0"):
         OpeningInput(begun=look(0.0), seen=look(0.25), knobs=KNOBS, limits=LIMITS, process_bytes=0)
 
 
 def test_what_is_known_beforehand_is_checked_and_may_be_nothing():
-    known = Foreknowledge(columns={"int64": ColumnGroup(count=26, bytes_per_row=208),
-                                   "float": ColumnGroup(count=13, bytes_per_row=52)}, store="remote",
-                          operators={"decode": "python"}, row_group_rows=65536)
+    known = Foreknowledge(
+        columns={
+            "int64": ColumnGroup(count=26, bytes_per_row=208),
+            "float": ColumnGroup(count=13, bytes_per_row=52),
+        },
+        store="remote",
+        operators={"decode": "python"},
+        row_group_rows=65536,
+    )
     assert known.row_bytes == 260
     assert Foreknowledge().row_bytes is None
-    for field, wrong in (("store", "tape"), ("operators", {"decode": "magic"}), ("row_group_rows", 0)):
+    for field, wrong in (
+        ("store", "tape"),
+        ("operators", {"decode": "magic"}),
+        ("row_group_rows", 0),
+    ):
         with pytest.raises(OpeningError, match=field):
             Foreknowledge(**{field: wrong})
     with pytest.raises(OpeningError, match="are no columns"):
@@ -48,7 +91,12 @@ def test_what_is_known_beforehand_is_checked_and_may_be_nothing():
 
 def test_whoever_opens_promises_a_rate_and_nobody_else_does():
     Opening(knobs=KNOBS, inside=True, reason="as taught", rows_per_s=1e5)
-    Opening(knobs=KNOBS, inside=False, reason="200 cores are more than it was taught on", rows_per_s=None)
+    Opening(
+        knobs=KNOBS,
+        inside=False,
+        reason="200 cores are more than it was taught on",
+        rows_per_s=None,
+    )
     for inside, rate in ((True, None), (False, 1e5), (True, 0.0)):
         with pytest.raises(OpeningError, match="rows_per_s"):
             Opening(knobs=KNOBS, inside=inside, reason="", rows_per_s=rate)

@@ -43,7 +43,9 @@ def test_both_forms_of_the_network_say_the_same():
     inputs, student = observe(look), Student.fresh(4)
     plain = answer(student.arrays(), inputs, look.real)
     with torch.no_grad():
-        said = student.answers(*(torch.from_numpy(a) for a in (inputs.stages, inputs.pipelines, look.real)))
+        said = student.answers(
+            *(torch.from_numpy(a) for a in (inputs.stages, inputs.pipelines, look.real))
+        )
     for one, other in zip(plain, said, strict=True):
         own = look.real if one.shape == look.real.shape else slice(None)
         assert one[own] == pytest.approx(other.numpy()[own], abs=1e-5)
@@ -70,7 +72,9 @@ def test_the_clairvoyant_s_arrays_are_what_the_simulator_s_search_finds():
         knobs = best_knobs(scenario.truth_at(0.0), scenario.limits)
         own = slice(opening_teacher.STAGES - len(scenario.stages), None)
         assert best.workers[b, own].tolist() == list(knobs.workers.values())
-        assert [bool(p) for p in best.process[b, own]] == [knobs.backend[s.name] == "process" for s in scenario.stages]
+        assert [bool(p) for p in best.process[b, own]] == [
+            knobs.backend[s.name] == "process" for s in scenario.stages
+        ]
         assert best.read_ahead_bytes[b] == knobs.read_ahead_bytes
 
 
@@ -85,7 +89,9 @@ def test_imitation_comes_nearer_to_the_clairvoyant():
 def test_policy_gradient_moves_towards_what_brought_more(monkeypatch):
     """One pipeline, again and again: the student learns to give its stages workers."""
     monkeypatch.setattr(opening_teacher, "PIPELINES", 8)
-    monkeypatch.setattr(opening_teacher, "pipeline", lambda split, number: pipeline(split, 3))  # it has 28 cores
+    monkeypatch.setattr(
+        opening_teacher, "pipeline", lambda split, number: pipeline(split, 3)
+    )  # it has 28 cores
     scenarios = range(1)
     units = Clairvoyance.of([pipeline("training", 3)], opening_teacher.STAGES).rows_per_s
     student = Student.fresh(0)
@@ -119,16 +125,39 @@ def test_what_was_interrupted_goes_on_as_if_it_had_not_been(tmp_path, monkeypatc
     parts, same = teach(SMALL, tmp_path / "parts", lambda text: None)
     assert all(np.array_equal(whole[name], parts[name]) for name in whole)
     assert record == same
-    assert OpeningPolicy(parts, record).record["lives"] == 24 + 4 * opening_teacher.PIPELINES * opening_teacher.GROUP
+    assert (
+        OpeningPolicy(parts, record).record["lives"]
+        == 24 + 4 * opening_teacher.PIPELINES * opening_teacher.GROUP
+    )
     with pytest.raises(WeightsError, match="give another folder"):
-        teach(Curriculum(lives=25, rounds=2, imitations=8, gradients=4, exams=4), tmp_path / "parts", print)
+        teach(
+            Curriculum(lives=25, rounds=2, imitations=8, gradients=4, exams=4),
+            tmp_path / "parts",
+            print,
+        )
 
 
 def test_the_verb_writes_weights_that_say_how_they_came_about(tmp_path, monkeypatch):
     monkeypatch.setattr(opening_teacher, "PIPELINES", 4)
     monkeypatch.setattr(curriculum, "Curriculum", functools.partial(Curriculum, exams=4))
-    command = ["--policy", "opening", "--seed", "3", "--lives", "24", "--rounds", "2", "--imitations", "4",
-               "--gradients", "1", "--judged", "2", "--folder", str(tmp_path)]
+    command = [
+        "--policy",
+        "opening",
+        "--seed",
+        "3",
+        "--lives",
+        "24",
+        "--rounds",
+        "2",
+        "--imitations",
+        "4",
+        "--gradients",
+        "1",
+        "--judged",
+        "2",
+        "--folder",
+        str(tmp_path),
+    ]
     found = train.main(command)
     assert found["weights"] == str(tmp_path / "opening.safetensors")
     record = OpeningPolicy.load(tmp_path / "opening.safetensors").record
@@ -146,7 +175,10 @@ def test_gymnasium_finds_nothing_wrong_with_the_environment():
     check_env(env, skip_render_check=True)
     _, found = env.reset(seed=1, options={"number": 7})
     assert found["number"] == 7
-    plain = {"workers": np.zeros(opening_teacher.STAGES, np.float32), "buffers": np.zeros(2, np.float32)}
+    plain = {
+        "workers": np.zeros(opening_teacher.STAGES, np.float32),
+        "buffers": np.zeros(2, np.float32),
+    }
     action = {**env.action_space.sample(), **plain}
     brought, ends = [], []
     for _ in range(8):

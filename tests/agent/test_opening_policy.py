@@ -28,12 +28,18 @@ from sluice.agent.simulator.random_pipelines import pipeline
 from sluice.ingest.knobs import Limits
 
 MIB = 2**20
-WIDE = {"stages": [[-20.0, 20.0]] * len(STAGE_INPUTS), "pipelines": [[-20.0, 20.0]] * len(PIPELINE_INPUTS)}
+WIDE = {
+    "stages": [[-20.0, 20.0]] * len(STAGE_INPUTS),
+    "pipelines": [[-20.0, 20.0]] * len(PIPELINE_INPUTS),
+}
 
 
 def weights(seed: int = 0, scale: float = 0.1) -> dict[str, np.ndarray]:
     draw = np.random.default_rng(seed)
-    return {name: (scale * draw.standard_normal(shape)).astype(np.float32) for name, shape in SHAPES.items()}
+    return {
+        name: (scale * draw.standard_normal(shape)).astype(np.float32)
+        for name, shape in SHAPES.items()
+    }
 
 
 def given(number: int = 3, **more: object) -> OpeningInput:
@@ -41,8 +47,13 @@ def given(number: int = 3, **more: object) -> OpeningInput:
     batch = PipelineBatch([scenario])
     begun = batch.snapshot(0)
     batch.advance(0.25)
-    return OpeningInput(begun=begun, seen=batch.snapshot(0), knobs=scenario.first_knobs, limits=scenario.limits,
-                        **more)  # type: ignore[arg-type]
+    return OpeningInput(
+        begun=begun,
+        seen=batch.snapshot(0),
+        knobs=scenario.first_knobs,
+        limits=scenario.limits,
+        **more,
+    )  # type: ignore[arg-type]
 
 
 def test_a_run_shows_what_the_lives_of_the_teacher_show():
@@ -50,23 +61,44 @@ def test_a_run_shows_what_the_lives_of_the_teacher_show():
         own = Glimpse.of(given(number))
         taught = Lives([pipeline("training", number)]).look(0.25)
         names = ("python", "remote", "known_row_bytes", "group_rows", "process_bytes")
-        unsaid = dataclasses.replace(taught, **{name: getattr(taught, name) * np.nan for name in names})
-        for one, other, inputs in zip(observe(own)[:2], observe(unsaid)[:2], (STAGE_INPUTS, PIPELINE_INPUTS),
-                                      strict=True):
-            off = {name: (one[..., i], other[..., i]) for i, name in enumerate(inputs)
-                   if not np.allclose(one[..., i], other[..., i], atol=0.02)}
+        unsaid = dataclasses.replace(
+            taught, **{name: getattr(taught, name) * np.nan for name in names}
+        )
+        for one, other, inputs in zip(
+            observe(own)[:2], observe(unsaid)[:2], (STAGE_INPUTS, PIPELINE_INPUTS), strict=True
+        ):
+            off = {
+                name: (one[..., i], other[..., i])
+                for i, name in enumerate(inputs)
+                if not np.allclose(one[..., i], other[..., i], atol=0.02)
+            }
             assert not off, number
 
 
 def test_knowledge_from_before_the_first_row_is_an_input_and_its_lack_another():
     movable = [name for name in given().limits.workers][1]
-    known = Foreknowledge(columns={"int64": ColumnGroup(count=2, bytes_per_row=100.0)}, operators={movable: "python"},
-                          store="remote", row_group_rows=1000)
-    nothing, something = (observe(Glimpse.of(one)) for one in (given(), given(known=known, process_bytes=2**29)))
-    moved = {name for i, name in enumerate(PIPELINE_INPUTS)
-             if nothing.pipelines[0, i] != something.pipelines[0, i]}
-    assert moved == {"store is known to be remote", "bytes of a row", "bytes of a row are known", "rows of a row group",
-                     "row groups are known", "memory of a process is known"}
+    known = Foreknowledge(
+        columns={"int64": ColumnGroup(count=2, bytes_per_row=100.0)},
+        operators={movable: "python"},
+        store="remote",
+        row_group_rows=1000,
+    )
+    nothing, something = (
+        observe(Glimpse.of(one)) for one in (given(), given(known=known, process_bytes=2**29))
+    )
+    moved = {
+        name
+        for i, name in enumerate(PIPELINE_INPUTS)
+        if nothing.pipelines[0, i] != something.pipelines[0, i]
+    }
+    assert moved == {
+        "store is known to be remote",
+        "bytes of a row",
+        "bytes of a row are known",
+        "rows of a row group",
+        "row groups are known",
+        "memory of a process is known",
+    }
     assert something.stages[0, 1, STAGE_INPUTS.index("is known to be Python")] == 1
     assert not nothing.stages[0, :, STAGE_INPUTS.index("is known to be Python")].any()
 
@@ -77,9 +109,21 @@ def test_where_a_stage_stands_among_empty_places_makes_no_difference():
     inputs = observe(look)
     together = answer(weights(), inputs, look.real)
     for b in range(4):
-        alone, own = answer(weights(), type(inputs)(*(part[b:b + 1, look.real[b]] if part.ndim > 1 and
-                            part.shape[1] == look.real.shape[1] else part[b:b + 1] for part in inputs)),
-                            look.real[b:b + 1, look.real[b]]), look.real[b]
+        alone, own = (
+            answer(
+                weights(),
+                type(inputs)(
+                    *(
+                        part[b : b + 1, look.real[b]]
+                        if part.ndim > 1 and part.shape[1] == look.real.shape[1]
+                        else part[b : b + 1]
+                        for part in inputs
+                    )
+                ),
+                look.real[b : b + 1, look.real[b]],
+            ),
+            look.real[b],
+        )
         assert alone.workers[0] == pytest.approx(together.workers[b, own], abs=1e-5)
         assert alone.process[0] == pytest.approx(together.process[b, own], abs=1e-5)
         assert alone.pipelines[0] == pytest.approx(together.pipelines[b], abs=1e-5)
@@ -95,7 +139,9 @@ def test_an_opening_lies_within_the_limits_and_promises_a_rate():
         assert opening.rows_per_s is not None
         assert opening.rows_per_s > 0
         assert "10 simulated lives" in opening.reason
-        assert opening == OpeningPolicy(weights(number, scale=0.5), {"lives": 10, "ranges": WIDE}).open(one), "pure"
+        assert opening == OpeningPolicy(
+            weights(number, scale=0.5), {"lives": 10, "ranges": WIDE}
+        ).open(one), "pure"
 
 
 def test_without_a_correction_each_stage_has_the_workers_for_what_cores_and_trainer_allow():
@@ -118,18 +164,27 @@ def test_what_lies_outside_is_refused_in_words():
     assert not opening.inside
     assert opening.knobs == one.knobs
     assert opening.rows_per_s is None
-    assert ("an input of the pipeline lies outside what the opening was taught on "
-            f"(cores: {one.seen.cpu_quota:.3g}, taught from 48 to 64)") in opening.reason
+    assert (
+        "an input of the pipeline lies outside what the opening was taught on "
+        f"(cores: {one.seen.cpu_quota:.3g}, taught from 48 to 64)"
+    ) in opening.reason
     ranges = json.loads(json.dumps(WIDE))
     ranges["stages"][STAGE_INPUTS.index("has worked")] = [2.0, 3.0]
-    assert "an input of 'stage0'" in OpeningPolicy(weights(), {"lives": 10, "ranges": ranges}).open(one).reason
+    assert (
+        "an input of 'stage0'"
+        in OpeningPolicy(weights(), {"lives": 10, "ranges": ranges}).open(one).reason
+    )
 
 
 def test_a_fused_stage_counts_with_the_one_whose_workers_do_its_work():
     one = given(3)
     first, second, *others = one.limits.workers
-    limits = Limits(workers=one.limits.workers, backends=one.limits.backends, fusable={second: first})
-    fused = dataclasses.replace(one, limits=limits, knobs=dataclasses.replace(one.knobs, fused=frozenset([second])))
+    limits = Limits(
+        workers=one.limits.workers, backends=one.limits.backends, fusable={second: first}
+    )
+    fused = dataclasses.replace(
+        one, limits=limits, knobs=dataclasses.replace(one.knobs, fused=frozenset([second]))
+    )
     glimpse, apart = Glimpse.of(fused), Glimpse.of(one)
     assert glimpse.real.shape == (1, 1 + len(others))
     assert glimpse.busy_s[0, 0] == pytest.approx(apart.busy_s[0, :2].sum())

@@ -13,7 +13,12 @@ from sluice.agent.learn.pipeline_batch import PipelineBatch
 from sluice.agent.policies.auto import Auto
 from sluice.agent.policies.opening import weights as weights_file
 from sluice.agent.policies.opening.contract import Opening, OpeningInput
-from sluice.agent.policies.opening.policy import PIPELINE_INPUTS, SHAPES, STAGE_INPUTS, OpeningPolicy
+from sluice.agent.policies.opening.policy import (
+    PIPELINE_INPUTS,
+    SHAPES,
+    STAGE_INPUTS,
+    OpeningPolicy,
+)
 from sluice.agent.policies.opening.record import OpeningRecord
 from sluice.agent.policies.opening.weights import read, write
 from sluice.agent.report.run_folder import RunFolder
@@ -22,9 +27,14 @@ from sluice.common.errors import UsageError
 
 pytestmark = pytest.mark.slow
 
-RANGES = {"stages": [[-20.0, 20.0]] * len(STAGE_INPUTS), "pipelines": [[-20.0, 20.0]] * len(PIPELINE_INPUTS)}
+RANGES = {
+    "stages": [[-20.0, 20.0]] * len(STAGE_INPUTS),
+    "pipelines": [[-20.0, 20.0]] * len(PIPELINE_INPUTS),
+}
 RUNS = 24
-SCENARIOS = [s for s in (pipeline("training", n) for n in range(4 * RUNS)) if s.machine.cores >= 8][:RUNS]
+SCENARIOS = [s for s in (pipeline("training", n) for n in range(4 * RUNS)) if s.machine.cores >= 8][
+    :RUNS
+]
 """Pipelines with several cores: on one core the rounding of workers to 1 or 2 is a lesson of its own."""
 
 
@@ -33,7 +43,9 @@ def _given(number: int) -> OpeningInput:
     batch = PipelineBatch([scenario])
     begun = batch.snapshot(0)
     batch.advance(0.25)
-    return OpeningInput(begun=begun, seen=batch.snapshot(0), knobs=scenario.first_knobs, limits=scenario.limits)
+    return OpeningInput(
+        begun=begun, seen=batch.snapshot(0), knobs=scenario.first_knobs, limits=scenario.limits
+    )
 
 
 @pytest.fixture
@@ -41,8 +53,14 @@ def weights(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(weights_file, "SHIPPED", tmp_path / "absent")
     draw, path = np.random.default_rng(0), tmp_path / "weights.safetensors"
-    write(path, {name: (0.1 * draw.standard_normal(shape)).astype(np.float32) for name, shape in SHAPES.items()},
-          {"lives": 10, "ranges": RANGES})
+    write(
+        path,
+        {
+            name: (0.1 * draw.standard_normal(shape)).astype(np.float32)
+            for name, shape in SHAPES.items()
+        },
+        {"lives": 10, "ranges": RANGES},
+    )
     return path
 
 
@@ -52,15 +70,20 @@ def _runs(folder, settled, rates=lambda number: 1e5):
         given = _given(number)
         knobs = settled(given)
         nothing = Opening(knobs=given.knobs, inside=False, reason="", rows_per_s=None)
-        record = OpeningRecord(given=given, opening=nothing, own=given.knobs, settled=knobs, rows_per_s=rates(number))
+        record = OpeningRecord(
+            given=given, opening=nothing, own=given.knobs, settled=knobs, rows_per_s=rates(number)
+        )
         with RunFolder.create(folder / str(number), {"kind": "load"}) as run:
             run.event({"kind": "opening", "text": "", "record": record.to_dict()})
     return [str(folder / str(number)) for number in range(RUNS)]
 
 
 def _many(given):
-    return given.limits.clamp(dataclasses.replace(
-        given.knobs, workers={name: 4 * count for name, count in given.knobs.workers.items()}))
+    return given.limits.clamp(
+        dataclasses.replace(
+            given.knobs, workers={name: 4 * count for name, count in given.knobs.workers.items()}
+        )
+    )
 
 
 def test_what_runs_settled_on_is_learned_and_installed_where_the_next_run_looks(tmp_path, weights):
@@ -79,10 +102,17 @@ def test_what_runs_settled_on_is_learned_and_installed_where_the_next_run_looks(
 
 def test_weights_that_open_so_already_stay_as_they_are(tmp_path, weights):
     tensors, record = read(weights, SHAPES)
-    write(weights, {name: tensor * (not name.startswith("pipeline")) for name, tensor in tensors.items()}, record)
+    write(
+        weights,
+        {name: tensor * (not name.startswith("pipeline")) for name, tensor in tensors.items()},
+        record,
+    )
     opener = OpeningPolicy.load(weights)
-    runs = _runs(tmp_path / "runs", lambda given: opener.open(given).knobs, lambda number: float(
-        opener.open(_given(number)).rows_per_s))
+    runs = _runs(
+        tmp_path / "runs",
+        lambda given: opener.open(given).knobs,
+        lambda number: float(opener.open(_given(number)).rows_per_s),
+    )
     found = own_runs.main([*runs, "--weights", str(weights)])
     assert not found["better"]
     assert not weights_file.installed().exists()
@@ -99,7 +129,9 @@ def test_a_run_that_came_to_less_than_others_of_its_pipeline_counts_less(tmp_pat
 
 def test_too_few_records_are_refused_and_so_is_having_nothing_to_go_on_from(tmp_path, weights):
     runs = _runs(tmp_path / "runs", _many)
-    with pytest.raises(UsageError, match="2 runs have left 2 records of openings to learn from, and at least 12"):
+    with pytest.raises(
+        UsageError, match="2 runs have left 2 records of openings to learn from, and at least 12"
+    ):
         own_runs.main([*runs[:2], "--weights", str(weights)])
     with pytest.raises(UsageError, match="no weights to go on from"):
         own_runs.main(runs)

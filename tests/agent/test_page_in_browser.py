@@ -20,9 +20,11 @@ from tests.browser import CHROMIUM, WITHOUT, browser
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason=WITHOUT)]
 
 PICTURES = os.environ.get("PAGES")
-RUNS = {"five seconds": {"seconds": 5.0, "looks": 5},
-        "a minute": {"seconds": 60.0, "looks": 60, "decisions": 3, "faults": 2},
-        "ten hours": {"seconds": 36_000.0, "looks": 1_800, "decisions": 60, "faults": 14}}
+RUNS = {
+    "five seconds": {"seconds": 5.0, "looks": 5},
+    "a minute": {"seconds": 60.0, "looks": 60, "decisions": 3, "faults": 2},
+    "ten hours": {"seconds": 36_000.0, "looks": 1_800, "decisions": 60, "faults": 14},
+}
 TEXTS = """
   document.querySelectorAll("details").forEach(one => one.open = true);
   charts.forEach(chart => chart.draw());
@@ -36,7 +38,8 @@ TEXTS = """
       if (box.width > 1 && box.height > 1) texts.push({text: node.data.trim(), box, node: node.parentNode, style});
   }
 """
-OVERLAPS = """(() => {%s
+OVERLAPS = (
+    """(() => {%s
   const found = [];
   texts.sort((a, b) => a.box.top - b.box.top);
   texts.forEach((a, n) => {
@@ -48,8 +51,11 @@ OVERLAPS = """(() => {%s
     if (a.box.right > innerWidth || a.box.left < 0) found.push(`off the screen: ${a.text}`);
   });
   return {found, texts: texts.length};
-})()""" % TEXTS  # noqa: UP031  the braces are the script's
-CONTRAST = """(() => {%s
+})()"""  # noqa: UP031
+    % TEXTS
+)
+CONTRAST = (
+    """(() => {%s
   const parse = colour => { const [r, g, b, a = 1] = colour.match(/[\\d.]+/g).map(Number); return [r, g, b, a]; };
   const over = ([r, g, b, a], back) => [r, g, b].map((one, n) => one * a + back[n] * (1 - a));
   const luminance = colour => colour.map(one => one / 255).map(
@@ -67,29 +73,37 @@ CONTRAST = """(() => {%s
     if (ratio < (size >= 24 || size >= 18.66 && style.fontWeight >= 700 ? 3 : 4.5)) found[text] = ratio.toFixed(2);
   }
   return found;
-})()""" % TEXTS  # noqa: UP031
+})()"""  # noqa: UP031
+    % TEXTS
+)
 
 
 @pytest.fixture(scope="module")
 def shown(tmp_path_factory):
     """A browser, and the pages of the runs."""
     folder = tmp_path_factory.mktemp("pages")
-    pages = {name: page.write(grown_run.write(folder / name.replace(" ", "-"), **made))
-             for name, made in RUNS.items()}
+    pages = {
+        name: page.write(grown_run.write(folder / name.replace(" ", "-"), **made))
+        for name, made in RUNS.items()
+    }
     with browser(folder / "profile") as chromium:
         yield chromium, pages
 
 
 @pytest.mark.parametrize("width", [1400, 400])
 @pytest.mark.parametrize("name", RUNS)
-def test_no_label_touches_another_all_can_be_read_and_nothing_is_above_100_percent(shown, name, width):
+def test_no_label_touches_another_all_can_be_read_and_nothing_is_above_100_percent(
+    shown, name, width
+):
     chromium, pages = shown
     chromium.open(pages[name].as_uri(), width=width)
     found = chromium.value(OVERLAPS)
     assert not found["found"]
     assert found["texts"] > 60
     assert chromium.value("document.documentElement.scrollWidth") <= width
-    assert chromium.value("charts.length > 8 && charts.every(one => one.plot.querySelector('polyline, circle'))")
+    assert chromium.value(
+        "charts.length > 8 && charts.every(one => one.plot.querySelector('polyline, circle'))"
+    )
     shares = chromium.value("document.body.innerText.match(/[\\d.]+(?=.%)/g).map(Number)")
     assert shares
     assert max(shares) <= 100
@@ -112,18 +126,26 @@ def test_values_are_shown_where_one_points_with_the_decision_and_the_fault_there
     decision, fault = run.of("decision")[0], run.of("fault")[0]
 
     def told(at):
-        x, y = chromium.value(f"(() => {{ const box = charts[0].plot.getBoundingClientRect();"
-                              f"return [box.left + charts[0].x({at}), box.top + 120]; }})()")
+        x, y = chromium.value(
+            f"(() => {{ const box = charts[0].plot.getBoundingClientRect();"
+            f"return [box.left + charts[0].x({at}), box.top + 120]; }})()"
+        )
         chromium.point(x, y)
         return chromium.value("charts[0].plot.querySelector('.tip').innerText").replace("\xa0", " ")
 
     (look,) = [one for one in run.of("loader") if one["at"] == 30.0]
-    for text in ("30 s", count(float(f"{look['rows_per_s']:.5g}")), percent(look["stall"]), "with one worker a stage"):
+    for text in (
+        "30 s",
+        count(float(f"{look['rows_per_s']:.5g}")),
+        percent(look["stall"]),
+        "with one worker a stage",
+    ):
         assert text in told(30.0)
     assert "1. squash 1 → 2" in told(decision["at"])
     assert f"A. At {seconds(fault['at'])} {fault['fault']}" in told(fault["at"] + 0.5)
     assert chromium.value("charts.filter(chart => chart.cross.style.display === '').length") == len(
-        chromium.value("charts.map(chart => 1)")), "the moment is shown in all charts"
+        chromium.value("charts.map(chart => 1)")
+    ), "the moment is shown in all charts"
     chromium.point(2, 2)
     assert chromium.value("document.querySelector('.tip')") is None
 
@@ -140,10 +162,27 @@ def test_a_narrow_screen_has_cards_in_place_of_tables(shown):
 def test_the_script_writes_numbers_as_the_page_does_and_its_ticks_are_round(shown):
     chromium, pages = shown
     chromium.open(pages["five seconds"].as_uri(), width=1400)
-    for value in (0, 0.00123, 0.0994, 0.0995, 0.5, 1, 7.236, 59.96, 61, 999.4, 999.7, 3600, 3726, 18_549, 999_700,
-                  5e7):
-        assert chromium.value(f"[count({value}), seconds({value}), bytes({value} * 1000), percent({value} / 5e7)]") == [
-            count(value), seconds(value), format_bytes(value * 1000), percent(value / 5e7)], value
+    for value in (
+        0,
+        0.00123,
+        0.0994,
+        0.0995,
+        0.5,
+        1,
+        7.236,
+        59.96,
+        61,
+        999.4,
+        999.7,
+        3600,
+        3726,
+        18_549,
+        999_700,
+        5e7,
+    ):
+        assert chromium.value(
+            f"[count({value}), seconds({value}), bytes({value} * 1000), percent({value} / 5e7)]"
+        ) == [count(value), seconds(value), format_bytes(value * 1000), percent(value / 5e7)], value
     assert chromium.value("ticks(0, .93, 10, 4)") == pytest.approx([0, 0.25, 0.5, 0.75, 1.0])
     assert chromium.value("ticks(0, 3 * 2 ** 20, 2, 4)")[-1] == 3 * 2**20
     assert chromium.value("moments(170, 8)") == [0, 30, 60, 90, 120, 150]
@@ -164,20 +203,27 @@ def test_the_checks_see_what_overlaps_and_what_is_pale(shown):
 
 def test_a_live_page_is_drawn_anew_as_its_run_grows(tmp_path):
     look = {"kind": "loader", "rows": 1, "rows_per_s": 10.0, "stall": 0.5}
-    with RunFolder.create(tmp_path / "run", {}) as folder, LivePages(
-            listening(0), [tmp_path / "run"]) as pages, browser(tmp_path / "profile") as chromium:
+    with (
+        RunFolder.create(tmp_path / "run", {}) as folder,
+        LivePages(listening(0), [tmp_path / "run"]) as pages,
+        browser(tmp_path / "profile") as chromium,
+    ):
         server = threading.Thread(target=pages.serve_forever)
         server.start()
         try:
             folder.metric(look)
             chromium.open(pages.url, width=1400)
             assert chromium.value("charts[0].data.panels[0].series[0].at.length") == 1
-            chromium.value("window.grown = new Promise(done => new MutationObserver(() => requestAnimationFrame("
-                           "() => done(0))).observe(document.documentElement, {childList: true})), 0")
+            chromium.value(
+                "window.grown = new Promise(done => new MutationObserver(() => requestAnimationFrame("
+                "() => done(0))).observe(document.documentElement, {childList: true})), 0"
+            )
             folder.metric(look)
             chromium.value("grown")
             assert chromium.value("charts[0].data.panels[0].series[0].at.length") == 2
-            assert chromium.value("charts[0].plot.isConnected && !!charts[0].plot.querySelector('polyline')")
+            assert chromium.value(
+                "charts[0].plot.isConnected && !!charts[0].plot.querySelector('polyline')"
+            )
             assert not chromium.complaints
         finally:
             pages.over.set()

@@ -25,16 +25,27 @@ BUSY_TOLERANCE = 0.12  # of a stage that shares a lock, where rows still agree w
 
 def calm(scenario: Scenario) -> Scenario:
     """The scenario without anything that is drawn while it runs."""
-    stages = tuple(dataclasses.replace(s, drift=0.0, tail=0.0, burst_every_s=0.0) for s in scenario.stages)
-    return dataclasses.replace(scenario, stages=stages, machine=dataclasses.replace(scenario.machine, timer_noise=0.0))
+    stages = tuple(
+        dataclasses.replace(s, drift=0.0, tail=0.0, burst_every_s=0.0) for s in scenario.stages
+    )
+    return dataclasses.replace(
+        scenario, stages=stages, machine=dataclasses.replace(scenario.machine, timer_noise=0.0)
+    )
 
 
 def drawn(scenario: Scenario, random: np.random.Generator) -> Knobs:
     limits, cores = scenario.limits, int(scenario.machine.cores)
-    workers = {name: min(high, 1 + int(random.integers(max(2, cores // 2)))) for name, (_, high) in
-               limits.workers.items()}
-    return limits.clamp(dataclasses.replace(scenario.first_knobs, workers=workers, backend={
-        name: str(random.choice(limits.backends_of(name))) for name in workers}))
+    workers = {
+        name: min(high, 1 + int(random.integers(max(2, cores // 2))))
+        for name, (_, high) in limits.workers.items()
+    }
+    return limits.clamp(
+        dataclasses.replace(
+            scenario.first_knobs,
+            workers=workers,
+            backend={name: str(random.choice(limits.backends_of(name))) for name in workers},
+        )
+    )
 
 
 def test_it_agrees_with_the_simulator_of_one_pipeline():
@@ -64,23 +75,42 @@ def test_it_agrees_with_the_simulator_of_one_pipeline():
         off = scenario.consumer.batch_rows + quarter
         assert other.rows == pytest.approx(one.rows, rel=TOLERANCE, abs=off), scenario
         assert other.memory_used == pytest.approx(one.memory_used, rel=TOLERANCE)
-        assert other.consumer_wait_s == pytest.approx(one.consumer_wait_s, rel=TOLERANCE, abs=10 * TOLERANCE)
+        assert other.consumer_wait_s == pytest.approx(
+            one.consumer_wait_s, rel=TOLERANCE, abs=10 * TOLERANCE
+        )
         busiest = max(stage.busy_s for stage in one.stages)
         for stage, twin, before in zip(one.stages, other.stages, busy_s, strict=True):
-            begun = scenario.first_knobs.workers[stage.name]  # all of them fill an empty buffer at the start
+            begun = scenario.first_knobs.workers[
+                stage.name
+            ]  # all of them fill an empty buffer at the start
             off = TOLERANCE * busiest + 0.25 * max(stage.busy_s - before, begun)
-            assert (stage.name, stage.workers, stage.backend) == (twin.name, twin.workers, twin.backend)
+            assert (stage.name, stage.workers, stage.backend) == (
+                twin.name,
+                twin.workers,
+                twin.backend,
+            )
             assert twin.busy_s == pytest.approx(stage.busy_s, rel=BUSY_TOLERANCE, abs=off), scenario
             assert twin.cpu_s == pytest.approx(stage.cpu_s, rel=TOLERANCE, abs=off), scenario
     assert compared >= len(scenarios) // 2
 
 
-def one(*costs: float, machine: SimMachine | None = None, changes: tuple[ScheduledChange, ...] = (),
-        **others: object) -> Scenario:
-    parts = tuple(SimStage(name=f"s{i}", cost_s=c, rows_per_item=ROWS, **others)  # type: ignore[arg-type]
-                  for i, c in enumerate(costs))
-    return Scenario(name="one", stages=parts, consumer=Consumer(batch_rows=ROWS), changes=changes,
-                    machine=machine or SimMachine(cores=64, timer_noise=0, switch_cost=0))
+def one(
+    *costs: float,
+    machine: SimMachine | None = None,
+    changes: tuple[ScheduledChange, ...] = (),
+    **others: object,
+) -> Scenario:
+    parts = tuple(
+        SimStage(name=f"s{i}", cost_s=c, rows_per_item=ROWS, **others)  # type: ignore[arg-type]
+        for i, c in enumerate(costs)
+    )
+    return Scenario(
+        name="one",
+        stages=parts,
+        consumer=Consumer(batch_rows=ROWS),
+        changes=changes,
+        machine=machine or SimMachine(cores=64, timer_noise=0, switch_cost=0),
+    )
 
 
 def rows_of(batch: PipelineBatch, seconds: float) -> list[float]:
@@ -105,7 +135,9 @@ def test_a_process_works_once_it_has_started():
     assert rows_of(batch, 10.0) == pytest.approx([3900 * ROWS], rel=0.05)
     batch.apply(dataclasses.replace(knobs, workers=np.full_like(knobs.workers, 9)))
     batch.apply(dataclasses.replace(knobs, workers=np.full_like(knobs.workers, 2)))
-    assert rows_of(batch, 10.0) == pytest.approx([2000 * ROWS], rel=0.05), "who has not started goes first"
+    assert rows_of(batch, 10.0) == pytest.approx([2000 * ROWS], rel=0.05), (
+        "who has not started goes first"
+    )
 
 
 def test_a_store_gives_credit_until_it_throttles():
@@ -124,7 +156,9 @@ def test_a_change_of_truth_is_taken_over():
 @pytest.mark.parametrize("governor", [True, False])
 def test_the_governor_keeps_a_pipeline_alive_that_would_be_killed(governor):
     machine = SimMachine(cores=64, timer_noise=0, memory_limit=1.2 * 2**30)
-    batch = PipelineBatch([one(0.05, 0.05, machine=machine, item_bytes=64 * 2**20)], governor=governor)
+    batch = PipelineBatch(
+        [one(0.05, 0.05, machine=machine, item_bytes=64 * 2**20)], governor=governor
+    )
     batch.apply(batch.knobs_of([Knobs(workers={"s0": 32, "s1": 32})]))
     batch.advance(5.0)
     assert batch.killed.tolist() == [not governor]

@@ -31,7 +31,9 @@ MIB = 2**20
 def _tune(pipeline, ticks, policy="planner"):
     """The controller after `ticks`, and its events."""
     events = []
-    controller = Controller(pipeline, make(policy), record=events.append, clock=lambda: pipeline.now)
+    controller = Controller(
+        pipeline, make(policy), record=events.append, clock=lambda: pipeline.now
+    )
     for _ in range(ticks):
         controller.step()
         pipeline.advance(1.0)
@@ -44,8 +46,14 @@ def _score(pipeline):
 
 
 def _store_bound(**more):
-    return FakePipeline([FakeStage(name="read", cpu_s=0.002, wait_s=0.05), FakeStage(name="transform", cpu_s=0.004),
-                         FakeStage(name="collate", cpu_s=0.001)], **more)
+    return FakePipeline(
+        [
+            FakeStage(name="read", cpu_s=0.002, wait_s=0.05),
+            FakeStage(name="transform", cpu_s=0.004),
+            FakeStage(name="collate", cpu_s=0.001),
+        ],
+        **more,
+    )
 
 
 def test_a_slow_store_is_found_from_one_worker_within_eight_decisions():
@@ -55,7 +63,9 @@ def test_a_slow_store_is_found_from_one_worker_within_eight_decisions():
     assert before < 0.1 * pipeline.best_rows_per_s
     assert _score(pipeline) >= 0.95
     assert controller.decisions <= 8
-    assert pipeline.knobs.workers["read"] > pipeline.cores  # its workers wait, so there may be more than cores
+    assert (
+        pipeline.knobs.workers["read"] > pipeline.cores
+    )  # its workers wait, so there may be more than cores
     assert "read 1 → 16" in events[0]["reason"]["text"]
     assert events[0]["reason"]["bottleneck"] == "read"
 
@@ -64,9 +74,20 @@ class Elsewhere(FakePipeline):
     """Its readers only ask: whoever reads for them elsewhere takes a while to start."""
 
     def __init__(self, delay_s, *, told=True, **more):
-        super().__init__([FakeStage(name="read", cpu_s=0.0001, wait_s=0.05, most=64), FakeStage(
-            name="collate", cpu_s=0.0001)], cores=8, **more)
-        self.delay_s, self.told, self.ready, self.due = delay_s, told, self.knobs.workers["read"], []
+        super().__init__(
+            [
+                FakeStage(name="read", cpu_s=0.0001, wait_s=0.05, most=64),
+                FakeStage(name="collate", cpu_s=0.0001),
+            ],
+            cores=8,
+            **more,
+        )
+        self.delay_s, self.told, self.ready, self.due = (
+            delay_s,
+            told,
+            self.knobs.workers["read"],
+            [],
+        )
 
     def apply(self, knobs):
         more = knobs.workers["read"] - self.ready - sum(count for _, count in self.due)
@@ -78,19 +99,25 @@ class Elsewhere(FakePipeline):
         self.ready += sum(count for at, count in self.due if at <= self.now)
         self.due = [one for one in self.due if one[0] > self.now]
         self.ready = min(self.ready, self.knobs.workers["read"])
-        self.stages[0] = dataclasses.replace(self.stages[0], wait_s=0.05 * self.knobs.workers["read"] / self.ready)
+        self.stages[0] = dataclasses.replace(
+            self.stages[0], wait_s=0.05 * self.knobs.workers["read"] / self.ready
+        )
         super().advance(seconds)
 
     def snapshot(self):
         starting = {"starting": sum(count for _, count in self.due)} if self.told else {}
-        return dataclasses.replace(super().snapshot(), elsewhere={"workers": self.ready, **starting})
+        return dataclasses.replace(
+            super().snapshot(), elsewhere={"workers": self.ready, **starting}
+        )
 
 
 def test_workers_elsewhere_are_judged_once_they_have_started():
     for delay_s in (6.0, 30.0, 90.0):
         pipeline = Elsewhere(delay_s, step_s=0.004)
         controller, events = _tune(pipeline, int(delay_s) + 30)
-        assert (pipeline.ready, controller.decisions) == (14, 1), "what a batch in 4 ms needs, and a twentieth more"
+        assert (pipeline.ready, controller.decisions) == (14, 1), (
+            "what a batch in 4 ms needs, and a twentieth more"
+        )
     pipeline = Elsewhere(30.0, told=False, step_s=0.004)
     _, events = _tune(pipeline, 60)
     assert pipeline.ready < 14, "who is not told takes them back before they have begun"
@@ -111,7 +138,9 @@ def test_a_decision_predicts_what_then_comes():
     assert decisions
     for decision in decisions:
         effect = effects[decision["sequence"]]
-        assert effect["rows_per_s_after"] == pytest.approx(decision["reason"]["predicted_rows_per_s"], rel=0.1)
+        assert effect["rows_per_s_after"] == pytest.approx(
+            decision["reason"]["predicted_rows_per_s"], rel=0.1
+        )
 
 
 def _falling(workers):
@@ -122,15 +151,25 @@ def _falling(workers):
 
 @pytest.mark.parametrize("start", [1, 8])
 def test_a_stage_that_falls_with_more_workers_ends_at_its_peak(start):
-    pipeline = FakePipeline([FakeStage(name="read", cpu_s=0.001), FakeStage(name="udf", wait_s=0.02, bend=_falling),
-                             FakeStage(name="collate", cpu_s=0.001)], cores=16, workers={"udf": start})
+    pipeline = FakePipeline(
+        [
+            FakeStage(name="read", cpu_s=0.001),
+            FakeStage(name="udf", wait_s=0.02, bend=_falling),
+            FakeStage(name="collate", cpu_s=0.001),
+        ],
+        cores=16,
+        workers={"udf": start},
+    )
     _tune(pipeline, 100)
     assert abs(pipeline.knobs.workers["udf"] - 3) <= 1
 
 
 def test_two_unequal_stages_on_many_cores_are_split_as_they_should_be():
-    pipeline = FakePipeline([FakeStage(name="load", cpu_s=0.17, most=128), FakeStage(name="map", cpu_s=0.21, most=128)],
-                            cores=128, rows=1)
+    pipeline = FakePipeline(
+        [FakeStage(name="load", cpu_s=0.17, most=128), FakeStage(name="map", cpu_s=0.21, most=128)],
+        cores=128,
+        rows=1,
+    )
     _tune(pipeline, 30)
     assert pipeline.rows_per_s(pipeline.knobs.workers) >= 0.95 * 335
 
@@ -138,30 +177,48 @@ def test_two_unequal_stages_on_many_cores_are_split_as_they_should_be():
 @pytest.mark.parametrize("seed", range(12))
 def test_two_to_five_stages_of_any_cost_come_near_their_best(seed):
     draw = random.Random(seed)
-    stages = [FakeStage(name=f"s{i}", cpu_s=draw.uniform(0.0005, 0.01),
-                        wait_s=draw.choice([0, 0, draw.uniform(0, 0.05)])) for i in range(2 + seed % 4)]
-    pipeline = FakePipeline(stages, cores=draw.choice([2, 4, 8, 16]), step_s=draw.choice([0, 0, 0.002]),
-                            workers={s.name: draw.choice([1, 1, 2, 8]) for s in stages})
+    stages = [
+        FakeStage(
+            name=f"s{i}",
+            cpu_s=draw.uniform(0.0005, 0.01),
+            wait_s=draw.choice([0, 0, draw.uniform(0, 0.05)]),
+        )
+        for i in range(2 + seed % 4)
+    ]
+    pipeline = FakePipeline(
+        stages,
+        cores=draw.choice([2, 4, 8, 16]),
+        step_s=draw.choice([0, 0, 0.002]),
+        workers={s.name: draw.choice([1, 1, 2, 8]) for s in stages},
+    )
     controller, _ = _tune(pipeline, 60)
     assert _score(pipeline) >= 0.9, (str(pipeline.knobs), controller.decisions)
 
 
 def test_a_trainer_bound_run_gives_workers_back_and_does_not_stall():
-    pipeline = _store_bound(cores=8, step_s=0.02, workers={"read": 16, "transform": 8, "collate": 8})
+    pipeline = _store_bound(
+        cores=8, step_s=0.02, workers={"read": 16, "transform": 8, "collate": 8}
+    )
     _tune(pipeline, 60)
-    assert pipeline.knobs.total_workers <= 1.3 * 5  # read 3, one of each other: what 50 items a second need
+    assert (
+        pipeline.knobs.total_workers <= 1.3 * 5
+    )  # read 3, one of each other: what 50 items a second need
     before = pipeline.snapshot()
     pipeline.advance(60)
     assert pipeline.snapshot().consumer_wait_s - before.consumer_wait_s <= 0.01 * 60
 
 
 def test_memory_is_a_limit_and_the_rest_is_used():
-    stages = [FakeStage(name="read", cpu_s=0.002, wait_s=0.2, item_bytes=32 * MIB),
-              FakeStage(name="transform", cpu_s=0.004, item_bytes=8 * MIB)]
+    stages = [
+        FakeStage(name="read", cpu_s=0.002, wait_s=0.2, item_bytes=32 * MIB),
+        FakeStage(name="transform", cpu_s=0.004, item_bytes=8 * MIB),
+    ]
     pipeline = FakePipeline(stages, memory_limit=1024 * MIB)
     highest = 0
     events = []
-    controller = Controller(pipeline, make("planner"), record=events.append, clock=lambda: pipeline.now)
+    controller = Controller(
+        pipeline, make("planner"), record=events.append, clock=lambda: pipeline.now
+    )
     for _ in range(80):
         controller.step()
         pipeline.advance(1.0)
@@ -171,11 +228,15 @@ def test_memory_is_a_limit_and_the_rest_is_used():
 
 
 def test_short_memory_is_given_back_at_once():
-    stages = [FakeStage(name="read", cpu_s=0.002, wait_s=0.05, item_bytes=16 * MIB),
-              FakeStage(name="transform", cpu_s=0.001, item_bytes=4 * MIB)]
+    stages = [
+        FakeStage(name="read", cpu_s=0.002, wait_s=0.05, item_bytes=16 * MIB),
+        FakeStage(name="transform", cpu_s=0.001, item_bytes=4 * MIB),
+    ]
     pipeline = FakePipeline(stages, workers={"read": 16, "transform": 2}, memory_limit=480 * MIB)
     _, events = _tune(pipeline, 20)
-    memory = [e for e in events if e["kind"] == "decision" and e["reason"]["bottleneck"] == "memory"]
+    memory = [
+        e for e in events if e["kind"] == "decision" and e["reason"]["bottleneck"] == "memory"
+    ]
     assert memory
     assert "memory is short" in memory[0]["reason"]["text"]
     assert pipeline.snapshot().memory_used <= pipeline.memory_limit
@@ -183,8 +244,11 @@ def test_short_memory_is_given_back_at_once():
 
 def test_steady_load_sees_at_most_one_change_in_a_hundred_decisions():
     falls = [FakeStage(name="read", wait_s=0.01), FakeStage(name="udf", wait_s=0.02, bend=_falling)]
-    for pipeline in (_store_bound(), _store_bound(step_s=0.02, cores=8, workers={"read": 16, "transform": 8}),
-                     FakePipeline(falls)):
+    for pipeline in (
+        _store_bound(),
+        _store_bound(step_s=0.02, cores=8, workers={"read": 16, "transform": 8}),
+        FakePipeline(falls),
+    ):
         controller, _ = _tune(pipeline, 100)
         settled = controller.decisions
         for _ in range(200):
@@ -195,8 +259,11 @@ def test_steady_load_sees_at_most_one_change_in_a_hundred_decisions():
 
 def test_a_change_that_makes_others_dearer_is_undone_not_taken_for_another_workload():
     """Many readers that take the lock from the transform: rows get dearer there, right after the change."""
-    pipeline = FakePipeline([FakeStage(name="read", wait_s=0.05), FakeStage(name="transform", cpu_s=0.002, most=1)],
-                            cores=4, workers={"read": 4})
+    pipeline = FakePipeline(
+        [FakeStage(name="read", wait_s=0.05), FakeStage(name="transform", cpu_s=0.002, most=1)],
+        cores=4,
+        workers={"read": 4},
+    )
     controller, _ = _tune(pipeline, 2)
     assert pipeline.knobs.workers["read"] > 8
     pipeline.stages[1] = dataclasses.replace(pipeline.stages[1], cpu_s=0.05)
@@ -208,8 +275,14 @@ def test_a_change_that_makes_others_dearer_is_undone_not_taken_for_another_workl
 
 
 def test_a_dearer_transform_and_its_return_are_followed():
-    pipeline = FakePipeline([FakeStage(name="read", wait_s=0.01, cpu_s=0.001),
-                             FakeStage(name="transform", cpu_s=0.004)], cores=16, step_s=0.002)
+    pipeline = FakePipeline(
+        [
+            FakeStage(name="read", wait_s=0.01, cpu_s=0.001),
+            FakeStage(name="transform", cpu_s=0.004),
+        ],
+        cores=16,
+        step_s=0.002,
+    )
     _tune(pipeline, 30)
     cheap = pipeline.stages[1]
     controller, _ = _tune(pipeline, 1)
@@ -228,7 +301,9 @@ def test_a_dearer_transform_and_its_return_are_followed():
 
 
 def test_fewer_and_more_cores_are_followed():
-    pipeline = FakePipeline([FakeStage(name="read", cpu_s=0.01), FakeStage(name="transform", cpu_s=0.03)], cores=32)
+    pipeline = FakePipeline(
+        [FakeStage(name="read", cpu_s=0.01), FakeStage(name="transform", cpu_s=0.03)], cores=32
+    )
     controller, _ = _tune(pipeline, 20)
     for cores in (8, 32):
         pipeline.cores = cores
@@ -240,21 +315,50 @@ def test_fewer_and_more_cores_are_followed():
 
 def test_a_change_that_brings_nothing_is_undone_and_not_repeated():
     """Four connections to the store and no more: useful time does not show it until it is tried."""
-    pipeline = FakePipeline([FakeStage(name="read", wait_s=0.05, bend=lambda n: max(1.0, n / 4)),
-                             FakeStage(name="collate", cpu_s=0.001)])
+    pipeline = FakePipeline(
+        [
+            FakeStage(name="read", wait_s=0.05, bend=lambda n: max(1.0, n / 4)),
+            FakeStage(name="collate", cpu_s=0.001),
+        ]
+    )
     controller, events = _tune(pipeline, 120)
-    undone = [e for e in events if e["kind"] == "decision" and "it is undone" in e["reason"]["text"]]
+    undone = [
+        e for e in events if e["kind"] == "decision" and "it is undone" in e["reason"]["text"]
+    ]
     assert undone
     assert _score(pipeline) >= 0.95
     assert controller.decisions <= 8
 
 
-@pytest.mark.parametrize("name", ["01", "02", "03", "04", "05", "06", "07 rescale", "07 rescale-pyramid", "08", "09",
-                                  "10", "11", "12", "13", "15"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "01",
+        "02",
+        "03",
+        "04",
+        "05",
+        "06",
+        "07 rescale",
+        "07 rescale-pyramid",
+        "08",
+        "09",
+        "10",
+        "11",
+        "12",
+        "13",
+        "15",
+    ],
+)
 def test_scenarios_pass(name):
     (scenario,) = [s for s in shipped() if s.name == name or s.name.split()[0] == name]
-    seeds = range(3) if name == "07 rescale-pyramid" else range(1)  # of one, its noise decides how soon a worker goes
-    outcomes = [(run(scenario, make("planner"), seed=seed), reference(scenario, seed=seed)) for seed in seeds]
+    seeds = (
+        range(3) if name == "07 rescale-pyramid" else range(1)
+    )  # of one, its noise decides how soon a worker goes
+    outcomes = [
+        (run(scenario, make("planner"), seed=seed), reference(scenario, seed=seed))
+        for seed in seeds
+    ]
     for condition in scenario.passes:
         frozen = frozen_rows(scenario, make("planner")) if condition.metric == "of_frozen" else None
         value = median(metric(condition, outcome, best, frozen) for outcome, best in outcomes)
@@ -267,13 +371,21 @@ def test_noise_is_not_taken_for_change(seed):
     draw = random.Random(seed)
     pipeline = _store_bound()
     true = list(pipeline.stages)
-    controller = Controller(pipeline, make("planner"), record=lambda e: None, clock=lambda: pipeline.now)
+    controller = Controller(
+        pipeline, make("planner"), record=lambda e: None, clock=lambda: pipeline.now
+    )
     settled = 0
     for tick in range(340):
         controller.step()
         settled = controller.decisions if tick == 40 else settled
-        pipeline.stages = [dataclasses.replace(s, cpu_s=s.cpu_s * draw.lognormvariate(0, 0.2),
-                                               wait_s=s.wait_s * draw.lognormvariate(0, 0.2)) for s in true]
+        pipeline.stages = [
+            dataclasses.replace(
+                s,
+                cpu_s=s.cpu_s * draw.lognormvariate(0, 0.2),
+                wait_s=s.wait_s * draw.lognormvariate(0, 0.2),
+            )
+            for s in true
+        ]
         pipeline.advance(1.0)
     assert controller.decisions - settled <= 3
     pipeline.stages = true
@@ -282,8 +394,13 @@ def test_noise_is_not_taken_for_change(seed):
 
 def test_a_change_that_does_harm_is_taken_back_after_three_looks():
     """More than four readers, and the store answers three times later and more."""
-    pipeline = FakePipeline([FakeStage(name="read", wait_s=0.02, bend=lambda n: 1.0 if n <= 4 else 3.0 * n / 4),
-                             FakeStage(name="collate", cpu_s=0.001)], workers={"read": 4})
+    pipeline = FakePipeline(
+        [
+            FakeStage(name="read", wait_s=0.02, bend=lambda n: 1.0 if n <= 4 else 3.0 * n / 4),
+            FakeStage(name="collate", cpu_s=0.001),
+        ],
+        workers={"read": 4},
+    )
     _, events = _tune(pipeline, 5)
     decisions = [e for e in events if e["kind"] == "decision"]
     assert decisions[-1]["after"]["workers"]["read"] == 4
@@ -294,7 +411,9 @@ def test_who_crowds_the_cores_thins_out_and_gains_by_it():
     """A neighbour takes half of the cores for itself: what is left over of our threads is in their way."""
     (scenario,) = [s for s in shipped() if s.name.startswith("08")]
     texts, changed = [], []
-    outcome = run(scenario, make("planner"), observe=lambda s, k, r: (texts.append(r.text), changed.append(k)))
+    outcome = run(
+        scenario, make("planner"), observe=lambda s, k, r: (texts.append(r.text), changed.append(k))
+    )
     assert any("more threads want a core than get one" in text for text in texts)
     assert min(k.total_workers for k in changed[130:220]) <= 8
     assert outcome.rows >= 0.95 * reference(scenario).rows
@@ -303,28 +422,55 @@ def test_who_crowds_the_cores_thins_out_and_gains_by_it():
 def test_workers_that_wait_for_a_lock_move_to_processes_and_say_why():
     (scenario,) = [s for s in shipped() if s.name.startswith("13")]
     reasons = []
-    outcome = run(scenario, make("planner"), observe=lambda snapshot, knobs, reason: reasons.append(reason.text))
+    outcome = run(
+        scenario,
+        make("planner"),
+        observe=lambda snapshot, knobs, reason: reasons.append(reason.text),
+    )
     assert outcome.knobs.backend["transform"] == "process"
-    assert any("workers of transform wait for each other: trying" in text and "thread → process" in text
-               for text in reasons)
+    assert any(
+        "workers of transform wait for each other: trying" in text and "thread → process" in text
+        for text in reasons
+    )
 
 
 def test_a_switch_that_brings_nothing_is_undone_and_not_tried_again():
     """The lock is the store's, so processes wait as long."""
-    stage = SimStage(name="udf", cost_s=0.02, cpu=0.6, sigma=1.0, backends=("thread", "process"), process_start_s=0.5)
+    stage = SimStage(
+        name="udf",
+        cost_s=0.02,
+        cpu=0.6,
+        sigma=1.0,
+        backends=("thread", "process"),
+        process_start_s=0.5,
+    )
     scenario = Scenario(name="no lock", seconds=120, stages=(stage,))
     backends = []
-    run(scenario, make("planner"), observe=lambda snapshot, knobs, reason: backends.append(knobs.backend["udf"]))
+    run(
+        scenario,
+        make("planner"),
+        observe=lambda snapshot, knobs, reason: backends.append(knobs.backend["udf"]),
+    )
     assert backends[-1] == "thread"
     assert sum(a != b for a, b in itertools.pairwise(backends)) == 2
 
 
 def test_a_stage_that_hardly_computes_is_not_moved_although_its_workers_wait_for_each_other():
     """A lookup's answers come late where cores are short, or its service is: a process would only be a longer way."""
-    stage = SimStage(name="udf", cost_s=0.02, cpu=0.05, sigma=1.0, backends=("thread", "process"), process_start_s=0.5)
+    stage = SimStage(
+        name="udf",
+        cost_s=0.02,
+        cpu=0.05,
+        sigma=1.0,
+        backends=("thread", "process"),
+        process_start_s=0.5,
+    )
     backends = []
-    run(Scenario(name="lookup", seconds=60, stages=(stage,)), make("planner"),
-        observe=lambda snapshot, knobs, reason: backends.append(knobs.backend["udf"]))
+    run(
+        Scenario(name="lookup", seconds=60, stages=(stage,)),
+        make("planner"),
+        observe=lambda snapshot, knobs, reason: backends.append(knobs.backend["udf"]),
+    )
     assert set(backends) == {"thread"}
 
 
@@ -377,10 +523,20 @@ def test_the_fake_rejects_knobs_out_of_range():
 
 def test_processes_that_idle_hold_their_memory_once():
     idle = StageRates(rows_per_s=1, busy=0, cpu=0, starved=4, blocked=0, workers=4, queue_bytes=0)
-    seen = PipelineRates(seconds=1, rows_per_s=1, stall=0, demand_rows_per_s=None, cpu=0, cpu_quota=8,
-                         memory_used=1024 * MIB,
-                         memory_limit=4096 * MIB, stages={"t": idle})
-    knobs = Knobs(workers={"t": 4}, backend={"t": "process"}, read_ahead_bytes=MIB, prefetch_bytes=MIB)
+    seen = PipelineRates(
+        seconds=1,
+        rows_per_s=1,
+        stall=0,
+        demand_rows_per_s=None,
+        cpu=0,
+        cpu_quota=8,
+        memory_used=1024 * MIB,
+        memory_limit=4096 * MIB,
+        stages={"t": idle},
+    )
+    knobs = Knobs(
+        workers={"t": 4}, backend={"t": "process"}, read_ahead_bytes=MIB, prefetch_bytes=MIB
+    )
     limits = Limits(workers={"t": (1, 8)}, backends={"t": ("thread", "process")})
     known = StageCost(name="t", points={4: Point(busy_s=1e-6, cpu_s=1e-6)})
     look = Forecast.of(seen, knobs, limits, {"t": known}, other_cpu_s=0, demand=math.inf)
@@ -388,12 +544,20 @@ def test_processes_that_idle_hold_their_memory_once():
 
 
 def test_who_leaves_a_lock_relieves_those_who_held_it_too():
-    bent = {1: Point(busy_s=1e-6, cpu_s=1e-6), 4: Point(busy_s=3e-6, cpu_s=1e-6), 2: Point(busy_s=1.1e-6, cpu_s=1e-6)}
+    bent = {
+        1: Point(busy_s=1e-6, cpu_s=1e-6),
+        4: Point(busy_s=3e-6, cpu_s=1e-6),
+        2: Point(busy_s=1.1e-6, cpu_s=1e-6),
+    }
     assert set(StageCost(name="t", points=bent).relieved().points) == {1, 2}
 
 
 def test_what_is_stale_gives_way_to_the_next_that_is_seen():
     known = StageCost(name="t", points={2: Point(busy_s=3e-6, cpu_s=1e-6, seen=9)})
     assert known.stale().busy_s(2) == known.busy_s(2)
-    assert known.stale().points[2].towards(1e-6, 1e-6, known.settings.learning).busy_s == pytest.approx(1e-6)
-    assert known.points[2].towards(1e-6, 1e-6, known.settings.learning).busy_s == pytest.approx(2.5e-6)
+    assert known.stale().points[2].towards(
+        1e-6, 1e-6, known.settings.learning
+    ).busy_s == pytest.approx(1e-6)
+    assert known.points[2].towards(1e-6, 1e-6, known.settings.learning).busy_s == pytest.approx(
+        2.5e-6
+    )

@@ -42,43 +42,87 @@ def _judged(scenario):
 
 def test_an_edge_beyond_which_a_stage_is_five_times_dearer_is_found():
     """It stayed at four workers, .65, as the curve from four to eight looked like a bend."""
-    found, _, outcome = _judged(Scenario(name="cliff", machine=SimMachine(cores=16), stages=(
-        _stage("read", 0.01), _stage("out", 0.002),
-        _stage("udf", 0.08, cpu=0.2, cliff_workers=6, cliff_factor=5, workers=32, workers_a_core=0))))
+    found, _, outcome = _judged(
+        Scenario(
+            name="cliff",
+            machine=SimMachine(cores=16),
+            stages=(
+                _stage("read", 0.01),
+                _stage("out", 0.002),
+                _stage(
+                    "udf",
+                    0.08,
+                    cpu=0.2,
+                    cliff_workers=6,
+                    cliff_factor=5,
+                    workers=32,
+                    workers_a_core=0,
+                ),
+            ),
+        )
+    )
     assert found >= 0.9
     assert outcome.knobs.workers["udf"] == 6
 
 
 def test_a_store_that_gets_slower_little_by_little_gets_its_readers():
     """It stayed at 42 readers of 123, .68: what fewer and more of them cost was known from a better time."""
-    found, last, _ = _judged(Scenario(
-        name="drift", seconds=300, machine=SimMachine(cores=8),
-        stages=(_stage("read", 0.1, cpu=0.05, workers=128, workers_a_core=0), _stage("udf", 0.02),
-                _stage("out", 0.002)),
-        changes=(ScheduledChange(at=20, key="stages.read.cost_s", value=1.0, over=200),)))
+    found, last, _ = _judged(
+        Scenario(
+            name="drift",
+            seconds=300,
+            machine=SimMachine(cores=8),
+            stages=(
+                _stage("read", 0.1, cpu=0.05, workers=128, workers_a_core=0),
+                _stage("udf", 0.02),
+                _stage("out", 0.002),
+            ),
+            changes=(ScheduledChange(at=20, key="stages.read.cost_s", value=1.0, over=200),),
+        )
+    )
     assert found >= 0.92
     assert last >= 0.9
 
 
-@pytest.mark.parametrize(("cores", "theirs", "leaves"), [(16, 13.0, 40), (32, 24.0, 100), (8, 6.5, 40)])
+@pytest.mark.parametrize(
+    ("cores", "theirs", "leaves"), [(16, 13.0, 40), (32, 24.0, 100), (8, 6.5, 40)]
+)
 def test_cores_that_a_neighbour_gives_back_are_used(cores, theirs, leaves):
     """It waited for minutes, .39, .66 and .76, as its failures to grow had stored no slowness to compare with."""
-    found, last, _ = _judged(Scenario(
-        name="neighbour", seconds=180, machine=SimMachine(cores=cores, neighbour_cores=theirs),
-        stages=(_stage("read", 0.02), _stage("udf", 0.1), _stage("more", 0.04), _stage("out", 0.002)),
-        changes=(ScheduledChange(at=leaves, key="machine.neighbour_cores", value=0),)))
+    found, last, _ = _judged(
+        Scenario(
+            name="neighbour",
+            seconds=180,
+            machine=SimMachine(cores=cores, neighbour_cores=theirs),
+            stages=(
+                _stage("read", 0.02),
+                _stage("udf", 0.1),
+                _stage("more", 0.04),
+                _stage("out", 0.002),
+            ),
+            changes=(ScheduledChange(at=leaves, key="machine.neighbour_cores", value=0),),
+        )
+    )
     assert found >= 0.9
     assert last >= 0.98
 
 
 def test_two_stages_that_saturate_a_lock_together_each_by_a_little_are_parted():
     """Each has 6 % of its processor time under the lock: it stayed at .92, as neither was sure to be locked."""
-    _, last, outcome = _judged(Scenario(
-        name="locks", seconds=60, machine=SimMachine(cores=32, convoy=0.2), stages=(
-            _stage("read", 0.191, cpu=0.46, workers=128),
-            _stage("a", 0.043, cpu=0.87, lock=0.055, backends=BOTH, workers=128),
-            _stage("b", 0.053, cpu=0.59, lock=0.062, sigma=0.01, backends=BOTH, workers=128),
-            _stage("c", 0.038), _stage("out", 0.004))))
+    _, last, outcome = _judged(
+        Scenario(
+            name="locks",
+            seconds=60,
+            machine=SimMachine(cores=32, convoy=0.2),
+            stages=(
+                _stage("read", 0.191, cpu=0.46, workers=128),
+                _stage("a", 0.043, cpu=0.87, lock=0.055, backends=BOTH, workers=128),
+                _stage("b", 0.053, cpu=0.59, lock=0.062, sigma=0.01, backends=BOTH, workers=128),
+                _stage("c", 0.038),
+                _stage("out", 0.004),
+            ),
+        )
+    )
     assert last >= 0.98
     assert "process" in outcome.knobs.backend.values()
 
@@ -92,10 +136,16 @@ def test_what_is_tried_in_place_of_an_opening_may_fail_and_other_tries_follow(ki
     first = simulator.snapshot()
     simulator.advance(1)
     last = simulator.snapshot()
-    _, state, _ = policy.decide(last, policy.decide(first, policy.initial(scenario.limits, simulator.knobs))[1])
+    _, state, _ = policy.decide(
+        last, policy.decide(first, policy.initial(scenario.limits, simulator.knobs))[1]
+    )
     recent = rates(first, last)
-    trial = TrialChange(kind=kind, before=scenario.first_knobs, rows_per_s=2 * recent.rows_per_s,
-                        predicted=3 * recent.rows_per_s)
+    trial = TrialChange(
+        kind=kind,
+        before=scenario.first_knobs,
+        rows_per_s=2 * recent.rows_per_s,
+        predicted=3 * recent.rows_per_s,
+    )
     own = scenario.first_knobs.with_workers(**dict.fromkeys(scenario.first_knobs.workers, 3))
     tried = _undo(state, dataclasses.replace(trial, kind="opening", own=own), recent)[1].trial
     assert (tried.kind, tried.predicted > 0) == ("own", True)
@@ -108,12 +158,23 @@ def test_what_is_tried_in_place_of_an_opening_may_fail_and_other_tries_follow(ki
 def test_processes_of_380_mib_are_weighed_before_they_fill_the_memory():
     """It was killed, as each was taken to need 50 MiB."""
     seen = []
-    scenario = Scenario(name="heavy", seconds=60, machine=SimMachine(cores=16, memory_limit=2.6 * GIB), stages=(
-        _stage("read", 0.005), _stage("udf", 0.08, lock=0.8, backends=BOTH, process_bytes=380 * MIB),
-        _stage("out", 0.002)))
-    outcome = run(scenario, make("planner"), governor=False, observe=lambda s, k, r: seen.append((k, r.text)))
+    scenario = Scenario(
+        name="heavy",
+        seconds=60,
+        machine=SimMachine(cores=16, memory_limit=2.6 * GIB),
+        stages=(
+            _stage("read", 0.005),
+            _stage("udf", 0.08, lock=0.8, backends=BOTH, process_bytes=380 * MIB),
+            _stage("out", 0.002),
+        ),
+    )
+    outcome = run(
+        scenario, make("planner"), governor=False, observe=lambda s, k, r: seen.append((k, r.text))
+    )
     assert not outcome.killed
-    moved = [(knobs.workers["udf"], text) for knobs, text in seen if knobs.backend["udf"] == "process"]
+    moved = [
+        (knobs.workers["udf"], text) for knobs, text in seen if knobs.backend["udf"] == "process"
+    ]
     assert moved[0][0] == 1
     assert "one process of udf is weighed before others follow" in moved[0][1]
     assert any("a process takes 380 MiB in udf" in text for _, text in moved)
@@ -124,8 +185,12 @@ def test_processes_have_room_where_buffers_stay_as_they_were():
     """It gave the move up, .42 to the end: with the read-ahead that came with it, memory had no room for four small
     processes."""
     seen = []
-    run(dataclasses.replace(pipeline("held out", 19, **FIRST_BOUNDS), seconds=12), make("planner"), seed=19,
-        observe=lambda s, k, r: seen.append((k, r.text)))
+    run(
+        dataclasses.replace(pipeline("held out", 19, **FIRST_BOUNDS), seconds=12),
+        make("planner"),
+        seed=19,
+        observe=lambda s, k, r: seen.append((k, r.text)),
+    )
     (after,) = [knobs for knobs, text in seen if "a process takes" in text]
     assert after.workers["stage1"] > 1
     assert after.read_ahead_bytes == seen[0][0].read_ahead_bytes
@@ -135,8 +200,12 @@ def test_processes_have_room_where_buffers_stay_as_they_were():
 def test_a_first_glance_takes_nothing_away():
     """A quarter of a second of a bursting store cost it 80 of 99 readers, and later a burst."""
     seen = []
-    run(dataclasses.replace(pipeline("held out", 4, **FIRST_BOUNDS), seconds=2), make("planner"), seed=4,
-        observe=lambda s, k, r: seen.append((s.at, k, r.text)))
+    run(
+        dataclasses.replace(pipeline("held out", 4, **FIRST_BOUNDS), seconds=2),
+        make("planner"),
+        seed=4,
+        observe=lambda s, k, r: seen.append((s.at, k, r.text)),
+    )
     at, knobs, text = seen[1]
     assert at == 0.25
     assert knobs == seen[0][1]
@@ -144,18 +213,38 @@ def test_a_first_glance_takes_nothing_away():
 
 
 def test_no_second_process_starts_where_the_first_does_no_work():
-    scenario = Scenario(name="never", seconds=60, machine=SimMachine(cores=16, memory_limit=2.6 * GIB), stages=(
-        _stage("read", 0.005), _stage("udf", 0.08, lock=0.8, backends=BOTH, process_start_s=1000)))
+    scenario = Scenario(
+        name="never",
+        seconds=60,
+        machine=SimMachine(cores=16, memory_limit=2.6 * GIB),
+        stages=(
+            _stage("read", 0.005),
+            _stage("udf", 0.08, lock=0.8, backends=BOTH, process_start_s=1000),
+        ),
+    )
     seen = []
-    run(scenario, make("planner"), observe=lambda s, k, r: seen.append((k.backend["udf"], k.workers["udf"], r.text)))
+    run(
+        scenario,
+        make("planner"),
+        observe=lambda s, k, r: seen.append((k.backend["udf"], k.workers["udf"], r.text)),
+    )
     assert {count for backend, count, _ in seen if backend == "process"} == {1}
-    assert any("no process finished an item in time, so it is undone" in text for _, _, text in seen)
+    assert any(
+        "no process finished an item in time, so it is undone" in text for _, _, text in seen
+    )
     assert seen[-1][0] == "thread"
 
 
 def test_128_cores_are_reached_in_two_steps():
-    outcome = run(Scenario(name="many", seconds=20, machine=SimMachine(cores=128), stages=(
-        _stage("read", 0.2), _stage("udf", 0.3), _stage("out", 0.05))), make("planner"))
+    outcome = run(
+        Scenario(
+            name="many",
+            seconds=20,
+            machine=SimMachine(cores=128),
+            stages=(_stage("read", 0.2), _stage("udf", 0.3), _stage("out", 0.05)),
+        ),
+        make("planner"),
+    )
     assert sum(outcome.changed) <= 2
     assert outcome.rates[6] >= 0.9 * outcome.rates[-1]
 
@@ -170,13 +259,28 @@ def test_a_failure_is_not_waited_out_once_the_cores_are_freer():
 
 # ---- the parts of it
 
+
 def _watched(*found, workers=8, cost=None):
     """A stage that was observed to take so many seconds a row, one observation a second."""
-    cost = cost or StageCost(name="read", points={1: Point(busy_s=1.0, cpu_s=0.1, seen=9)}, backend="thread")
+    cost = cost or StageCost(
+        name="read", points={1: Point(busy_s=1.0, cpu_s=0.1, seen=9)}, backend="thread"
+    )
     busy_s, rows = 0.0, 0
     for seconds in (1.0, *found):
-        cost = cost.observe(StageStats(name="read", items=rows, rows=rows, bytes=rows, busy_s=busy_s, cpu_s=busy_s / 10,
-                                       wait_input_s=0.0, wait_output_s=0.0, workers=workers), False)
+        cost = cost.observe(
+            StageStats(
+                name="read",
+                items=rows,
+                rows=rows,
+                bytes=rows,
+                busy_s=busy_s,
+                cpu_s=busy_s / 10,
+                wait_input_s=0.0,
+                wait_output_s=0.0,
+                workers=workers,
+            ),
+            False,
+        )
         busy_s, rows = busy_s + 10 * seconds, rows + 10
     return cost
 
@@ -193,17 +297,34 @@ def test_a_slow_drift_moves_the_whole_curve_and_chance_does_not():
 
 def test_nothing_is_learned_of_what_stages_cost_while_processes_start():
     cost = StageCost(name="read", points={8: Point(busy_s=3.0, cpu_s=0.1, seen=9)}).stale()
-    for n, starting in enumerate((True, True, True, False, False)):  # cheap while starved, and then as dear as before
-        cost = cost.observe(StageStats(
-            name="read", items=10 * n, rows=10 * n, bytes=n, busy_s=10.0 * min(n, 2) + 30.0 * max(0, n - 2),
-            cpu_s=1.0 * n, wait_input_s=0.0, wait_output_s=0.0, workers=8, backend=""), False, starting)
+    for n, starting in enumerate(
+        (True, True, True, False, False)
+    ):  # cheap while starved, and then as dear as before
+        cost = cost.observe(
+            StageStats(
+                name="read",
+                items=10 * n,
+                rows=10 * n,
+                bytes=n,
+                busy_s=10.0 * min(n, 2) + 30.0 * max(0, n - 2),
+                cpu_s=1.0 * n,
+                wait_input_s=0.0,
+                wait_output_s=0.0,
+                workers=8,
+                backend="",
+            ),
+            False,
+            starting,
+        )
         assert cost.points[8].busy_s == pytest.approx(3.0)
     assert cost.drifts == 0
 
 
 def test_a_cap_falls_once_the_cores_are_freer_than_before_the_failure():
     cap = WorkerCap(least=1, most=2, until=100, slow=1.4, before=16, judged_from=14)
-    assert cap.eased(1.3, 12, DEFAULT).slow == 1.3  # at first what is seen is what the change left behind
+    assert (
+        cap.eased(1.3, 12, DEFAULT).slow == 1.3
+    )  # at first what is seen is what the change left behind
     assert cap.eased(1.25, 20, DEFAULT) == cap
     assert cap.eased(1.1, 20, DEFAULT).most == 16
     unhindered = dataclasses.replace(cap, slow=1.01)  # so little says nothing

@@ -20,17 +20,27 @@ class TestEachOfTheProducts(PolicyContract):
     """What holds of every policy."""
 
 
-@pytest.mark.parametrize("scenario", [s for s in shipped() if s.name[:2] in ("04", "06")], ids=lambda s: s.name[:2])
-def test_auto_is_the_planner_to_the_decision_where_no_opening_came_with_the_package(monkeypatch, scenario):
+@pytest.mark.parametrize(
+    "scenario", [s for s in shipped() if s.name[:2] in ("04", "06")], ids=lambda s: s.name[:2]
+)
+def test_auto_is_the_planner_to_the_decision_where_no_opening_came_with_the_package(
+    monkeypatch, scenario
+):
     monkeypatch.setattr(policies, "_OPENER", "sluice.agent.policies.opening.none")
     scenario = dataclasses.replace(scenario, seconds=60)
     found = {}
     for name in ("auto", "planner"):
         assert make(name).name == name
         found[name] = []
-        run(scenario, make(name), observe=lambda _, knobs, reason, seen=found[name]: seen.append((knobs, reason)))
+        run(
+            scenario,
+            make(name),
+            observe=lambda _, knobs, reason, seen=found[name]: seen.append((knobs, reason)),
+        )
     assert found["auto"] == found["planner"]
-    assert len({str(knobs) for knobs, _ in found["auto"]}) > 1, "nothing was decided that could differ"
+    assert len({str(knobs) for knobs, _ in found["auto"]}) > 1, (
+        "nothing was decided that could differ"
+    )
 
 
 def test_an_unknown_policy_is_named_with_the_nearest():
@@ -42,9 +52,13 @@ def test_where_the_rivals_are_not_a_name_of_theirs_says_where_they_are(monkeypat
     for name in [n for n in sys.modules if n.startswith("sluice.benchmarks.rivals")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setattr(policies, "_registered", {})
-    monkeypatch.setitem(sys.modules, "sluice.benchmarks.rivals", None)  # as import finds a folder that is not there
+    monkeypatch.setitem(
+        sys.modules, "sluice.benchmarks.rivals", None
+    )  # as import finds a folder that is not there
     for rival in RIVALS:
-        with pytest.raises(KnobError, match=rf"'{rival}' is not part of .*benchmarks/rivals.*as do "):
+        with pytest.raises(
+            KnobError, match=rf"'{rival}' is not part of .*benchmarks/rivals.*as do "
+        ):
             make(rival)
     assert policies.names() == list(PRODUCT)
     assert make("auto").name == "auto"

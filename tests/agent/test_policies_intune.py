@@ -42,8 +42,10 @@ MACHINE = Hardware(bytes_per_s=0, speed=1)
 
 def _layers(seed=0):
     draw = np.random.default_rng(seed)
-    return tuple((draw.normal(0, (2 / a) ** 0.5, (b, a)).astype(np.float32), np.zeros(b, np.float32))
-                 for a, b in itertools.pairwise(SIZES))
+    return tuple(
+        (draw.normal(0, (2 / a) ** 0.5, (b, a)).astype(np.float32), np.zeros(b, np.float32))
+        for a, b in itertools.pairwise(SIZES)
+    )
 
 
 @pytest.mark.parametrize(("used", "expected"), [(0, 100.0), (25, 75.0), (100, 0.0), (150, 0.0)])
@@ -57,8 +59,10 @@ def test_a_step_is_bounded_and_the_workers_stay_within_the_cores():
     for first in STEPS:
         for second in STEPS:
             after = move(knobs, limits, [first, second], 1.0, cores=10)
-            assert all(n >= 1 and abs(n - before) <= max(STEPS)
-                       for n, before in zip(after.workers.values(), knobs.workers.values(), strict=True))
+            assert all(
+                n >= 1 and abs(n - before) <= max(STEPS)
+                for n, before in zip(after.workers.values(), knobs.workers.values(), strict=True)
+            )
             assert after.total_workers <= 10
     assert dict(move(knobs, limits, [5, 0], 1.0, cores=10).workers) == {"a": 6, "b": 4}
     assert dict(move(knobs, limits, [-5, 1], 1.0, cores=10).workers) == {"a": 1, "b": 5}
@@ -83,12 +87,17 @@ def test_its_inputs_are_the_published_six_factors_and_the_prefetched_bytes():
     seen = rates(before, now)
     inputs = observe(seen, now, simulator.knobs, MACHINE)
     assert inputs.shape == (INPUTS,) == (STAGES + 6,)
-    assert inputs[:len(scenario.stages)].max() == pytest.approx(7), "the slowest stage"
-    assert not inputs[len(scenario.stages):STAGES].any()
+    assert inputs[: len(scenario.stages)].max() == pytest.approx(7), "the slowest stage"
+    assert not inputs[len(scenario.stages) : STAGES].any()
     blind = observe(seen, now, simulator.knobs, MACHINE, model_latency=False)
     assert np.flatnonzero(inputs != blind).tolist() in ([], [STAGES + 2])
-    for machine, place in ((Hardware(bytes_per_s=1e8, speed=1), 3), (Hardware(bytes_per_s=0, speed=2), 4)):
-        assert np.flatnonzero(inputs != observe(seen, now, simulator.knobs, machine)).tolist() == [STAGES + place]
+    for machine, place in (
+        (Hardware(bytes_per_s=1e8, speed=1), 3),
+        (Hardware(bytes_per_s=0, speed=2), 4),
+    ):
+        assert np.flatnonzero(inputs != observe(seen, now, simulator.knobs, machine)).tolist() == [
+            STAGES + place
+        ]
     more = dataclasses.replace(simulator.knobs, prefetch_bytes=2 * simulator.knobs.prefetch_bytes)
     assert np.flatnonzero(inputs != observe(seen, now, more, MACHINE)).tolist() == [STAGES + 5]
 
@@ -104,8 +113,15 @@ def test_a_step_of_learning_follows_the_gradient_that_torch_finds():
     import torch
 
     draw, layers = np.random.default_rng(1), _layers()
-    seen = [Transition(draw.normal(3, 2, INPUTS).astype(np.float32), draw.integers(len(STEPS), size=PLACES),
-                 float(draw.normal()), draw.normal(3, 2, INPUTS).astype(np.float32)) for _ in range(5)]
+    seen = [
+        Transition(
+            draw.normal(3, 2, INPUTS).astype(np.float32),
+            draw.integers(len(STEPS), size=PLACES),
+            float(draw.normal()),
+            draw.normal(3, 2, INPUTS).astype(np.float32),
+        )
+        for _ in range(5)
+    ]
     present = np.isin(np.arange(PLACES), (0, 1, 2, STAGES))
     tensors = [torch.from_numpy(t).clone().requires_grad_() for layer in layers for t in layer]
 
@@ -117,8 +133,10 @@ def test_a_step_of_learning_follows_the_gradient_that_torch_finds():
 
     share = torch.from_numpy(present / present.sum()).float()
     with torch.no_grad():
-        goal = torch.tensor([s.gain for s in seen]) + DISCOUNT * worth(
-            torch.from_numpy(np.stack([s.after for s in seen]))).amax(2) @ share
+        goal = (
+            torch.tensor([s.gain for s in seen])
+            + DISCOUNT * worth(torch.from_numpy(np.stack([s.after for s in seen]))).amax(2) @ share
+        )
     chosen = torch.from_numpy(np.stack([s.chosen for s in seen]))[:, :, None]
     found = worth(torch.from_numpy(np.stack([s.inputs for s in seen]))).gather(2, chosen)[:, :, 0]
     wanted = torch.autograd.grad((share * (found - goal[:, None]) ** 2).sum(1).mean(), tensors)
@@ -132,13 +150,19 @@ def test_a_step_of_learning_follows_the_gradient_that_torch_finds():
 
 def test_it_goes_on_learning_in_the_live_pipeline_and_a_frozen_one_does_not():
     """The same pipeline, the same weights: what the gains were changes the values, the same way each time."""
-    scenario = Scenario(name="live", seconds=40, machine=SimMachine(cores=16), stages=(
-        SimStage(name="read", cost_s=0.05), SimStage(name="udf", cost_s=0.15)))
+    scenario = Scenario(
+        name="live",
+        seconds=40,
+        machine=SimMachine(cores=16),
+        stages=(SimStage(name="read", cost_s=0.05), SimStage(name="udf", cost_s=0.15)),
+    )
     ends = {}
     for rate in (0.0, 1e-2):
         policy = InTune(_layers(), machine=hardware_of(scenario), rate=rate)
-        state, simulator = policy.initial(scenario.limits, scenario.first_knobs), Simulator(
-            scenario.truth_at, scenario.limits, scenario.first_knobs)
+        state, simulator = (
+            policy.initial(scenario.limits, scenario.first_knobs),
+            Simulator(scenario.truth_at, scenario.limits, scenario.first_knobs),
+        )
         for _ in range(40):
             simulator.advance(1.0)
             knobs, state, _ = policy.decide(simulator.snapshot(), state)
@@ -183,13 +207,31 @@ def test_drawn_decisions_keep_the_place_of_the_prefetched_bytes():
 def test_three_layers_of_relu_and_one_seed_one_network(tmp_path):
     layers, _ = learn(400, seed=3)
     again, _ = learn(400, seed=3)
-    assert all((a == b).all() for one, other in zip(layers, again, strict=True)
-               for a, b in zip(one, other, strict=True))
-    assert [w.shape for w, _ in layers] == [(HIDDEN, INPUTS), (HIDDEN, HIDDEN), (HIDDEN, HIDDEN), (PLACES * 5, HIDDEN)]
-    write(tmp_path / "a", {f"{kind}{i}": t for i, one in enumerate(layers)
-                           for kind, t in zip(("weight", "bias"), one, strict=True)}, {"seed": 3})
-    assert all((a == b).all() for one, other in zip(layers, load(tmp_path / "a"), strict=True)
-               for a, b in zip(one, other, strict=True))
+    assert all(
+        (a == b).all()
+        for one, other in zip(layers, again, strict=True)
+        for a, b in zip(one, other, strict=True)
+    )
+    assert [w.shape for w, _ in layers] == [
+        (HIDDEN, INPUTS),
+        (HIDDEN, HIDDEN),
+        (HIDDEN, HIDDEN),
+        (PLACES * 5, HIDDEN),
+    ]
+    write(
+        tmp_path / "a",
+        {
+            f"{kind}{i}": t
+            for i, one in enumerate(layers)
+            for kind, t in zip(("weight", "bias"), one, strict=True)
+        },
+        {"seed": 3},
+    )
+    assert all(
+        (a == b).all()
+        for one, other in zip(layers, load(tmp_path / "a"), strict=True)
+        for a, b in zip(one, other, strict=True)
+    )
     assert shapes().keys() == {f"{kind}{i}" for kind in ("weight", "bias") for i in range(4)}
 
 

@@ -16,9 +16,14 @@ SOME = {split: [pipeline(split, number) for number in range(400)] for split in S
 def test_no_split_has_a_family_or_a_value_of_another():
     for one, other in itertools.combinations(SPLITS, 2):
         assert not FAMILIES[one].keys() & FAMILIES[other].keys()
-        assert not {s.about.split(", ")[0] for s in SOME[one]} & {s.about.split(", ")[0] for s in SOME[other]}
+        assert not {s.about.split(", ")[0] for s in SOME[one]} & {
+            s.about.split(", ")[0] for s in SOME[other]
+        }
     draws = [Draw(np.random.default_rng(split), split) for split in range(len(SPLITS))]
-    cells = [{int(72 * np.log(draw.between(1.0, 8.0)) / np.log(8.0)) for _ in range(500)} for draw in draws]
+    cells = [
+        {int(72 * np.log(draw.between(1.0, 8.0)) / np.log(8.0)) for _ in range(500)}
+        for draw in draws
+    ]
     assert [{cell % 3 for cell in some} for some in cells] == [{0}, {1}, {2}]
     assert all(len(some) == 24 for some in cells), "each covers the whole range"
 
@@ -37,24 +42,36 @@ def test_each_split_covers_the_ranges(split):
     cliffs = [s.cliff_factor for scenario in scenarios for s in scenario.stages if s.cliff_workers]
     assert min(cliffs) < 2
     assert max(cliffs) > 5
-    assert {name for scenario in scenarios for name in scenario.about.split(", ")[1:]} == set(MECHANISMS)
+    assert {name for scenario in scenarios for name in scenario.about.split(", ")[1:]} == set(
+        MECHANISMS
+    )
 
 
 def test_a_changing_pipeline_is_the_same_one_with_two_changes():
     changing = [pipeline("held out", number, changing=True) for number in range(100)]
     for still, other in zip(SOME["held out"], changing, strict=False):
-        assert (other.stages, other.machine, other.consumer) == (still.stages, still.machine, still.consumer)
+        assert (other.stages, other.machine, other.consumer) == (
+            still.stages,
+            still.machine,
+            still.consumer,
+        )
         assert [change.at for change in other.changes] == [50, 110]
         assert all(other.truth_at(179) != other.truth_at(at) for at in (0, 60)), other.changes
-    assert {change.key.split(".")[0] for other in changing for change in other.changes} == {"stages", "machine",
-                                                                                           "consumer"}
+    assert {change.key.split(".")[0] for other in changing for change in other.changes} == {
+        "stages",
+        "machine",
+        "consumer",
+    }
     assert changing[3].changes == pipeline("held out", 3, changing=True).changes
 
 
 def test_a_number_is_always_the_same_pipeline_and_others_differ():
     again = pipeline("held out", 3)
     assert (again.stages, again.machine, again.consumer) == (
-        SOME["held out"][3].stages, SOME["held out"][3].machine, SOME["held out"][3].consumer)
+        SOME["held out"][3].stages,
+        SOME["held out"][3].machine,
+        SOME["held out"][3].consumer,
+    )
     assert again.stages != SOME["held out"][4].stages
     with pytest.raises(ValueError, match="'tests' 0: a split is one of training"):
         pipeline("tests", 0)

@@ -52,7 +52,9 @@ class Page(HTMLParser):
         self.text.append(data)
 
     def count(self, tag, kind):
-        return sum(t == tag and kind in (attrs.get("class") or "").split() for t, attrs in self.tags)
+        return sum(
+            t == tag and kind in (attrs.get("class") or "").split() for t, attrs in self.tags
+        )
 
     @property
     def figures(self):
@@ -61,8 +63,12 @@ class Page(HTMLParser):
 
 def data_of(text, kind):
     """What is embedded for the page's script: of each chart (kind ``), or what happened when (`moments`)."""
-    return [json.loads(one) for one in re.findall(
-        rf'<script type="application/json" class="{kind}">(.*?)</script>', text)]
+    return [
+        json.loads(one)
+        for one in re.findall(
+            rf'<script type="application/json" class="{kind}">(.*?)</script>', text
+        )
+    ]
 
 
 def page_of(path):
@@ -70,20 +76,46 @@ def page_of(path):
 
 
 def _tuned_run(path, ticks=40, end=True):
-    pipeline = FakePipeline([FakeStage(name="read", cpu_s=0.002, wait_s=0.1), FakeStage(name="collate", cpu_s=0.001)],
-                            cores=4, step_s=0.004)
-    plan = {"C1": {"sharding": "row_wise", "rows": 1000}, "C2": {"sharding": "table_wise", "rows": 10}}
-    config = {"data": "tables/criteo", "bayes_auc": 0.81, "plan": plan, "note": "<script>alert(1)</script> & more"}
+    pipeline = FakePipeline(
+        [FakeStage(name="read", cpu_s=0.002, wait_s=0.1), FakeStage(name="collate", cpu_s=0.001)],
+        cores=4,
+        step_s=0.004,
+    )
+    plan = {
+        "C1": {"sharding": "row_wise", "rows": 1000},
+        "C2": {"sharding": "table_wise", "rows": 10},
+    }
+    config = {
+        "data": "tables/criteo",
+        "bayes_auc": 0.81,
+        "plan": plan,
+        "note": "<script>alert(1)</script> & more",
+    }
     pipeline.advance(1.0)  # its first rows have come
     with RunFolder.create(path, config, clock=lambda: pipeline.now) as folder:
         folder.event({"kind": "start"})
-        controller = Controller(pipeline, make("planner"), record=folder.event, observe=folder.metric,
-                                clock=lambda: pipeline.now)
+        controller = Controller(
+            pipeline,
+            make("planner"),
+            record=folder.event,
+            observe=folder.metric,
+            clock=lambda: pipeline.now,
+        )
         for tick in range(ticks):
             controller.step()
             pipeline.advance(1.0)
-            folder.metric({"kind": "train", "step": tick, "epoch": 0, "loss": 0.7 - 0.002 * tick, "stall": 0.1})
-        folder.metric({"kind": "eval", "epoch": 0, "split": "validation", "auc": 0.77, "ne": 0.8, "rows": 10})
+            folder.metric(
+                {
+                    "kind": "train",
+                    "step": tick,
+                    "epoch": 0,
+                    "loss": 0.7 - 0.002 * tick,
+                    "stall": 0.1,
+                }
+            )
+        folder.metric(
+            {"kind": "eval", "epoch": 0, "split": "validation", "auc": 0.77, "ne": 0.8, "rows": 10}
+        )
         controller.stop()
         if end:
             folder.event({"kind": "end"})
@@ -97,9 +129,19 @@ def test_the_page_is_whole_offline_and_marks_every_decision(tmp_path):
     page = Page(text)
     assert decisions >= 2
     assert not re.search(r"(https?:)?//[a-z]", text)
-    assert not [t for t, a in page.tags if t in ("link", "img", "iframe") or "src" in a or "href" in a]
-    assert page.figures == ["Rows a second, and waiting for input", "read", "collate", "Training loss", "AUC",
-                            "Memory", "Buffers", "Cores"]
+    assert not [
+        t for t, a in page.tags if t in ("link", "img", "iframe") or "src" in a or "href" in a
+    ]
+    assert page.figures == [
+        "Rows a second, and waiting for input",
+        "read",
+        "collate",
+        "Training loss",
+        "AUC",
+        "Memory",
+        "Buffers",
+        "Cores",
+    ]
     (moments,), charts_data = data_of(text, "moments"), data_of(text, "")
     assert [one["label"] for one in moments["decisions"]] == [str(n + 1) for n in range(decisions)]
     assert len(charts_data) == len(page.figures)
@@ -112,12 +154,21 @@ def test_the_page_is_whole_offline_and_marks_every_decision(tmp_path):
     assert "NaN" not in text
 
 
-@pytest.mark.parametrize(("stall", "said"), [
-    (0.01, "The trainer is the bottleneck now."),
-    (0.04, "The trainer is the bottleneck now, but for the 4.0 % of its time that it still waits."),
-    (0.5, "The input is still the bottleneck: the trainer waits 50 % of its time.")])
+@pytest.mark.parametrize(
+    ("stall", "said"),
+    [
+        (0.01, "The trainer is the bottleneck now."),
+        (
+            0.04,
+            "The trainer is the bottleneck now, but for the 4.0 % of its time that it still waits.",
+        ),
+        (0.5, "The input is still the bottleneck: the trainer waits 50 % of its time."),
+    ],
+)
 def test_a_little_waiting_does_not_make_the_input_the_bottleneck(tmp_path, stall, said):
-    lines = [{"kind": "loader", "at": float(at), "rows_per_s": 1000.0, "stall": stall} for at in range(9)]
+    lines = [
+        {"kind": "loader", "at": float(at), "rows_per_s": 1000.0, "stall": stall} for at in range(9)
+    ]
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert said in narrative.verdict(Run.read(tmp_path))
@@ -130,13 +181,32 @@ def test_the_waiting_and_the_rates_of_a_run_are_the_same_wherever_they_are_told(
     cases = {"as it is": case, "twice the cores": {**case, "rows_per_s": 3e4}}
     with RunFolder.create(tmp_path / "run", {"kind": "bench"}) as folder:
         for number in range(33):
-            folder.metric({"kind": "loader", "rows": 1, "rows_per_s": 1000.0, "stall": 0.9 if number > 29 else 0.5,
-                           "memory_used": 2**30, "memory_limit": 2**33})
+            folder.metric(
+                {
+                    "kind": "loader",
+                    "rows": 1,
+                    "rows_per_s": 1000.0,
+                    "stall": 0.9 if number > 29 else 0.5,
+                    "memory_used": 2**30,
+                    "memory_limit": 2**33,
+                }
+            )
         folder.event({"kind": "verdict", "text": "all is well", "details": {"what_if": cases}})
-        folder.event({"kind": "end", "rows_per_s": 1000, "stall_fraction": 0.5, "peak_bytes": 3 * 2**30,
-                      "memory": {"limit": 2**32}})
+        folder.event(
+            {
+                "kind": "end",
+                "rows_per_s": 1000,
+                "stall_fraction": 0.5,
+                "peak_bytes": 3 * 2**30,
+                "memory": {"limit": 2**32},
+            }
+        )
     run = Run.read(tmp_path / "run")
-    told, page, found = narrative.tell(run), report.write(run.path).read_text(), narrative.summary(run)
+    told, page, found = (
+        narrative.tell(run),
+        report.write(run.path).read_text(),
+        narrative.summary(run),
+    )
     waits = percent(found["stall_settled"])
     assert waits == "61 %"
     assert found["stall_last"] == found["stall_settled"]
@@ -153,22 +223,41 @@ def test_the_waiting_and_the_rates_of_a_run_are_the_same_wherever_they_are_told(
 def test_after_faults_the_rest_is_judged_by_its_own_looks(tmp_path):
     with RunFolder.create(tmp_path / "run", {}, clock=iter(range(100)).__next__) as folder:
         for number in range(40):
-            folder.metric({"kind": "loader", "rows": 1, "rows_per_s": 1000.0, "stall": 0.1 if number < 20 else 0.6})
+            folder.metric(
+                {
+                    "kind": "loader",
+                    "rows": 1,
+                    "rows_per_s": 1000.0,
+                    "stall": 0.1 if number < 20 else 0.6,
+                }
+            )
             if number == 19:
                 folder.event({"kind": "fault", "fault": "cores=1@19s", "did": "so"})
     found = narrative.outcome(Run.read(tmp_path / "run"))
     assert (found.stall_settled, found.stall_last) == (pytest.approx(0.1), pytest.approx(0.6))
-    assert "After the faults, the input is still the bottleneck: the trainer waits 60 %" in narrative.verdict(
-        Run.read(tmp_path / "run"))
+    assert (
+        "After the faults, the input is still the bottleneck: the trainer waits 60 %"
+        in narrative.verdict(Run.read(tmp_path / "run"))
+    )
 
 
 def _looked_at(path, rates, end=None):
     path.mkdir()
-    lines = [{"kind": "loader", "at": float(at), "rows": 1, "rows_per_s": rate, "stall": 0.25 if rate else 1.0}
-             for at, rate in enumerate(rates, 1)]
+    lines = [
+        {
+            "kind": "loader",
+            "at": float(at),
+            "rows": 1,
+            "rows_per_s": rate,
+            "stall": 0.25 if rate else 1.0,
+        }
+        for at, rate in enumerate(rates, 1)
+    ]
     (path / "config.json").write_text("{}")
     (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    (path / "events.jsonl").write_text(json.dumps({"kind": "end", "at": 9.0, **end}) + "\n" if end else "")
+    (path / "events.jsonl").write_text(
+        json.dumps({"kind": "end", "at": 9.0, **end}) + "\n" if end else ""
+    )
     return Run.read(path)
 
 
@@ -178,36 +267,80 @@ def test_a_run_is_judged_by_what_came_after_its_start(tmp_path):
     assert verdict.startswith("Too short to judge the input")
     assert "The consumer counted 950 rows/s, 20 % of its time spent waiting." in verdict
     assert "bottleneck" not in verdict
-    with open(tmp_path / "short" / "events.jsonl", "a") as events:  # the same command once more: nothing left to train
-        events.write(json.dumps({"kind": "end", "at": 12.0, "samples_per_s": 0.0, "stall_fraction": 0.0}) + "\n")
+    with open(
+        tmp_path / "short" / "events.jsonl", "a"
+    ) as events:  # the same command once more: nothing left to train
+        events.write(
+            json.dumps({"kind": "end", "at": 12.0, "samples_per_s": 0.0, "stall_fraction": 0.0})
+            + "\n"
+        )
     assert narrative.verdict(Run.read(tmp_path / "short")) == verdict
-    found = narrative.outcome(_looked_at(tmp_path / "enough", [0.0, 0.0, 120.0, 1000.0, 1000.0, 1000.0]))
-    assert (found.rows_per_s_first, found.rows_per_s_settled, found.stall_first) == (1000.0, 1000.0, 0.25)
+    found = narrative.outcome(
+        _looked_at(tmp_path / "enough", [0.0, 0.0, 120.0, 1000.0, 1000.0, 1000.0])
+    )
+    assert (found.rows_per_s_first, found.rows_per_s_settled, found.stall_first) == (
+        1000.0,
+        1000.0,
+        0.25,
+    )
 
 
 def test_a_change_during_the_start_is_told_by_what_came_after_it(tmp_path):
     with RunFolder.create(tmp_path / "run", {}) as folder:
-        folder.event({"kind": "decision", "sequence": 1, "before": {}, "after": {}, "reason": {"text": "why not"}})
-        folder.event({"kind": "effect", "sequence": 1, "rows_per_s_before": None, "rows_per_s_after": 2000.0,
-                      "stall_before": None, "stall_after": 0.5, "prediction_error": None})
-    assert "effect: 2 k rows/s from then on, stall 50 %; before it the pipeline only started" in narrative.tell(
-        Run.read(tmp_path / "run"))
+        folder.event(
+            {
+                "kind": "decision",
+                "sequence": 1,
+                "before": {},
+                "after": {},
+                "reason": {"text": "why not"},
+            }
+        )
+        folder.event(
+            {
+                "kind": "effect",
+                "sequence": 1,
+                "rows_per_s_before": None,
+                "rows_per_s_after": 2000.0,
+                "stall_before": None,
+                "stall_after": 0.5,
+                "prediction_error": None,
+            }
+        )
+    assert (
+        "effect: 2 k rows/s from then on, stall 50 %; before it the pipeline only started"
+        in narrative.tell(Run.read(tmp_path / "run"))
+    )
 
 
 def test_the_verdict_comes_first_and_says_what_tuning_did(tmp_path):
     _tuned_run(tmp_path / "run")
     verdict = narrative.verdict(Run.read(tmp_path / "run"))
-    assert re.match(r"Waiting for input 9\d % → 0(\.\d)? % in [\d.]+ s, 2\d times the rows", verdict), verdict
+    assert re.match(
+        r"Waiting for input 9\d % → 0(\.\d)? % in [\d.]+ s, 2\d times the rows", verdict
+    ), verdict
     assert "The trainer is the bottleneck now. AUC 0.7700 of 0.8100 reachable." in verdict
     told = narrative.tell(Run.read(tmp_path / "run"))
     assert told.startswith(verdict)
-    assert re.search(r"1\. at 1 s: read 1 → \d+\n.*why: read is the bottleneck.*\n.*effect: 1[2-6](\.\d)? times", told)
+    assert re.search(
+        r"1\. at 1 s: read 1 → \d+\n.*why: read is the bottleneck.*\n.*effect: 1[2-6](\.\d)? times",
+        told,
+    )
 
 
 def test_what_each_start_of_a_run_took_is_left_out():
-    looks = [{"rows": rows, "rows_per_s": rate, **more} for rows, rate, more in (
-        (0, 0.0, {}), (50, 50.0, {"began": True}), (150, 100.0, {}), (0, 0.0, {}), (30, 30.0, {"began": True}),
-        (130, 100.0, {}), (130, 0.0, {}))]  # the last one waited in the middle of the run
+    looks = [
+        {"rows": rows, "rows_per_s": rate, **more}
+        for rows, rate, more in (
+            (0, 0.0, {}),
+            (50, 50.0, {"began": True}),
+            (150, 100.0, {}),
+            (0, 0.0, {}),
+            (30, 30.0, {"began": True}),
+            (130, 100.0, {}),
+            (130, 0.0, {}),
+        )
+    ]  # the last one waited in the middle of the run
     assert [look["rows_per_s"] for look in narrative.started(looks)] == [100.0, 100.0, 0.0]
 
 
@@ -224,7 +357,11 @@ def test_a_run_with_nothing_in_it_still_has_a_page(tmp_path):
 
 @pytest.mark.parametrize("kind", ["loader", "train", "eval"])
 def test_one_kind_of_metric_alone_is_enough(tmp_path, kind):
-    lines = {"loader": {"rows_per_s": 10.0, "stall": 0.5, "rows": 1}, "train": {"loss": 0.5}, "eval": {"auc": 0.7}}
+    lines = {
+        "loader": {"rows_per_s": 10.0, "stall": 0.5, "rows": 1},
+        "train": {"loss": 0.5},
+        "eval": {"auc": 0.7},
+    }
     with RunFolder.create(tmp_path / "run", {}) as folder:
         folder.metric({"kind": kind, **lines[kind]})
     assert Page(report.write(tmp_path / "run").read_text()).figures
@@ -234,7 +371,9 @@ def test_a_run_whose_every_look_has_an_evaluation_in_it_is_drawn_by_these(tmp_pa
     """As it is where epochs are short or the machine is busy."""
     with RunFolder.create(tmp_path / "run", {}) as folder:
         for _ in range(3):
-            folder.metric({"kind": "loader", "rows": 1, "rows_per_s": 10.0, "stall": 0.5, "away": 0.5})
+            folder.metric(
+                {"kind": "loader", "rows": 1, "rows_per_s": 10.0, "stall": 0.5, "away": 0.5}
+            )
     text = report.write(tmp_path / "run").read_text()
     (hero,) = data_of(text, "")[:1]
     assert [len(panel["series"][0]["at"]) for panel in hero["panels"]] == [3, 3]
@@ -243,20 +382,50 @@ def test_a_run_whose_every_look_has_an_evaluation_in_it_is_drawn_by_these(tmp_pa
 def test_what_was_held_back_for_memory_is_told_with_its_reasons(tmp_path):
     with RunFolder.create(tmp_path / "run", {}) as folder:
         for held_back, pressed in ((0, 0), (12, 4)):
-            folder.metric({"kind": "loader", "rows": 1, "rows_per_s": 10.0, "stall": 0.5, "memory_used": 2**30,
-                           "memory_limit": 2**31, "held_back": held_back, "held_back_pressure": pressed})
+            folder.metric(
+                {
+                    "kind": "loader",
+                    "rows": 1,
+                    "rows_per_s": 10.0,
+                    "stall": 0.5,
+                    "memory_used": 2**30,
+                    "memory_limit": 2**31,
+                    "held_back": held_back,
+                    "held_back_pressure": pressed,
+                }
+            )
     text = report.write(tmp_path / "run").read_text()
-    assert "work waited for it 12 times: 8 for the limit, 4 as the system was short of memory" in text
+    assert (
+        "work waited for it 12 times: 8 for the limit, 4 as the system was short of memory" in text
+    )
 
 
 def test_workers_elsewhere_are_drawn_with_their_price(tmp_path):
     with RunFolder.create(tmp_path / "run", {}) as folder:
         for workers in (2, 5):
-            folder.metric({"kind": "loader", "rows": 1, "rows_per_s": 10.0, "stall": 0.5, "elsewhere": {
-                "workers": workers, "bytes": 3 * 2**30, "retries": 4, "hedges": 1, "core_s": 1234.5}})
+            folder.metric(
+                {
+                    "kind": "loader",
+                    "rows": 1,
+                    "rows_per_s": 10.0,
+                    "stall": 0.5,
+                    "elsewhere": {
+                        "workers": workers,
+                        "bytes": 3 * 2**30,
+                        "retries": 4,
+                        "hedges": 1,
+                        "core_s": 1234.5,
+                    },
+                }
+            )
     text = report.write(tmp_path / "run").read_text()
-    assert "3 GiB came from them for 1,234 core-seconds; 4 requests were made again, 1 to a second worker" in text
-    assert [2, 5] in [panel["series"][0]["value"] for figure in data_of(text, "") for panel in figure["panels"]]
+    assert (
+        "3 GiB came from them for 1,234 core-seconds; 4 requests were made again, 1 to a second worker"
+        in text
+    )
+    assert [2, 5] in [
+        panel["series"][0]["value"] for figure in data_of(text, "") for panel in figure["panels"]
+    ]
 
 
 def test_faults_and_a_broken_off_run_are_told(tmp_path):
@@ -272,10 +441,25 @@ def test_effects_find_their_decision_after_a_resume_that_counts_anew(tmp_path):
     knobs = [{"workers": {"read": n}} for n in (1, 2, 3)]
     with RunFolder.create(tmp_path / "run", {}, clock=iter(range(100)).__next__) as folder:
         for before, after, rows in ((knobs[0], knobs[1], 20.0), (knobs[1], knobs[2], 30.0)):
-            folder.event({"kind": "decision", "sequence": 1, "before": before, "after": after,
-                          "reason": {"text": "so"}})
-            folder.event({"kind": "effect", "sequence": 1, "rows_per_s_before": 10.0, "rows_per_s_after": rows,
-                          "stall_before": 1.0, "stall_after": 0.5})
+            folder.event(
+                {
+                    "kind": "decision",
+                    "sequence": 1,
+                    "before": before,
+                    "after": after,
+                    "reason": {"text": "so"},
+                }
+            )
+            folder.event(
+                {
+                    "kind": "effect",
+                    "sequence": 1,
+                    "rows_per_s_before": 10.0,
+                    "rows_per_s_after": rows,
+                    "stall_before": 1.0,
+                    "stall_after": 0.5,
+                }
+            )
     first, second = narrative.changes(Run.read(tmp_path / "run"))
     assert first.effect.startswith("2 times")
     assert second.effect.startswith("3 times")
@@ -297,8 +481,10 @@ def test_waiting_has_one_colour_on_all_pages(tmp_path):
     with RunFolder.create(tmp_path / "left alone", {}) as folder:
         for _ in range(9):
             folder.metric({"kind": "loader", "rows": 1, "rows_per_s": 1000.0, "stall": 0.5})
-    colours = [re.findall(r'<li class="(c\d) area"><i></i>waiting', report.page(Run.read(tmp_path / run)))
-               for run in ("tuned", "left alone")]
+    colours = [
+        re.findall(r'<li class="(c\d) area"><i></i>waiting', report.page(Run.read(tmp_path / run)))
+        for run in ("tuned", "left alone")
+    ]
     assert len(colours[0]) == 1
     assert colours[0] == colours[1]
 
@@ -306,7 +492,14 @@ def test_waiting_has_one_colour_on_all_pages(tmp_path):
 def test_no_share_is_above_all_there_is(tmp_path):
     """Two clocks make a stall of 100.04 %; three times what was predicted is no percentage."""
     text = page_of(grown_run.write(tmp_path / "run", 60.0, looks=60, decisions=3))
-    assert max(value for panel in data_of(text, "")[0]["panels"][1:] for value in panel["series"][0]["value"]) <= 1
+    assert (
+        max(
+            value
+            for panel in data_of(text, "")[0]["panels"][1:]
+            for value in panel["series"][0]["value"]
+        )
+        <= 1
+    )
     assert not [share for share in re.findall(r"([\d.]+) %", text) if float(share) > 100]
     assert "2.7 times what was predicted" in text
 
@@ -318,7 +511,9 @@ def test_a_long_run_is_folded_and_its_sentences_stay_short(tmp_path):
     assert Page(text).count("tr", "decision") == 40
 
 
-@pytest.mark.parametrize(("text", "value"), [("1 k", 999.7), ("1 M", 999_700.0), ("999", 999.4), ("18.5 k", 18_549.0)])
+@pytest.mark.parametrize(
+    ("text", "value"), [("1 k", 999.7), ("1 M", 999_700.0), ("999", 999.4), ("18.5 k", 18_549.0)]
+)
 def test_a_count_is_rounded_before_its_unit_is_chosen(text, value):
     assert count(value) == text
 
@@ -326,16 +521,31 @@ def test_a_count_is_rounded_before_its_unit_is_chosen(text, value):
 def test_the_program_ends_with_its_line(tmp_path):
     _tuned_run(tmp_path / "run")
     for command in ("report", "explain"):
-        done = subprocess.run([sys.executable, "-m", "agent", command, str(tmp_path / "run")], capture_output=True,
-                              text=True, cwd=ROOT, check=True)
+        done = subprocess.run(
+            [sys.executable, "-m", "agent", command, str(tmp_path / "run")],
+            capture_output=True,
+            text=True,
+            cwd=ROOT,
+            check=True,
+        )
         assert json.loads(done.stdout.splitlines()[-1])["auc"] == 0.77
     assert (tmp_path / "run" / "report.html").exists()
-    wrong = subprocess.run([sys.executable, "-m", "agent", "report", str(tmp_path)], capture_output=True, text=True,
-                           cwd=ROOT, check=False)
+    wrong = subprocess.run(
+        [sys.executable, "-m", "agent", "report", str(tmp_path)],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        check=False,
+    )
     assert wrong.returncode == 2
     assert "no run folder" in wrong.stderr
-    usage = subprocess.run([sys.executable, "-m", "agent", "--help"], capture_output=True, text=True, cwd=ROOT,
-                           check=True)
+    usage = subprocess.run(
+        [sys.executable, "-m", "agent", "--help"],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        check=True,
+    )
     assert "examples:" in usage.stdout
 
 
@@ -349,8 +559,9 @@ def test_a_page_can_be_made_while_the_run_goes_on(tmp_path):
 def _story_of(folder, pipeline, policy, *, looks):
     """What `explain` tells of a run in which the policy tuned the pipeline."""
     with RunFolder.create(folder, {}) as run:
-        controller = Controller(pipeline, make(policy), record=run.event, observe=run.metric,
-                                clock=lambda: pipeline.now)
+        controller = Controller(
+            pipeline, make(policy), record=run.event, observe=run.metric, clock=lambda: pipeline.now
+        )
         for _ in range(looks):
             controller.step()
             pipeline.advance(1.0)
@@ -360,7 +571,10 @@ def _story_of(folder, pipeline, policy, *, looks):
 
 def test_explain_says_what_other_means_would_bring_and_how_well_it_knew(tmp_path):
     """A store-bound pipeline on 2 cores: the transform's processor time bounds it in the end."""
-    stages = [FakeStage(name="read", cpu_s=0.002, wait_s=0.05), FakeStage(name="transform", cpu_s=0.004)]
+    stages = [
+        FakeStage(name="read", cpu_s=0.002, wait_s=0.05),
+        FakeStage(name="transform", cpu_s=0.004),
+    ]
     pipeline = FakePipeline(stages)
     text = _story_of(tmp_path / "run", pipeline, "planner", looks=30)
     assert re.search(r"With twice the cores: (1\.9|2) times the rows", text)
@@ -371,11 +585,15 @@ def test_explain_says_what_other_means_would_bring_and_how_well_it_knew(tmp_path
 
 
 def test_explain_tells_what_a_shadow_would_have_done(tmp_path):
-    pipeline = FakePipeline([FakeStage(name="read", cpu_s=0.002, wait_s=0.05), FakeStage(name="collate", cpu_s=0.001)])
+    pipeline = FakePipeline(
+        [FakeStage(name="read", cpu_s=0.002, wait_s=0.05), FakeStage(name="collate", cpu_s=0.001)]
+    )
     text = _story_of(tmp_path / "run", pipeline, "shadow", looks=10)
     assert "No decision was made." in text
     said = re.search(r"would have turned: read 1 → 16\n +why: (.*)", text)[1]
-    assert f"At its last looks the agent said: {said}.\n" in text  # no other figures than when it was proposed
+    assert (
+        f"At its last looks the agent said: {said}.\n" in text
+    )  # no other figures than when it was proposed
     assert re.search(r"With that and twice the cores: .* \(read", text)
     assert "rows/s (read" not in text
 
@@ -394,24 +612,52 @@ def test_what_a_disturbance_came_between_is_not_compared(tmp_path):
     """With the effect of the first change came other cores; only what is predicted of the second counts."""
     clock = [0.0]
     with RunFolder.create(tmp_path / "run", {}, clock=lambda: clock[0]) as folder:
+
         def change(number, at, occasion=None):
             clock[0] = at
-            folder.event({"kind": "decision", "sequence": number, "before": {"workers": {"read": number}},
-                          "after": {"workers": {"read": number + 1}}, "reason": {"text": "more"}})
+            folder.event(
+                {
+                    "kind": "decision",
+                    "sequence": number,
+                    "before": {"workers": {"read": number}},
+                    "after": {"workers": {"read": number + 1}},
+                    "reason": {"text": "more"},
+                }
+            )
             if occasion:
                 clock[0] = at + 1
                 folder.event(occasion)
             clock[0] = at + 4
-            folder.event({"kind": "effect", "sequence": number, "rows_per_s_before": 100.0, "rows_per_s_after": 50.0,
-                          "stall_before": 1.0, "stall_after": 1.0, "prediction_error": -0.75 / number})
-        change(1, 10.0, {"kind": "occasion", "what": "cores", "text": "the cores at hand went from 2 to 0.5"})
+            folder.event(
+                {
+                    "kind": "effect",
+                    "sequence": number,
+                    "rows_per_s_before": 100.0,
+                    "rows_per_s_after": 50.0,
+                    "stall_before": 1.0,
+                    "stall_after": 1.0,
+                    "prediction_error": -0.75 / number,
+                }
+            )
+
+        change(
+            1,
+            10.0,
+            {"kind": "occasion", "what": "cores", "text": "the cores at hand went from 2 to 0.5"},
+        )
         change(2, 20.0)
         folder.event({"kind": "verdict", "text": "done"})
     run = Run.read(tmp_path / "run")
     first, second = narrative.changes(run)
-    assert first.effect == "not comparable with before, as meanwhile the cores at hand went from 2 to 0.5"
+    assert (
+        first.effect
+        == "not comparable with before, as meanwhile the cores at hand went from 2 to 0.5"
+    )
     assert second.effect.startswith("0.5 times the rows")
-    assert "What was predicted of one change was 38 % off in the middle, 38 % at worst." in narrative.tell(run)
+    assert (
+        "What was predicted of one change was 38 % off in the middle, 38 % at worst."
+        in narrative.tell(run)
+    )
 
 
 def test_a_change_of_who_does_a_stages_work_is_told():

@@ -18,7 +18,9 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def test_what_is_written_is_read(tmp_path):
     clock = iter([100.0, 101.5, 103.0]).__next__
-    with RunFolder.create(tmp_path / "run", {"batch_size": 8, "data": Path("table")}, clock=clock) as folder:
+    with RunFolder.create(
+        tmp_path / "run", {"batch_size": 8, "data": Path("table")}, clock=clock
+    ) as folder:
         folder.event({"kind": "start"})
         folder.metric({"kind": "train", "loss": float("nan"), "step": 1})
         assert folder.checkpoints.is_dir()
@@ -35,7 +37,10 @@ def test_lines_are_there_while_the_run_goes_on(tmp_path):
 
 
 def test_a_folder_in_use_names_who_uses_it(tmp_path):
-    with RunFolder.create(tmp_path / "run", {}), pytest.raises(RunError, match=f"in use by process {os.getpid()}"):
+    with (
+        RunFolder.create(tmp_path / "run", {}),
+        pytest.raises(RunError, match=f"in use by process {os.getpid()}"),
+    ):
         RunFolder.create(tmp_path / "run", {}, resume=True)
     RunFolder.create(tmp_path / "run", {}, resume=True).close()
 
@@ -45,7 +50,9 @@ def test_a_folder_with_something_in_it_is_refused_and_left_as_it_is(tmp_path):
         folder.metric({"kind": "train", "step": 1})
     with pytest.raises(RunError, match="choose another folder, or go on with it by --resume"):
         RunFolder.create(tmp_path / "run", {"seed": 2, "kind": "train"})
-    with pytest.raises(RunError, match=r"choose another folder$"):  # of a bench, which nothing goes on with
+    with pytest.raises(
+        RunError, match=r"choose another folder$"
+    ):  # of a bench, which nothing goes on with
         RunFolder.create(tmp_path / "run", {"seed": 2})
     assert Run.read(tmp_path / "run").config["seed"] == 1
     foreign = tmp_path / "foreign"
@@ -84,7 +91,9 @@ def test_a_resumed_run_goes_on_in_time_after_a_torn_line(tmp_path):
     events = tmp_path / "run" / "events.jsonl"
     events.write_text(events.read_text() + '{"at": 51, "kind": "epo')
     assert len(read_lines(events)) == 1
-    with RunFolder.create(tmp_path / "run", {}, resume=True, clock=iter([1000.0, 1002.0]).__next__) as folder:
+    with RunFolder.create(
+        tmp_path / "run", {}, resume=True, clock=iter([1000.0, 1002.0]).__next__
+    ) as folder:
         folder.event({"kind": "start"})
     assert [line["at"] for line in read_lines(events)] == [50.0, 52.0]
 
@@ -100,8 +109,12 @@ signal.pause()
 
 
 def test_a_crash_of_the_holder_frees_the_folder(tmp_path):
-    holder = subprocess.Popen([sys.executable, "-c", _HOLDER, str(tmp_path / "run")], stdout=subprocess.PIPE, text=True,
-                              cwd=ROOT)
+    holder = subprocess.Popen(
+        [sys.executable, "-c", _HOLDER, str(tmp_path / "run")],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+    )
     try:
         assert holder.stdout.readline() == "held\n"
         with pytest.raises(RunError, match=f"in use by process {holder.pid}"):

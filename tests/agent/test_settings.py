@@ -18,25 +18,33 @@ from sluice.agent.simulator.scenario_json import shipped
 POINTS = {1: Point(busy_s=1.0, cpu_s=1.0, seen=9)}
 
 
-@pytest.mark.parametrize(("setting", "said"), [
-    ({"worth": 0.9}, "worth: 0.9 is not a number of at least 1"),
-    ({"slim": 1.2}, "slim: 1.2 is not a number from 0 to 1"),
-    ({"patience": 4.5}, "patience: 4.5 is not a whole number"),
-    ({"window": 0}, "window: 0 is not a whole number of at least 1"),
-    ({"handover_s": 0.0}, "handover_s: 0.0 is not a number above 0"),
-    ({"alarm": float("nan")}, "alarm: nan is not a number above 0"),
-    ({"halvings": True}, "halvings: True is not a whole number"),
-    ({"settle": 6}, "settle: 6 is above patience, 5"),
-    ({"memory_target": 0.97}, "memory_target: 0.97 is above memory_alarm, 0.95")])
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ({"worth": 0.9}, "worth: 0.9 is not a number of at least 1"),
+        ({"slim": 1.2}, "slim: 1.2 is not a number from 0 to 1"),
+        ({"patience": 4.5}, "patience: 4.5 is not a whole number"),
+        ({"window": 0}, "window: 0 is not a whole number of at least 1"),
+        ({"handover_s": 0.0}, "handover_s: 0.0 is not a number above 0"),
+        ({"alarm": float("nan")}, "alarm: nan is not a number above 0"),
+        ({"halvings": True}, "halvings: True is not a whole number"),
+        ({"settle": 6}, "settle: 6 is above patience, 5"),
+        ({"memory_target": 0.97}, "memory_target: 0.97 is above memory_alarm, 0.95"),
+    ],
+)
 def test_a_number_that_cannot_be_is_refused_by_name(setting, said):
     with pytest.raises(ValueError, match=said.replace(".", r"\.")):
         PlannerSettings(**setting)
 
 
-@pytest.mark.parametrize(("setting", "said"), [
-    ({"early": 1.2}, "early: 1.2 is not a number from 0 to 1"),
-    ({"claimed": 0.9}, "claimed: 0.9 is not a number of at least 1"),
-    ({"window": 2.5}, "window: 2.5 is not a whole number")])
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ({"early": 1.2}, "early: 1.2 is not a number from 0 to 1"),
+        ({"claimed": 0.9}, "claimed: 0.9 is not a number of at least 1"),
+        ({"window": 2.5}, "window: 2.5 is not a whole number"),
+    ],
+)
 def test_so_is_a_number_of_the_controller_s(setting, said):
     with pytest.raises(ValueError, match=said.replace(".", r"\.")):
         RuntimeSettings(**setting)
@@ -47,7 +55,7 @@ def test_every_number_has_a_sentence_and_its_default_fits(settings, others):
     """Sentences besides: the class's, and that of the planner's `ours`."""
     source = inspect.getsource(settings)
     for one in dataclasses.fields(settings()):
-        assert f'    {one.name}: {one.type} = ' in source
+        assert f"    {one.name}: {one.type} = " in source
     assert source.count('"""') == 2 * (len(dataclasses.fields(settings)) + others)
     assert PlannerSettings().ours == 3 * PlannerSettings().patience
 
@@ -61,29 +69,52 @@ PLAIN = (0.0, 1.0, 0.5, 2.0, 60.0, 1e6)
 def test_no_number_that_tunes_a_run_is_anywhere_else(repo):
     """It is neither a constant of a module nor a fraction within a function."""
     agent, found = repo / "agent", []
-    for path in [agent / "controller.py", agent / "tuning.py", agent / "tunable.py", *agent.glob("costs/*.py"),
-                 *agent.glob("runtime/*.py"), *agent.glob("policies/planner/*.py")]:
+    for path in [
+        agent / "controller.py",
+        agent / "tuning.py",
+        agent / "tunable.py",
+        *agent.glob("costs/*.py"),
+        *agent.glob("runtime/*.py"),
+        *agent.glob("policies/planner/*.py"),
+    ]:
         tree = ast.parse(path.read_text())
         for node in tree.body:
             numbers = isinstance(node, ast.Assign) and any(
-                isinstance(part, ast.Constant) and type(part.value) in (int, float) for part in ast.walk(node.value))
+                isinstance(part, ast.Constant) and type(part.value) in (int, float)
+                for part in ast.walk(node.value)
+            )
             if numbers and not {ast.unparse(target) for target in node.targets} <= UNITS_AND_SIZES:
                 found.append(f"{path.name}: {ast.unparse(node)}")
-        found += [f"{path.name}:{node.lineno}: {node.value}" for node in ast.walk(tree)
-                  if isinstance(node, ast.Constant) and isinstance(node.value, float) and node.value not in PLAIN]
+        found += [
+            f"{path.name}:{node.lineno}: {node.value}"
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Constant)
+            and isinstance(node.value, float)
+            and node.value not in PLAIN
+        ]
     assert not found, "put these into PlannerSettings or RuntimeSettings"
 
 
 def settled(**changed: object) -> Rollout:
     scenario = next(s for s in shipped() if s.name.startswith("01"))
-    return run(dataclasses.replace(scenario, seconds=40), Planner(dataclasses.replace(PlannerSettings(), **changed)))
+    return run(
+        dataclasses.replace(scenario, seconds=40),
+        Planner(dataclasses.replace(PlannerSettings(), **changed)),
+    )
 
 
-@pytest.mark.parametrize(("changed", "differs"), [
-    ({"worth": 1e9}, lambda found, usual: not any(found.changed) and any(usual.changed)),
-    ({"growth": 2, "further": 1}, lambda found, usual: max(found.workers[:12]) < max(usual.workers[:12])),
-    ({"settle": 5}, lambda found, usual: found.changed.index(True) > usual.changed.index(True)),
-    ({"headroom": 3.0}, lambda found, usual: found.knobs != usual.knobs)])
+@pytest.mark.parametrize(
+    ("changed", "differs"),
+    [
+        ({"worth": 1e9}, lambda found, usual: not any(found.changed) and any(usual.changed)),
+        (
+            {"growth": 2, "further": 1},
+            lambda found, usual: max(found.workers[:12]) < max(usual.workers[:12]),
+        ),
+        ({"settle": 5}, lambda found, usual: found.changed.index(True) > usual.changed.index(True)),
+        ({"headroom": 3.0}, lambda found, usual: found.knobs != usual.knobs),
+    ],
+)
 def test_one_number_is_turned_without_touching_a_module(changed, differs):
     assert differs(settled(**changed), settled())
 
@@ -91,7 +122,10 @@ def test_one_number_is_turned_without_touching_a_module(changed, differs):
 def test_what_is_learned_of_a_stage_follows_the_settings_also_in_the_next_run():
     planner, scenario = Planner(PlannerSettings(learning=0.5)), shipped()[0]
     state = planner.initial(scenario.limits, scenario.first_knobs)
-    learned = {"other_cpu_s": 0.0, "services": {"first": StageCost(name="first", points=POINTS).to_dict()}}
+    learned = {
+        "other_cpu_s": 0.0,
+        "services": {"first": StageCost(name="first", points=POINTS).to_dict()},
+    }
     for one in (state, planner.recall(state, learned)):
         assert {cost.settings for cost in one.services.values()} == {planner.settings}
     point = next(iter(POINTS.values()))

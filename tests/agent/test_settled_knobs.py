@@ -13,7 +13,12 @@ import pytest
 
 from sluice.agent.controller import Controller
 from sluice.agent.policies import make
-from sluice.agent.runtime.settled_knobs import KnobContext, Registry, RegistryEntry, machine_fingerprint
+from sluice.agent.runtime.settled_knobs import (
+    KnobContext,
+    Registry,
+    RegistryEntry,
+    machine_fingerprint,
+)
 from sluice.ingest.knobs import Knobs, Limits
 from sluice.ingest.machine import Machine
 from tests.agent.fake import FakePipeline, FakeStage
@@ -23,10 +28,16 @@ LIMITS = Limits(workers={"read": (1, 64), "collate": (1, 4)}, read_ahead_bytes=(
 
 
 def _entry(schema="clicks", row_bytes=160.0, machine="here", read=8):
-    knobs = Knobs(workers={"read": read, "collate": 1}, read_ahead_bytes=64 * MIB, prefetch_bytes=32 * MIB)
-    return RegistryEntry(context=_context(schema, row_bytes, machine), knobs=knobs, rows_per_s=1e6,
-                         stages={"read": 1e-6, "collate": 1e-7},
-                         learned={"services": {"read": {"points": []}}})
+    knobs = Knobs(
+        workers={"read": read, "collate": 1}, read_ahead_bytes=64 * MIB, prefetch_bytes=32 * MIB
+    )
+    return RegistryEntry(
+        context=_context(schema, row_bytes, machine),
+        knobs=knobs,
+        rows_per_s=1e6,
+        stages={"read": 1e-6, "collate": 1e-7},
+        learned={"services": {"read": {"points": []}}},
+    )
 
 
 def _context(schema="clicks", row_bytes=160.0, machine="here"):
@@ -61,7 +72,9 @@ def test_a_changed_schema_starts_from_the_nearest_scaled_by_bytes_a_row(registry
     assert found.knobs.workers["read"] == 20
     assert found.knobs.read_ahead_bytes == 32 * MIB
     assert found.rows_per_s == 2e6
-    assert registry.recall(_context("narrow", 500), LIMITS).knobs.workers["read"] == 3  # the very schema goes first
+    assert (
+        registry.recall(_context("narrow", 500), LIMITS).knobs.workers["read"] == 3
+    )  # the very schema goes first
 
 
 def test_what_no_longer_fits_is_brought_within_the_limits(registry):
@@ -70,19 +83,28 @@ def test_what_no_longer_fits_is_brought_within_the_limits(registry):
     assert dict(registry.recall(_context(), tight).knobs.workers) == {"read": 16, "transform": 1}
 
 
-@pytest.mark.parametrize(("damage", "word"), [
-    (lambda text: text[:40], "JSONDecodeError"),
-    (lambda text: text.replace('"format": 3', '"format": 4'), "format 4 is not 3"),
-    (lambda text: text.replace('"format": 3', '"format": 1'), "format 1 is not 3"),
-    (lambda text: text.replace('"collate": 1e-07', '"collate": "dear"'), "not a positive number"),
-    (lambda text: text.replace('"stages_s": {', '"stages_s": 7, "x": {'), "TypeError"),
-    (lambda text: text.replace('"read": 8', '"read": 0'), "not a whole number"),
-    (lambda text: text.replace('"clicks"', '"others"'), "name does not fit"),
-    (lambda text: text.replace('"row_bytes": 160.0', '"row_bytes": -1'), "not a positive number"),
-    (lambda text: "[]", "TypeError"),
-    (lambda text: "{}", "KeyError"),
-    (lambda text: text + " " * 70_000, "too many"),
-])
+@pytest.mark.parametrize(
+    ("damage", "word"),
+    [
+        (lambda text: text[:40], "JSONDecodeError"),
+        (lambda text: text.replace('"format": 3', '"format": 4'), "format 4 is not 3"),
+        (lambda text: text.replace('"format": 3', '"format": 1'), "format 1 is not 3"),
+        (
+            lambda text: text.replace('"collate": 1e-07', '"collate": "dear"'),
+            "not a positive number",
+        ),
+        (lambda text: text.replace('"stages_s": {', '"stages_s": 7, "x": {'), "TypeError"),
+        (lambda text: text.replace('"read": 8', '"read": 0'), "not a whole number"),
+        (lambda text: text.replace('"clicks"', '"others"'), "name does not fit"),
+        (
+            lambda text: text.replace('"row_bytes": 160.0', '"row_bytes": -1'),
+            "not a positive number",
+        ),
+        (lambda text: "[]", "TypeError"),
+        (lambda text: "{}", "KeyError"),
+        (lambda text: text + " " * 70_000, "too many"),
+    ],
+)
 def test_a_damaged_foreign_or_newer_file_is_ignored_with_a_line(tmp_path, said, damage, word):
     registry = Registry(tmp_path, say=said.append)
     registry.remember(_entry())
@@ -113,7 +135,10 @@ def test_it_stays_small(tmp_path):
         for age, path in enumerate(sorted(tmp_path.iterdir(), key=os.path.getmtime)):
             os.utime(path, ns=(age, age))  # the clock of a file system is coarse
     assert sorted(json.loads(p.read_text())["schema"] for p in tmp_path.iterdir()) == [
-        "schema 2", "schema 3", "schema 4"]
+        "schema 2",
+        "schema 3",
+        "schema 4",
+    ]
 
 
 def test_many_writers_leave_whole_files(tmp_path, said):
@@ -153,12 +178,17 @@ def test_many_writers_leave_whole_files(tmp_path, said):
 
 
 def _run(knobs, online_s):
-    stages = [FakeStage(name="read", cpu_s=0.001, wait_s=0.02), FakeStage(name="online", cpu_s=online_s),
-              FakeStage(name="collate", cpu_s=0.0002)]
+    stages = [
+        FakeStage(name="read", cpu_s=0.001, wait_s=0.02),
+        FakeStage(name="online", cpu_s=online_s),
+        FakeStage(name="collate", cpu_s=0.0002),
+    ]
     pipeline = FakePipeline(stages, cores=16)
     if knobs is not None:
         pipeline.apply(pipeline.limits.clamp(knobs))
-    controller = Controller(pipeline, make("planner"), record=lambda e: None, clock=lambda: pipeline.now)
+    controller = Controller(
+        pipeline, make("planner"), record=lambda e: None, clock=lambda: pipeline.now
+    )
     for _ in range(60):
         controller.step()
         pipeline.advance(1.0)
@@ -169,8 +199,14 @@ def test_the_next_run_is_settled_within_three_decisions(tmp_path):
     registry = Registry(tmp_path)
     first, _ = _run(None, 0.004)
     last = first.snapshot()
-    registry.remember(RegistryEntry(context=_context(), knobs=first.knobs, rows_per_s=last.rows / last.at,
-                                    stages={s.name: s.busy_s / s.rows for s in last.stages}))
+    registry.remember(
+        RegistryEntry(
+            context=_context(),
+            knobs=first.knobs,
+            rows_per_s=last.rows / last.at,
+            stages={s.name: s.busy_s / s.rows for s in last.stages},
+        )
+    )
     anew, _ = _run(None, 0.004)
     second, decisions = _run(registry.recall(_context(), first.limits).knobs, 0.004)
     assert decisions <= 3
@@ -187,13 +223,17 @@ def test_machines_of_one_kind_have_one_name(tmp_path, monkeypatch):
     names = []
     for name, model, cores in (("a", "Fast 3000", 4), ("b", "Fast 3000", 2), ("c", "Slow 1", 4)):
         (tmp_path / name / "proc").mkdir(parents=True)
-        (tmp_path / name / "proc" / "cpuinfo").write_text(f"processor\t: 0\nmodel name\t: {model}\n")
+        (tmp_path / name / "proc" / "cpuinfo").write_text(
+            f"processor\t: 0\nmodel name\t: {model}\n"
+        )
         monkeypatch.setattr(os, "sched_getaffinity", lambda _, cores=cores: set(range(cores)))
         names.append(machine_fingerprint(Machine(tmp_path / name, pid=7)))
     assert names == ["Fast 3000, 4 cores", "Fast 3000, 2 cores", "Slow 1, 4 cores"]
 
 
 def test_pyarrow_comes_only_when_it_is_used():
-    code = ("import sys; from sluice.agent.runtime import settled_knobs; settled_knobs.Registry('x'); "
-            "sys.exit('pyarrow' in sys.modules)")
+    code = (
+        "import sys; from sluice.agent.runtime import settled_knobs; settled_knobs.Registry('x'); "
+        "sys.exit('pyarrow' in sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

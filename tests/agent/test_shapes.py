@@ -17,17 +17,29 @@ from sluice.ingest.knobs import Knobs, Limits
 from sluice.ingest.stats import Snapshot, StageStats
 
 NAMES = ("read", "shuffle", "python", "collate")
-LIMITS = Limits(workers={"read": (1, 2), "shuffle": (1, 2), "python": (1, 2), "collate": (1, 1)},
-                backends={"python": ("thread", "process")})
+LIMITS = Limits(
+    workers={"read": (1, 2), "shuffle": (1, 2), "python": (1, 2), "collate": (1, 1)},
+    backends={"python": ("thread", "process")},
+)
 ROWS = 65_536  # of an item
 
 
 def _stage(name, rates, seconds, workers, backend):
     """`rates`: items a second, workers busy, cores, and workers that wait for a core."""
     items, busy, cpu, core_wait = (rate * seconds for rate in rates)
-    return StageStats(name=name, items=int(items), rows=int(items) * ROWS, bytes=int(items) * 2**20, busy_s=busy,
-                      cpu_s=cpu, core_wait_s=core_wait, wait_input_s=0, wait_output_s=0, workers=workers,
-                      backend=backend)
+    return StageStats(
+        name=name,
+        items=int(items),
+        rows=int(items) * ROWS,
+        bytes=int(items) * 2**20,
+        busy_s=busy,
+        cpu_s=cpu,
+        core_wait_s=core_wait,
+        wait_input_s=0,
+        wait_output_s=0,
+        workers=workers,
+        backend=backend,
+    )
 
 
 class _Series:
@@ -38,10 +50,20 @@ class _Series:
         self.policy = make("planner")
         self.knobs = Knobs(workers=dict.fromkeys(NAMES, 1))
         self.state = self.policy.initial(LIMITS, self.knobs)
-        self.now = Snapshot(at=0, sequence=0, stages=tuple(_stage(n, (0,) * 4, 0, 1, "thread") for n in NAMES),
-                            batches=0, rows=0, consumer_wait_s=0, consumer_compute_s=0, memory_used=2**28,
-                            memory_limit=self.more["memory_limit"], cpu_quota=2, cpu_used_s=0,
-                            cores_idle_s=None if self.more["idle"] is None else 0)
+        self.now = Snapshot(
+            at=0,
+            sequence=0,
+            stages=tuple(_stage(n, (0,) * 4, 0, 1, "thread") for n in NAMES),
+            batches=0,
+            rows=0,
+            consumer_wait_s=0,
+            consumer_compute_s=0,
+            memory_used=2**28,
+            memory_limit=self.more["memory_limit"],
+            cpu_quota=2,
+            cpu_used_s=0,
+            cores_idle_s=None if self.more["idle"] is None else 0,
+        )
         self.reasons = []
 
     def moves(self, ticks):
@@ -57,32 +79,55 @@ class _Series:
     def _next(self):
         told, stages = self.told(self.knobs), []
         for before in self.now.stages:
-            more = _stage(before.name, told[before.name], 1.0, self.knobs.workers[before.name],
-                          self.knobs.backend.get(before.name, "thread"))
-            added = {f: getattr(before, f) + getattr(more, f)
-                     for f in ("items", "rows", "bytes", "busy_s", "cpu_s", "core_wait_s")}
+            more = _stage(
+                before.name,
+                told[before.name],
+                1.0,
+                self.knobs.workers[before.name],
+                self.knobs.backend.get(before.name, "thread"),
+            )
+            added = {
+                f: getattr(before, f) + getattr(more, f)
+                for f in ("items", "rows", "bytes", "busy_s", "cpu_s", "core_wait_s")
+            }
             stages.append(dataclasses.replace(more, **added))
         rows = ROWS * told["collate"][0]
         return dataclasses.replace(
-            self.now, at=self.now.at + 1, sequence=self.now.sequence + 1, stages=tuple(stages),
-            rows=self.now.rows + rows, batches=self.now.batches + 1, consumer_wait_s=self.now.consumer_wait_s + 1,
+            self.now,
+            at=self.now.at + 1,
+            sequence=self.now.sequence + 1,
+            stages=tuple(stages),
+            rows=self.now.rows + rows,
+            batches=self.now.batches + 1,
+            consumer_wait_s=self.now.consumer_wait_s + 1,
             cpu_used_s=self.now.cpu_used_s + self.more["cpu_used_s"],
-            cores_idle_s=None if self.more["idle"] is None else self.now.cores_idle_s + self.more["idle"])
+            cores_idle_s=None
+            if self.more["idle"] is None
+            else self.now.cores_idle_s + self.more["idle"],
+        )
 
 
 def _bent(knobs):
     """Two workers of the transform wait for each other; two readers wait longer, and for the same lock."""
     items = 8
     n, readers = knobs.workers["python"], knobs.workers["read"]
-    return {"read": (items, 0.95 * readers, 0.15, 0.0), "shuffle": (items, 0.3, 0.2, 0.0),
-            "python": (items, 0.7 if n == 1 else 1.4, 0.65, 0.0), "collate": (items, 0.02, 0.02, 0.0)}
+    return {
+        "read": (items, 0.95 * readers, 0.15, 0.0),
+        "shuffle": (items, 0.3, 0.2, 0.0),
+        "python": (items, 0.7 if n == 1 else 1.4, 0.65, 0.0),
+        "collate": (items, 0.02, 0.02, 0.0),
+    }
 
 
 def _hidden(knobs):
     """The transform is at work all the time, and never waits; the others wait for its lock."""
     items = 8
-    return {"read": (items, 0.9 * knobs.workers["read"], 0.15, 0.1), "shuffle": (items, 0.75, 0.1, 0.1),
-            "python": (items, 0.9, 0.85, 0.0), "collate": (items, 0.05, 0.02, 0.0)}
+    return {
+        "read": (items, 0.9 * knobs.workers["read"], 0.15, 0.1),
+        "shuffle": (items, 0.75, 0.1, 0.1),
+        "python": (items, 0.9, 0.85, 0.0),
+        "collate": (items, 0.05, 0.02, 0.0),
+    }
 
 
 def _waking(knobs):
@@ -90,10 +135,12 @@ def _waking(knobs):
     core: as two cores told, of which one was idle."""
     many = max(knobs.workers.values()) > 1
     items = 8 if many else 7.4
-    return {"read": (items, 1.2, 0.14, 0.1) if many else (items, 0.85, 0.13, 0.05),
-            "shuffle": (items, 1.3, 0.07, 0.16) if many else (items, 0.85, 0.08, 0.05),
-            "python": (items, 1.1, 0.82, 0.06) if many else (items, 0.91, 0.85, 0.02),
-            "collate": (items, 0.1, 0.02, 0.02)}
+    return {
+        "read": (items, 1.2, 0.14, 0.1) if many else (items, 0.85, 0.13, 0.05),
+        "shuffle": (items, 1.3, 0.07, 0.16) if many else (items, 0.85, 0.08, 0.05),
+        "python": (items, 1.1, 0.82, 0.06) if many else (items, 0.91, 0.85, 0.02),
+        "collate": (items, 0.1, 0.02, 0.02),
+    }
 
 
 def test_stages_that_could_do_more_than_comes_hide_no_lock():
@@ -135,7 +182,10 @@ def test_who_computes_on_more_than_a_core_needs_no_lock():
 
 def _stages(cost_s, **more):
     """Four in a row, of which the third and the fourth may be fused with the one before."""
-    return [SimStage(name=n, cost_s=cost_s, rows_per_item=1024, fusable=n in "cd", **more) for n in "abcd"]
+    return [
+        SimStage(name=n, cost_s=cost_s, rows_per_item=1024, fusable=n in "cd", **more)
+        for n in "abcd"
+    ]
 
 
 def _settled(stages, machine, *, fused=(), ticks=60):
@@ -163,10 +213,19 @@ def test_cheap_stages_are_fused_where_handing_over_takes_cores_that_are_short():
     assert rate > 1.25 * _settled(apart, machine)[1]
 
 
-@pytest.mark.parametrize(("cost", "machine"), [
-    (100 * DEFAULT.handover_s, SimMachine(cores=2, handover_s=DEFAULT.handover_s)),  # it is nothing beside the work
-    (1.2 * DEFAULT.handover_s, SimMachine(cores=64, handover_s=DEFAULT.handover_s)),  # cores are free
-])
+@pytest.mark.parametrize(
+    ("cost", "machine"),
+    [
+        (
+            100 * DEFAULT.handover_s,
+            SimMachine(cores=2, handover_s=DEFAULT.handover_s),
+        ),  # it is nothing beside the work
+        (
+            1.2 * DEFAULT.handover_s,
+            SimMachine(cores=64, handover_s=DEFAULT.handover_s),
+        ),  # cores are free
+    ],
+)
 def test_nothing_is_fused_where_that_would_save_nothing_that_counts(cost, machine):
     simulator, _, _ = _settled(_stages(cost, workers=4, workers_a_core=0), machine)
     assert simulator.knobs.fused == frozenset()
@@ -174,10 +233,16 @@ def test_nothing_is_fused_where_that_would_save_nothing_that_counts(cost, machin
 
 def test_a_fusion_that_brought_nothing_is_undone_and_not_tried_again():
     """As though handing over took time, but it is the trainer's loop on the same cores."""
-    scenario = Scenario(name="trainer", stages=tuple(_stages(1.2 * DEFAULT.handover_s)), machine=SimMachine(cores=2),
-                        consumer=Consumer(batch_rows=1024, step_s=DEFAULT.handover_s, cpu=1.0))
+    scenario = Scenario(
+        name="trainer",
+        stages=tuple(_stages(1.2 * DEFAULT.handover_s)),
+        machine=SimMachine(cores=2),
+        consumer=Consumer(batch_rows=1024, step_s=DEFAULT.handover_s, cpu=1.0),
+    )
     fused = []
-    run(scenario, make("planner"), observe=lambda snapshot, knobs, reason: fused.append(knobs.fused))
+    run(
+        scenario, make("planner"), observe=lambda snapshot, knobs, reason: fused.append(knobs.fused)
+    )
     assert any(fused), "it was tried"
     assert fused[-1] == frozenset()
     assert len([1 for before, after in itertools.pairwise(fused) if before < after]) <= 2
@@ -185,7 +250,9 @@ def test_a_fusion_that_brought_nothing_is_undone_and_not_tried_again():
 
 def test_a_stage_that_holds_the_lock_leaves_the_stage_with_which_it_is_fused():
     stages = _stages(0.01)
-    stages[2] = dataclasses.replace(stages[2], cost_s=0.02, lock=1.0, backends=("thread", "process"))
+    stages[2] = dataclasses.replace(
+        stages[2], cost_s=0.02, lock=1.0, backends=("thread", "process")
+    )
     simulator, _, reasons = _settled(stages, SimMachine(cores=16), fused={"c", "d"})
     assert "c" not in simulator.knobs.fused
     assert simulator.knobs.backend["c"] == "process"

@@ -9,7 +9,14 @@ import pytest
 
 from sluice.agent.simulator.fluid import Simulator
 from sluice.agent.simulator.optimum import best_knobs
-from sluice.agent.simulator.physics import Consumer, MechanismError, SimMachine, SimStage, TrueCosts, steady
+from sluice.agent.simulator.physics import (
+    Consumer,
+    MechanismError,
+    SimMachine,
+    SimStage,
+    TrueCosts,
+    steady,
+)
 from sluice.agent.simulator.random_pipelines import pipeline as drawn
 from sluice.agent.simulator.scenario import Scenario, ScheduledChange
 from sluice.agent.tunable import Tunable
@@ -23,14 +30,26 @@ ROWS = 1024
 
 
 def stages(*costs: float, **others: object) -> tuple[SimStage, ...]:
-    return tuple(SimStage(name=f"s{i}", cost_s=c, rows_per_item=ROWS, **others) for i, c in enumerate(costs))  # type: ignore[arg-type]
+    return tuple(
+        SimStage(name=f"s{i}", cost_s=c, rows_per_item=ROWS, **others) for i, c in enumerate(costs)
+    )  # type: ignore[arg-type]
 
 
-def simulator(parts: tuple[SimStage, ...], workers: list[int], *, machine: SimMachine | None = None,
-              consumer: Consumer | None = None, kind: type = Simulator, governor: bool = True, seed: int = 0):
+def simulator(
+    parts: tuple[SimStage, ...],
+    workers: list[int],
+    *,
+    machine: SimMachine | None = None,
+    consumer: Consumer | None = None,
+    kind: type = Simulator,
+    governor: bool = True,
+    seed: int = 0,
+):
     machine = machine or SimMachine(cores=64, timer_noise=0, switch_cost=0)
     truth = TrueCosts(machine, parts, consumer or Consumer(batch_rows=ROWS))
-    limits = Limits(workers={s.name: (1, 64) for s in parts}, backends={s.name: s.backends for s in parts})
+    limits = Limits(
+        workers={s.name: (1, 64) for s in parts}, backends={s.name: s.backends for s in parts}
+    )
     knobs = Knobs(workers={s.name: n for s, n in zip(parts, workers, strict=True)})
     return kind(lambda _: truth, limits, knobs, governor=governor, seed=seed)
 
@@ -43,57 +62,82 @@ def rate_of(pipeline, seconds: float = 20.0, warm: float = 10.0) -> float:
 
 
 @pytest.mark.parametrize("kind", [Simulator, EventSimulator])
-@pytest.mark.parametrize(("costs", "workers", "expected"), [
-    ((0.01, 0.02), (1, 1), 50),  # the slowest stage
-    ((0.01, 0.04, 0.01), (1, 3, 1), 75),
-    ((0.01,) * 9, (1,) * 9, 100),
-])
+@pytest.mark.parametrize(
+    ("costs", "workers", "expected"),
+    [
+        ((0.01, 0.02), (1, 1), 50),  # the slowest stage
+        ((0.01, 0.04, 0.01), (1, 3, 1), 75),
+        ((0.01,) * 9, (1,) * 9, 100),
+    ],
+)
 def test_without_shortage_the_slowest_stage_sets_the_pace(kind, costs, workers, expected):
-    assert rate_of(simulator(stages(*costs), list(workers), kind=kind)) == pytest.approx(expected * ROWS, rel=0.02)
+    assert rate_of(simulator(stages(*costs), list(workers), kind=kind)) == pytest.approx(
+        expected * ROWS, rel=0.02
+    )
 
 
 @pytest.mark.parametrize("kind", [Simulator, EventSimulator])
 def test_cores_are_shared_and_no_work_is_lost(kind):
     """Far more threads than cores: all cores work all the time, and rows flow as their processor time says."""
-    pipeline = simulator(stages(0.01, 0.03), [8, 8], kind=kind,
-                         machine=SimMachine(cores=2, timer_noise=0, switch_cost=0))
+    pipeline = simulator(
+        stages(0.01, 0.03),
+        [8, 8],
+        kind=kind,
+        machine=SimMachine(cores=2, timer_noise=0, switch_cost=0),
+    )
     assert rate_of(pipeline) == pytest.approx(2 / 0.04 * ROWS, rel=0.03)
     assert pipeline.snapshot().cpu_used_s == pytest.approx(60, rel=0.04)
 
 
 @pytest.mark.parametrize("kind", [Simulator, EventSimulator])
 def test_a_store_that_only_waits_needs_no_core(kind):
-    pipeline = simulator(stages(0.05, cpu=0.0), [20], kind=kind, machine=SimMachine(cores=1, timer_noise=0))
+    pipeline = simulator(
+        stages(0.05, cpu=0.0), [20], kind=kind, machine=SimMachine(cores=1, timer_noise=0)
+    )
     assert rate_of(pipeline) == pytest.approx(20 / 0.05 * ROWS, rel=0.02)
 
 
 def test_a_locked_stage_gains_nothing_from_threads_and_everything_from_processes():
-    stage = SimStage(name="s", cost_s=0.01, rows_per_item=ROWS, lock=1.0, backends=("thread", "process"))
+    stage = SimStage(
+        name="s", cost_s=0.01, rows_per_item=ROWS, lock=1.0, backends=("thread", "process")
+    )
     truth = TrueCosts(SimMachine(cores=8, convoy=0), (stage,), Consumer(batch_rows=ROWS))
     assert steady(truth, [4], ["thread"]).rates[-1] == pytest.approx(100 * ROWS, rel=0.02)
     assert steady(truth, [4], ["process"]).rates[-1] == pytest.approx(400 * ROWS, rel=0.02)
 
 
 def test_two_stages_share_one_interpreter_lock():
-    truth = TrueCosts(SimMachine(cores=8, convoy=0), stages(0.01, 0.01, lock=1.0), Consumer(batch_rows=ROWS))
+    truth = TrueCosts(
+        SimMachine(cores=8, convoy=0), stages(0.01, 0.01, lock=1.0), Consumer(batch_rows=ROWS)
+    )
     assert steady(truth, [4, 4], ["thread"] * 2).rates[-1] == pytest.approx(50 * ROWS, rel=0.02)
 
 
 def test_convoys_make_the_lock_slower_the_more_want_it():
-    truth = TrueCosts(SimMachine(cores=8, convoy=0.2), stages(0.01, lock=1.0), Consumer(batch_rows=ROWS))
+    truth = TrueCosts(
+        SimMachine(cores=8, convoy=0.2), stages(0.01, lock=1.0), Consumer(batch_rows=ROWS)
+    )
     assert steady(truth, [8], ["thread"]).rates[-1] < 0.6 * steady(truth, [1], ["thread"]).rates[-1]
 
 
 def test_shared_bandwidth_bounds_what_many_stages_do_together():
     parts = stages(0.01, 0.01, memory_bound=1.0, bytes_per_row=100)
-    truth = TrueCosts(SimMachine(cores=32, bandwidth=100 * ROWS * 200), parts, Consumer(batch_rows=ROWS))
+    truth = TrueCosts(
+        SimMachine(cores=32, bandwidth=100 * ROWS * 200), parts, Consumer(batch_rows=ROWS)
+    )
     assert steady(truth, [8, 8], ["thread"] * 2).rates[-1] == pytest.approx(100 * ROWS, rel=0.03)
 
 
 def test_a_cap_and_a_cliff_hold():
-    capped = TrueCosts(SimMachine(cores=32), stages(0.01, cap_rows_per_s=200 * ROWS), Consumer(batch_rows=ROWS))
+    capped = TrueCosts(
+        SimMachine(cores=32), stages(0.01, cap_rows_per_s=200 * ROWS), Consumer(batch_rows=ROWS)
+    )
     assert steady(capped, [16], ["thread"]).rates[-1] == pytest.approx(200 * ROWS)
-    cliff = TrueCosts(SimMachine(cores=32), stages(0.01, cliff_workers=4, cliff_factor=3), Consumer(batch_rows=ROWS))
+    cliff = TrueCosts(
+        SimMachine(cores=32),
+        stages(0.01, cliff_workers=4, cliff_factor=3),
+        Consumer(batch_rows=ROWS),
+    )
     assert steady(cliff, [5], ["thread"]).rates[-1] < steady(cliff, [4], ["thread"]).rates[-1]
 
 
@@ -102,7 +146,9 @@ def test_the_published_falling_curve_is_in_the_scenario():
     from sluice.agent.simulator.scenario_json import SHIPPED, load
 
     scenario = load(SHIPPED / "02-falling-curve.json")
-    rates = {n: steady(scenario.truth_at(0), [8, n, 8], ["thread"] * 3).rates[-1] for n in range(1, 13)}
+    rates = {
+        n: steady(scenario.truth_at(0), [8, n, 8], ["thread"] * 3).rates[-1] for n in range(1, 13)
+    }
     assert max(rates, key=rates.__getitem__) == 3
     assert rates[3] / rates[8] == pytest.approx(3.4, abs=0.1)
 
@@ -110,7 +156,9 @@ def test_the_published_falling_curve_is_in_the_scenario():
 def test_a_pool_that_takes_the_trainers_cores_slows_its_steps():
     consumer = Consumer(batch_rows=ROWS, step_s=0.02, cpu=1.0, cores=1, interference=1.0)
     truth = TrueCosts(SimMachine(cores=4), stages(0.005), consumer)
-    assert steady(truth, [12], ["thread"]).rates[-1] < 0.6 * steady(truth, [1], ["thread"]).rates[-1]
+    assert (
+        steady(truth, [12], ["thread"]).rates[-1] < 0.6 * steady(truth, [1], ["thread"]).rates[-1]
+    )
 
 
 def test_new_workers_work_only_once_they_have_started():
@@ -126,7 +174,9 @@ def test_new_workers_work_only_once_they_have_started():
 
 def test_a_bursty_store_costs_what_its_bursts_last():
     steady_store = rate_of(simulator(stages(0.05, cpu=0.0), [4]), 200)
-    bursty = rate_of(simulator(stages(0.05, cpu=0.0, burst_factor=10, burst_every_s=5, burst_s=5), [4]), 200)
+    bursty = rate_of(
+        simulator(stages(0.05, cpu=0.0, burst_factor=10, burst_every_s=5, burst_s=5), [4]), 200
+    )
     assert 0.3 < bursty / steady_store < 0.8
 
 
@@ -148,7 +198,9 @@ def test_a_small_memory_kills_without_the_governor_and_holds_back_with_it():
 
 
 def test_freed_memory_goes_back_slowly():
-    pipeline = simulator(stages(0.05, item_bytes=64 * 2**20), [16], machine=SimMachine(cores=64, memory_lag_s=10))
+    pipeline = simulator(
+        stages(0.05, item_bytes=64 * 2**20), [16], machine=SimMachine(cores=64, memory_lag_s=10)
+    )
     pipeline.advance(5)
     high = pipeline.memory
     pipeline.apply(pipeline.knobs.with_workers(s0=1))
@@ -170,19 +222,33 @@ def test_what_snapshots_say_adds_up(kind):
         assert now.sequence == before.sequence + 1
         assert now.consumer_wait_s + now.consumer_compute_s == pytest.approx(now.at, rel=1e-3)
         for earlier, stage in zip(before.stages, now.stages, strict=True):
-            assert stage.busy_s + stage.wait_input_s + stage.wait_output_s == pytest.approx(2 * now.at, rel=0.01)
+            assert stage.busy_s + stage.wait_input_s + stage.wait_output_s == pytest.approx(
+                2 * now.at, rel=0.01
+            )
             assert stage.cpu_s <= stage.busy_s * 1.001
-            for name in ("items", "rows", "bytes", "busy_s", "cpu_s", "wait_input_s", "wait_output_s"):
+            for name in (
+                "items",
+                "rows",
+                "bytes",
+                "busy_s",
+                "cpu_s",
+                "wait_input_s",
+                "wait_output_s",
+            ):
                 assert getattr(stage, name) >= getattr(earlier, name)
             assert stage.queue_bytes <= stage.queue_limit_bytes * 1.01
         before = now
     rows = [s.rows for s in now.stages]
-    assert all(a >= b for a, b in zip([*rows, now.rows], [*rows[1:], now.rows, now.rows], strict=False)), rows
+    assert all(
+        a >= b for a, b in zip([*rows, now.rows], [*rows[1:], now.rows, now.rows], strict=False)
+    ), rows
 
 
 def test_one_seed_one_course_another_seed_another():
     def course(seed: int) -> list[int]:
-        pipeline = simulator(stages(0.01, 0.02, tail=1.0), [2, 3], seed=seed, machine=SimMachine(cores=4))
+        pipeline = simulator(
+            stages(0.01, 0.02, tail=1.0), [2, 3], seed=seed, machine=SimMachine(cores=4)
+        )
         rows = []
         for _ in range(20):
             pipeline.advance(1.0)
@@ -206,19 +272,36 @@ class Forgetful(Simulator):
 def test_what_is_kept_from_one_moment_to_the_next_is_what_it_would_be(number):
     """To the bit, while knobs, back ends and the truth change, with short memory. These six have all mechanisms."""
     scenario = drawn("held out", number, changing=True)
-    sizes = [ScheduledChange(at=at, key=f"stages.{s.name}.{key}", value=value) for s in scenario.stages for at, key,
-             value in (
-        (40, "bytes_per_row", 3 * s.bytes_per_row), (70, "item_bytes", s.held_bytes / 3))]
-    machine = dataclasses.replace(scenario.machine, memory_limit=1.1 * scenario.machine.memory_limit)
+    sizes = [
+        ScheduledChange(at=at, key=f"stages.{s.name}.{key}", value=value)
+        for s in scenario.stages
+        for at, key, value in (
+            (40, "bytes_per_row", 3 * s.bytes_per_row),
+            (70, "item_bytes", s.held_bytes / 3),
+        )
+    ]
+    machine = dataclasses.replace(
+        scenario.machine, memory_limit=1.1 * scenario.machine.memory_limit
+    )
     scenario = dataclasses.replace(scenario, machine=machine, changes=(*scenario.changes, *sizes))
     draw = random.Random(number)
-    kept, forgetful = (kind(scenario.truth_at, scenario.limits, scenario.first_knobs, seed=number)
-                       for kind in (Simulator, Forgetful))
+    kept, forgetful = (
+        kind(scenario.truth_at, scenario.limits, scenario.first_knobs, seed=number)
+        for kind in (Simulator, Forgetful)
+    )
     for _ in range(30):
-        workers = {n: draw.randint(1, min(12, high)) for n, (_, high) in scenario.limits.workers.items()}
+        workers = {
+            n: draw.randint(1, min(12, high)) for n, (_, high) in scenario.limits.workers.items()
+        }
         backend = {n: draw.choice(kinds) for n, kinds in scenario.limits.backends.items()}
         for pipeline in (kept, forgetful):
-            pipeline.apply(Knobs(workers=workers, backend=backend, prefetch_bytes=2**21 * (1 + workers["stage0"] % 9)))
+            pipeline.apply(
+                Knobs(
+                    workers=workers,
+                    backend=backend,
+                    prefetch_bytes=2**21 * (1 + workers["stage0"] % 9),
+                )
+            )
             pipeline.advance(4)
         assert kept.snapshot() == forgetful.snapshot()
 
@@ -226,20 +309,35 @@ def test_what_is_kept_from_one_moment_to_the_next_is_what_it_would_be(number):
 def test_it_is_a_tunable_and_refuses_what_is_outside_its_limits():
     pipeline = simulator(stages(0.01, 0.02), [1, 1])
     assert isinstance(pipeline, Tunable)
-    for bad in (Knobs(workers={"s0": 65, "s1": 1}), Knobs(workers={"s0": 1}), Knobs(workers={"s0": 1, "s2": 1}),
-                Knobs(workers={"s0": 1, "s1": 1}, backend={"s0": "process"})):
+    for bad in (
+        Knobs(workers={"s0": 65, "s1": 1}),
+        Knobs(workers={"s0": 1}),
+        Knobs(workers={"s0": 1, "s2": 1}),
+        Knobs(workers={"s0": 1, "s1": 1}, backend={"s0": "process"}),
+    ):
         with pytest.raises(KnobError):
             pipeline.apply(bad)
     assert dict(pipeline.knobs.workers) == {"s0": 1, "s1": 1}
 
 
-@pytest.mark.parametrize(("kind", "values", "message"), [
-    (SimStage, {"name": "s", "cost_s": 0.0}, "cost_s"), (SimStage, {"name": "s", "cost_s": float("nan")}, "cost_s"),
-    (SimStage, {"name": "s", "cost_s": 1.0, "cpu": 1.5}, "cpu"), (SimStage, {"name": "", "cost_s": 1.0}, "name"),
-    (SimStage, {"name": "s", "cost_s": 1.0, "credit_rows": 9.0}, "credit_rows: 9.0 without cap_rows_per_s"),
-    (SimStage, {"name": "s", "cost_s": 1.0, "backends": ("fibre",)}, "backends"), (SimMachine, {"cores": -1}, "cores"),
-    (Consumer, {"batch_rows": 0}, "batch_rows"), (SimMachine, {"memory_limit": "much"}, "memory_limit"),
-])
+@pytest.mark.parametrize(
+    ("kind", "values", "message"),
+    [
+        (SimStage, {"name": "s", "cost_s": 0.0}, "cost_s"),
+        (SimStage, {"name": "s", "cost_s": float("nan")}, "cost_s"),
+        (SimStage, {"name": "s", "cost_s": 1.0, "cpu": 1.5}, "cpu"),
+        (SimStage, {"name": "", "cost_s": 1.0}, "name"),
+        (
+            SimStage,
+            {"name": "s", "cost_s": 1.0, "credit_rows": 9.0},
+            "credit_rows: 9.0 without cap_rows_per_s",
+        ),
+        (SimStage, {"name": "s", "cost_s": 1.0, "backends": ("fibre",)}, "backends"),
+        (SimMachine, {"cores": -1}, "cores"),
+        (Consumer, {"batch_rows": 0}, "batch_rows"),
+        (SimMachine, {"memory_limit": "much"}, "memory_limit"),
+    ],
+)
 def test_parts_that_cannot_be_are_refused_by_name(kind, values, message):
     with pytest.raises(MechanismError, match=message):
         kind(**values)
@@ -262,19 +360,28 @@ def test_a_store_gives_credit_until_it_throttles(kind):
 def test_threads_of_others_share_the_cores_with_ours_fairly(workers, cores):
     """Four of theirs on four cores: with one of ours each gets 4/5 of a core, with twelve all get a quarter of one."""
     machine = SimMachine(cores=4, neighbour_threads=4, switch_cost=0, timer_noise=0)
-    assert rate_of(simulator(stages(0.01), [workers], machine=machine)) == pytest.approx(cores * 100 * ROWS, rel=0.01)
+    assert rate_of(simulator(stages(0.01), [workers], machine=machine)) == pytest.approx(
+        cores * 100 * ROWS, rel=0.01
+    )
     idle = SimMachine(cores=8, neighbour_threads=4, switch_cost=0, timer_noise=0)
     assert rate_of(simulator(stages(0.01), [min(workers, 4)], machine=idle)) == pytest.approx(
-        min(workers, 4) * 100 * ROWS, rel=0.01), "there are cores for all"
+        min(workers, 4) * 100 * ROWS, rel=0.01
+    ), "there are cores for all"
 
 
 def test_a_simulated_stage_has_the_limits_and_the_start_of_the_real_one():
-    specs = stage_spec.pipeline([stage_spec.transform(name, movable=True) for name in ("first", "second")])
-    scenario = Scenario(name="real", machine=SimMachine(cores=3),
-                        stages=tuple(SimStage(**dataclasses.asdict(spec), cost_s=0.01) for spec in specs))
+    specs = stage_spec.pipeline(
+        [stage_spec.transform(name, movable=True) for name in ("first", "second")]
+    )
+    scenario = Scenario(
+        name="real",
+        machine=SimMachine(cores=3),
+        stages=tuple(SimStage(**dataclasses.asdict(spec), cost_s=0.01) for spec in specs),
+    )
     real, simulated = stage_spec.limits_of(specs, 3, BACKENDS), scenario.limits
     assert [(real.workers, real.backends, real.fusable)] == [
-        (simulated.workers, simulated.backends, simulated.fusable)]
+        (simulated.workers, simulated.backends, simulated.fusable)
+    ]
     assert scenario.first_knobs.workers == {spec.name: spec.first_workers(3) for spec in specs}
     assert scenario.first_knobs.fused == {"shuffle"}
     assert [s.room for s in scenario.truth_at(0.0).stages] == [spec.room for spec in specs]
@@ -286,15 +393,25 @@ def test_the_fluid_ranks_settings_as_the_events_do():
     agree = disagree = 0
     errors = []
     for _ in range(4):
-        parts = tuple(SimStage(name=f"s{i}", cost_s=draw.uniform(0.005, 0.05), rows_per_item=ROWS,
-                               cpu=draw.choice([1, 0.3]), kappa=draw.choice([0, 0.02]), tail=draw.choice([0, 0.5]))
-                      for i in range(draw.randint(2, 4)))
+        parts = tuple(
+            SimStage(
+                name=f"s{i}",
+                cost_s=draw.uniform(0.005, 0.05),
+                rows_per_item=ROWS,
+                cpu=draw.choice([1, 0.3]),
+                kappa=draw.choice([0, 0.02]),
+                tail=draw.choice([0, 0.5]),
+            )
+            for i in range(draw.randint(2, 4))
+        )
         machine = SimMachine(cores=draw.choice([2, 4, 8]))
         pairs = []
         for _ in range(4):
             workers = [draw.randint(1, 6) for _ in parts]
-            fluid, events = (rate_of(simulator(parts, workers, kind=k, machine=machine), 8, 2)
-                             for k in (Simulator, EventSimulator))
+            fluid, events = (
+                rate_of(simulator(parts, workers, kind=k, machine=machine), 8, 2)
+                for k in (Simulator, EventSimulator)
+            )
             pairs.append((fluid, events))
             errors.append(abs(fluid / events - 1))
         for i, (fluid, events) in enumerate(pairs):
@@ -310,16 +427,28 @@ def test_the_fluid_ranks_settings_as_the_events_do():
 def test_the_optimum_is_that_of_an_exhaustive_search():
     draw = random.Random(9)
     for _ in range(6):
-        parts = tuple(SimStage(name=f"s{i}", cost_s=draw.uniform(0.005, 0.05), rows_per_item=ROWS,
-                               cpu=draw.choice([1, 0.3]), kappa=draw.choice([0, 0.05]),
-                               cliff_workers=draw.choice([0, 3]), cliff_factor=2.0)
-                      for i in range(3))
+        parts = tuple(
+            SimStage(
+                name=f"s{i}",
+                cost_s=draw.uniform(0.005, 0.05),
+                rows_per_item=ROWS,
+                cpu=draw.choice([1, 0.3]),
+                kappa=draw.choice([0, 0.05]),
+                cliff_workers=draw.choice([0, 3]),
+                cliff_factor=2.0,
+            )
+            for i in range(3)
+        )
         truth = TrueCosts(SimMachine(cores=4, switch_cost=0.1), parts, Consumer(batch_rows=ROWS))
         limits = Limits(workers={s.name: (1, 6) for s in parts})
         found = best_knobs(truth, limits)
         got = steady(truth, [found.workers[s.name] for s in parts], ["thread"] * 3).rates[-1]
-        most = max(steady(truth, [a, b, c], ["thread"] * 3).rates[-1]
-                   for a in range(1, 7) for b in range(1, 7) for c in range(1, 7))
+        most = max(
+            steady(truth, [a, b, c], ["thread"] * 3).rates[-1]
+            for a in range(1, 7)
+            for b in range(1, 7)
+            for c in range(1, 7)
+        )
         assert got >= 0.98 * most
 
 
@@ -327,7 +456,11 @@ def test_a_change_of_truth_is_taken_over_while_running():
     machine = SimMachine(cores=8, timer_noise=0)
     slow = TrueCosts(machine, stages(0.04), Consumer(batch_rows=ROWS))
     fast = dataclasses.replace(slow, stages=stages(0.01))
-    pipeline = Simulator(lambda at: slow if at < 10 else fast, Limits(workers={"s0": (1, 4)}), Knobs(workers={"s0": 1}))
+    pipeline = Simulator(
+        lambda at: slow if at < 10 else fast,
+        Limits(workers={"s0": (1, 4)}),
+        Knobs(workers={"s0": 1}),
+    )
     pipeline.advance(10)
     before = pipeline.snapshot().rows
     pipeline.advance(10)
@@ -338,13 +471,18 @@ def test_a_change_of_truth_is_taken_over_while_running():
 class TestFused:
     """Two stages of 10 and 30 ms an item, the second of which may be fused with the first."""
 
-    PARTS = (SimStage(name="a", cost_s=0.01, rows_per_item=ROWS),
-             SimStage(name="b", cost_s=0.06, rows_per_item=2 * ROWS,
-                                                                           fusable=True))
+    PARTS = (
+        SimStage(name="a", cost_s=0.01, rows_per_item=ROWS),
+        SimStage(name="b", cost_s=0.06, rows_per_item=2 * ROWS, fusable=True),
+    )
 
     def _pipeline(self, kind, fused, workers=(4, 1), **machine):
-        scenario = Scenario(name="fused", stages=self.PARTS, consumer=Consumer(batch_rows=ROWS),
-                            machine=SimMachine(**{"cores": 64, "timer_noise": 0, "switch_cost": 0} | machine))
+        scenario = Scenario(
+            name="fused",
+            stages=self.PARTS,
+            consumer=Consumer(batch_rows=ROWS),
+            machine=SimMachine(**{"cores": 64, "timer_noise": 0, "switch_cost": 0} | machine),
+        )
         knobs = Knobs(workers=dict(zip("ab", workers, strict=True)), fused={"b"} if fused else ())
         return kind(scenario.truth_at, scenario.limits, knobs)
 
@@ -363,8 +501,12 @@ class TestFused:
     @pytest.mark.parametrize("kind", [Simulator, EventSimulator])
     def test_what_a_hand_over_costs_is_saved(self, kind):
         few = {"workers": (8, 8), "cores": 2}
-        assert rate_of(self._pipeline(kind, False, handover_s=0.02, **few)) == pytest.approx(2 * ROWS / 0.05, rel=0.03)
-        assert rate_of(self._pipeline(kind, True, handover_s=0.02, **few)) == pytest.approx(2 * ROWS / 0.04, rel=0.03)
+        assert rate_of(self._pipeline(kind, False, handover_s=0.02, **few)) == pytest.approx(
+            2 * ROWS / 0.05, rel=0.03
+        )
+        assert rate_of(self._pipeline(kind, True, handover_s=0.02, **few)) == pytest.approx(
+            2 * ROWS / 0.04, rel=0.03
+        )
 
     @pytest.mark.parametrize("kind", [Simulator, EventSimulator])
     def test_it_is_turned_while_rows_flow(self, kind):
@@ -378,9 +520,18 @@ class TestFused:
     def test_a_process_for_each_stage_whose_work_a_worker_does(self):
         parts = tuple(dataclasses.replace(s, backends=("process",)) for s in self.PARTS)
         truth = TrueCosts(SimMachine(cores=8), parts, Consumer(batch_rows=ROWS))
-        limits = Limits(workers={"a": (1, 4), "b": (1, 4)}, backends={"a": ("process",), "b": ("process",)},
-                        fusable={"b": "a"})
+        limits = Limits(
+            workers={"a": (1, 4), "b": (1, 4)},
+            backends={"a": ("process",), "b": ("process",)},
+            fusable={"b": "a"},
+        )
         backend = {"a": "process", "b": "process"}
-        used = [Simulator(lambda _: truth, limits, Knobs(workers={"a": 4, "b": 2}, backend=backend, fused=fused)).memory
-                for fused in ((), ("b",))]
+        used = [
+            Simulator(
+                lambda _: truth,
+                limits,
+                Knobs(workers={"a": 4, "b": 2}, backend=backend, fused=fused),
+            ).memory
+            for fused in ((), ("b",))
+        ]
         assert used[1] - used[0] == 2 * parts[0].process_bytes

@@ -18,12 +18,20 @@ from sluice.agent.simulator.scenario_json import METRICS, load, parse, shipped
 pytestmark = pytest.mark.slow
 
 GOOD = {
-    "name": "mine", "seconds": 20, "machine": {"cores": 4, "memory_limit": "2GiB"},
+    "name": "mine",
+    "seconds": 20,
+    "machine": {"cores": 4, "memory_limit": "2GiB"},
     "consumer": {"batch_rows": 1024, "step_s": 0.01},
     "stages": [{"name": "read", "cost_s": 0.02, "cpu": 0.3}, {"name": "transform", "cost_s": 0.04}],
     "start": {"read": 2},
-    "changes": [{"at": 5, "set": {"machine.cores": 8}}, {"at": 10, "over": 4, "scale": {"stages.read.cost_s": 4}}],
-    "passes": [{"metric": "score", "at_least": 0.5}, {"metric": "workers", "stage": "read", "at_most": 6}],
+    "changes": [
+        {"at": 5, "set": {"machine.cores": 8}},
+        {"at": 10, "over": 4, "scale": {"stages.read.cost_s": 4}},
+    ],
+    "passes": [
+        {"metric": "score", "at_least": 0.5},
+        {"metric": "workers", "stage": "read", "at_most": 6},
+    ],
 }
 
 
@@ -47,37 +55,58 @@ def test_a_scenario_says_how_things_truly_are_at_each_moment():
     assert scenario.limits.workers["read"] == (1, 8)
 
 
-@pytest.mark.parametrize(("values", "path"), [
-    ([], "scenario: is not an object"),
-    (changed(["stages"], []), "stages:"),
-    (changed(["stages", 1], 7), r"stages\[1\]: is not an object"),
-    (changed(["stages", 1, "cost_s"], -1), r"stages\[1\]\.cost_s: -1"),
-    (changed(["stages", 1, "cost_s"], "much"), r"stages\[1\]\.cost_s: 'much'"),
-    (changed(["stages", 1, "cpu"], 2), r"stages\[1\]\.cpu: 2"),
-    (changed(["stages", 1, "sgima"], 0.1), r"stages\[1\]\.sgima: unknown key \(did you mean 'sigma'"),
-    (changed(["stages", 1, "name"], "read"), "stages:"),
-    (changed(["stages", 0], {"name": "read"}), r"stages\[0\]\.cost_s: is missing"),
-    (changed(["stages", 0, "item_bytes"], "4 apples"), r"stages\[0\]\.item_bytes: '4 apples'"),
-    (changed(["machine", "cores"], None), r"machine\.cores: None"),
-    (changed(["machine", "memory_limit"], "520MiB"), r"machine\.memory_limit: .* would do"),
-    (changed(["consumer", "batch_rows"], 0), r"consumer\.batch_rows: 0"),
-    (changed(["seconds"], 0), "seconds: 0"),
-    (changed(["extra"], 0), "extra: unknown key"),
-    (changed(["start", "raed"], 1), r"start\.raed: no such stage \(did you mean 'read'"),
-    (changed(["start", "read"], 0), r"start\.read: 0"),
-    (changed(["start", "read"], 900), "start: workers of 'read': 900"),
-    (changed(["changes"], {}), "changes: is not a list"),
-    (changed(["changes", 0], {"set": {"machine.cores": 2}}), r"changes\[0\]\.at: is missing"),
-    (changed(["changes", 0, "at"], -2), r"changes\[0\]\.at: is below 0"),
-    (changed(["changes", 0, "when"], 2), r"changes\[0\]\.when: unknown key"),
-    (changed(["changes", 1, "scale"], {"stages.raed.cost_s": 4}), r"changes\[1\]\.scale\.stages\.raed\.cost_s: no"),
-    (changed(["changes", 1, "scale"], {"stages.read.cost": 4}), r"changes\[1\]\.scale\.stages\.read\.cost: no such"),
-    (changed(["changes", 1, "scale"], {"stages.read.cost_s": -4}), r"changes\[1\]\.scale\.stages\.read\.cost_s: cost"),
-    (changed(["changes", 0, "set"], {"machine.memory_limit": "1MiB"}), r"changes\[0\]\.machine\.memory_limit"),
-    (changed(["passes", 0, "metric"], "scoer"), r"passes\[0\]\.metric: 'scoer' \(did you mean 'score'"),
-    (changed(["passes", 0], {"metric": "score"}), r"passes\[0\]: needs at_least or at_most"),
-    (changed(["passes", 1, "stage"], "raed"), r"passes\[1\]\.stage: 'raed'"),
-])
+@pytest.mark.parametrize(
+    ("values", "path"),
+    [
+        ([], "scenario: is not an object"),
+        (changed(["stages"], []), "stages:"),
+        (changed(["stages", 1], 7), r"stages\[1\]: is not an object"),
+        (changed(["stages", 1, "cost_s"], -1), r"stages\[1\]\.cost_s: -1"),
+        (changed(["stages", 1, "cost_s"], "much"), r"stages\[1\]\.cost_s: 'much'"),
+        (changed(["stages", 1, "cpu"], 2), r"stages\[1\]\.cpu: 2"),
+        (
+            changed(["stages", 1, "sgima"], 0.1),
+            r"stages\[1\]\.sgima: unknown key \(did you mean 'sigma'",
+        ),
+        (changed(["stages", 1, "name"], "read"), "stages:"),
+        (changed(["stages", 0], {"name": "read"}), r"stages\[0\]\.cost_s: is missing"),
+        (changed(["stages", 0, "item_bytes"], "4 apples"), r"stages\[0\]\.item_bytes: '4 apples'"),
+        (changed(["machine", "cores"], None), r"machine\.cores: None"),
+        (changed(["machine", "memory_limit"], "520MiB"), r"machine\.memory_limit: .* would do"),
+        (changed(["consumer", "batch_rows"], 0), r"consumer\.batch_rows: 0"),
+        (changed(["seconds"], 0), "seconds: 0"),
+        (changed(["extra"], 0), "extra: unknown key"),
+        (changed(["start", "raed"], 1), r"start\.raed: no such stage \(did you mean 'read'"),
+        (changed(["start", "read"], 0), r"start\.read: 0"),
+        (changed(["start", "read"], 900), "start: workers of 'read': 900"),
+        (changed(["changes"], {}), "changes: is not a list"),
+        (changed(["changes", 0], {"set": {"machine.cores": 2}}), r"changes\[0\]\.at: is missing"),
+        (changed(["changes", 0, "at"], -2), r"changes\[0\]\.at: is below 0"),
+        (changed(["changes", 0, "when"], 2), r"changes\[0\]\.when: unknown key"),
+        (
+            changed(["changes", 1, "scale"], {"stages.raed.cost_s": 4}),
+            r"changes\[1\]\.scale\.stages\.raed\.cost_s: no",
+        ),
+        (
+            changed(["changes", 1, "scale"], {"stages.read.cost": 4}),
+            r"changes\[1\]\.scale\.stages\.read\.cost: no such",
+        ),
+        (
+            changed(["changes", 1, "scale"], {"stages.read.cost_s": -4}),
+            r"changes\[1\]\.scale\.stages\.read\.cost_s: cost",
+        ),
+        (
+            changed(["changes", 0, "set"], {"machine.memory_limit": "1MiB"}),
+            r"changes\[0\]\.machine\.memory_limit",
+        ),
+        (
+            changed(["passes", 0, "metric"], "scoer"),
+            r"passes\[0\]\.metric: 'scoer' \(did you mean 'score'",
+        ),
+        (changed(["passes", 0], {"metric": "score"}), r"passes\[0\]: needs at_least or at_most"),
+        (changed(["passes", 1, "stage"], "raed"), r"passes\[1\]\.stage: 'raed'"),
+    ],
+)
 def test_what_is_wrong_in_a_file_is_named_by_its_path(values, path):
     with pytest.raises(ScenarioError, match=path):
         parse(values)
@@ -102,9 +131,13 @@ def test_all_the_scenarios_are_there_and_can_be_passed_and_failed():
         best = reference(scenario)
         assert not best.killed, scenario.name
         outcome, idle = run(scenario, Oracle(scenario.truth_at)), run(scenario, Fixed())
-        missed = [c for c in scenario.passes if not c.holds(metric(c, outcome, best, frozen=idle.rows))]
+        missed = [
+            c for c in scenario.passes if not c.holds(metric(c, outcome, best, frozen=idle.rows))
+        ]
         assert not missed, f"{scenario.name}: {missed}"
-        assert not all(c.holds(metric(c, idle, best, frozen=idle.rows)) for c in scenario.passes), scenario.name
+        assert not all(c.holds(metric(c, idle, best, frozen=idle.rows)) for c in scenario.passes), (
+            scenario.name
+        )
 
 
 def test_nobody_beats_the_clairvoyant_by_more_than_noise():
@@ -126,9 +159,15 @@ def test_the_example_in_the_documentation_is_one(repo):
 
 def test_scores_have_known_answers():
     """One stage, one core a worker, eight cores: one worker does an eighth."""
-    scenario = parse({"name": "known", "seconds": 40, "machine": {"cores": 8, "switch_cost": 0},
-                      "consumer": {"batch_rows": 1024},
-                      "stages": [{"name": "only", "cost_s": 0.1, "rows_per_item": 1024}]})
+    scenario = parse(
+        {
+            "name": "known",
+            "seconds": 40,
+            "machine": {"cores": 8, "switch_cost": 0},
+            "consumer": {"batch_rows": 1024},
+            "stages": [{"name": "only", "cost_s": 0.1, "rows_per_item": 1024}],
+        }
+    )
     outcome, best = run(scenario, Fixed()), reference(scenario)
     assert score(outcome, best) == pytest.approx(1 / 8, rel=0.03)
     assert end_score(outcome, best) == pytest.approx(1 / 8, rel=0.03)

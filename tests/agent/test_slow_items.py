@@ -19,7 +19,10 @@ class SlowItems:
     """A fast reader before a transform whose items wait for a service; the consumer takes what comes at once."""
 
     def __init__(self, seconds, most=16):
-        self.seconds, self.limits = seconds, Limits(workers={"read": (1, 8), "slow": (1, most), "collate": (1, 1)})
+        self.seconds, self.limits = (
+            seconds,
+            Limits(workers={"read": (1, 8), "slow": (1, most), "collate": (1, 1)}),
+        )
         self.knobs = self.limits.clamp(Knobs())
         self.now = 0.0
         self.left = []  # of each item under way
@@ -45,26 +48,53 @@ class SlowItems:
         items, workers = self.items, self.knobs.workers
 
         def stage(name, cpu_s, busy_s, waited_s):
-            return StageStats(name=name, items=items, rows=items * ROWS, bytes=items * ROWS * 100, busy_s=busy_s,
-                              cpu_s=cpu_s, wait_input_s=0.0, wait_output_s=waited_s, workers=workers[name])
+            return StageStats(
+                name=name,
+                items=items,
+                rows=items * ROWS,
+                bytes=items * ROWS * 100,
+                busy_s=busy_s,
+                cpu_s=cpu_s,
+                wait_input_s=0.0,
+                wait_output_s=waited_s,
+                workers=workers[name],
+            )
 
         fast = items * 0.01
-        return Snapshot(at=self.now, sequence=self.sequence, batches=items, rows=items * ROWS,
-                        stages=(stage("read", fast, fast, self.now - fast), stage("slow", fast, self.busy_s, 0.0),
-                                stage("collate", 0.0, 0.0, 0.0)),
-                        consumer_wait_s=self.now, consumer_compute_s=0.0, memory_used=2**28, memory_limit=2**34,
-                        cpu_quota=4.0, cpu_used_s=3 * fast)
+        return Snapshot(
+            at=self.now,
+            sequence=self.sequence,
+            batches=items,
+            rows=items * ROWS,
+            stages=(
+                stage("read", fast, fast, self.now - fast),
+                stage("slow", fast, self.busy_s, 0.0),
+                stage("collate", 0.0, 0.0, 0.0),
+            ),
+            consumer_wait_s=self.now,
+            consumer_compute_s=0.0,
+            memory_used=2**28,
+            memory_limit=2**34,
+            cpu_quota=4.0,
+            cpu_used_s=3 * fast,
+        )
 
 
 def tuned(seconds, for_s):
     pipeline, events = SlowItems(seconds), []
-    controller = Controller(pipeline, make("auto"), record=events.append, clock=lambda: pipeline.now)
+    controller = Controller(
+        pipeline, make("auto"), record=events.append, clock=lambda: pipeline.now
+    )
     while pipeline.now < for_s:
         controller.step()
         pipeline.advance(1.0)
     controller.stop()
     assert controller.frozen is None
-    return pipeline, [e for e in events if e["kind"] == "decision"], [e for e in events if e["kind"] == "effect"]
+    return (
+        pipeline,
+        [e for e in events if e["kind"] == "decision"],
+        [e for e in events if e["kind"] == "effect"],
+    )
 
 
 @pytest.mark.parametrize("seconds", [1.3, 3.0, 7.0])
@@ -75,11 +105,14 @@ def test_items_that_take_seconds_get_their_workers_without_a_change_of_mind(seco
     assert all(before < after for before, after in grown), [d["reason"]["text"] for d in decisions]
     assert len(decisions) <= 3
     for (before, after), effect in zip(grown, effects, strict=True):
-        assert effect["rows_per_s_after"] / effect["rows_per_s_before"] == pytest.approx(after / before, rel=0.2)
+        assert effect["rows_per_s_after"] / effect["rows_per_s_before"] == pytest.approx(
+            after / before, rel=0.2
+        )
 
 
 def test_a_warm_up_is_no_before():
     """Compilers and first connections make the first items dear; what a change is said to bring is without that."""
+
     class WarmingUp(SlowItems):
         def advance(self, seconds):
             normal, self.seconds = self.seconds, self.seconds * (4 if self.now < 3 else 1)
@@ -87,7 +120,9 @@ def test_a_warm_up_is_no_before():
             self.seconds = normal
 
     pipeline, events = WarmingUp(0.2), []
-    controller = Controller(pipeline, make("auto"), record=events.append, clock=lambda: pipeline.now)
+    controller = Controller(
+        pipeline, make("auto"), record=events.append, clock=lambda: pipeline.now
+    )
     for _ in range(30):
         controller.step()
         pipeline.advance(1.0)
@@ -99,11 +134,14 @@ def test_a_warm_up_is_no_before():
 
 def test_a_reader_that_has_read_ahead_is_not_waited_for():
     """It reads all that has room before the first look, and then rests: two looks show what the others cost."""
+
     class ReadAhead(SlowItems):
         def snapshot(self):
             seen = super().snapshot()
             read, slow, collate = seen.stages
-            resting = replace(read, items=40, rows=40 * ROWS, busy_s=0.4, cpu_s=0.4, wait_output_s=self.now)
+            resting = replace(
+                read, items=40, rows=40 * ROWS, busy_s=0.4, cpu_s=0.4, wait_output_s=self.now
+            )
             packing = replace(collate, busy_s=seen.batches * 0.01, cpu_s=seen.batches * 0.01)
             return replace(seen, stages=(resting, slow, packing))
 
@@ -117,6 +155,7 @@ def test_a_reader_that_has_read_ahead_is_not_waited_for():
 
 def test_a_stage_that_hangs_after_a_change_is_not_waited_for_for_ever():
     """Nothing more comes of eight workers: the change is taken back."""
+
     class Hanging(SlowItems):
         def advance(self, seconds):
             if self.knobs.workers["slow"] > 1:
@@ -126,7 +165,9 @@ def test_a_stage_that_hangs_after_a_change_is_not_waited_for_for_ever():
                 super().advance(seconds)
 
     pipeline, decided = Hanging(0.5), []
-    controller = Controller(pipeline, make("auto"), record=decided.append, clock=lambda: pipeline.now)
+    controller = Controller(
+        pipeline, make("auto"), record=decided.append, clock=lambda: pipeline.now
+    )
     for _ in range(100):
         controller.step()
         pipeline.advance(1.0)

@@ -9,8 +9,18 @@ from sluice.ingest.stats import StageStats
 
 
 def _stats(items, busy_s, cpu_s=0.0, workers=1, item_bytes=100, **more):
-    return StageStats(name="read", items=items, rows=items * 10, bytes=items * item_bytes, busy_s=busy_s, cpu_s=cpu_s,
-                      wait_input_s=0.0, wait_output_s=0.0, workers=workers, **more)
+    return StageStats(
+        name="read",
+        items=items,
+        rows=items * 10,
+        bytes=items * item_bytes,
+        busy_s=busy_s,
+        cpu_s=cpu_s,
+        wait_input_s=0.0,
+        wait_output_s=0.0,
+        workers=workers,
+        **more,
+    )
 
 
 def _watch(*observations, saturated=False):
@@ -38,7 +48,9 @@ def test_a_short_interval_goes_on_until_it_says_something():
 
 
 def test_what_was_under_way_during_a_resize_teaches_nothing():
-    service = _watch(_stats(0, 0.0), _stats(10, 10.0), _stats(20, 99.0, workers=4), _stats(40, 119.0, workers=4))
+    service = _watch(
+        _stats(0, 0.0), _stats(10, 10.0), _stats(20, 99.0, workers=4), _stats(40, 119.0, workers=4)
+    )
     assert service.points[1].busy_s == pytest.approx(0.1)
     assert service.points[4].busy_s == pytest.approx(0.1)
 
@@ -57,7 +69,9 @@ def test_waiting_for_a_core_is_not_taken_for_the_stages_own_cost():
 
 
 def test_the_curve_between_beyond_and_below_what_was_seen():
-    service = _watch(_stats(0, 0.0), _stats(10, 1.0), _stats(10, 1.0, workers=3), _stats(20, 4.0, workers=3))
+    service = _watch(
+        _stats(0, 0.0), _stats(10, 1.0), _stats(10, 1.0, workers=3), _stats(20, 4.0, workers=3)
+    )
     assert service.busy_s(1) == pytest.approx(0.01)
     assert service.busy_s(2) == pytest.approx(0.02)
     assert service.busy_s(3) == pytest.approx(0.03)
@@ -66,14 +80,20 @@ def test_the_curve_between_beyond_and_below_what_was_seen():
 
 
 def test_outliers_are_noise_and_three_in_a_row_are_a_change_that_scales_the_curve():
-    steady = _watch(_stats(0, 0.0), _stats(10, 1.0), _stats(10, 1.0, workers=2), _stats(20, 2.0, workers=2))
+    steady = _watch(
+        _stats(0, 0.0), _stats(10, 1.0), _stats(10, 1.0, workers=2), _stats(20, 2.0, workers=2)
+    )
     once = steady.observe(_stats(30, 6.0, workers=2), False)
     assert once.points == steady.points
     calm = once.observe(_stats(40, 7.0, workers=2), False)
     assert calm.drifts == 0
-    there_and_back = once.observe(_stats(40, 6.2, workers=2), False).observe(_stats(50, 10.2, workers=2), False)
+    there_and_back = once.observe(_stats(40, 6.2, workers=2), False).observe(
+        _stats(50, 10.2, workers=2), False
+    )
     assert there_and_back.drifts == 0
-    changed = once.observe(_stats(40, 10.0, workers=2), False).observe(_stats(50, 14.0, workers=2), False)
+    changed = once.observe(_stats(40, 10.0, workers=2), False).observe(
+        _stats(50, 14.0, workers=2), False
+    )
     assert changed.drifts == 1
     assert changed.busy_s(2) == pytest.approx(0.04)
     assert changed.busy_s(1) == pytest.approx(0.04)
@@ -95,7 +115,9 @@ def test_waits_for_a_core_that_are_counted_are_left_out():
     service = _watch(_stats(0, 0.0), _stats(10, 9.0, 2.0, core_wait_s=4.0), saturated=True)
     assert service.points[1].busy_s == pytest.approx(0.05)
     assert service.points[1].wait_s == pytest.approx(0.03)
-    late = _watch(_stats(0, 0.0), _stats(10, 5.0, 4.0, core_wait_s=4.0))  # counters read a moment apart
+    late = _watch(
+        _stats(0, 0.0), _stats(10, 5.0, 4.0, core_wait_s=4.0)
+    )  # counters read a moment apart
     assert late.points[1].busy_s == pytest.approx(0.04)
 
 
@@ -115,7 +137,9 @@ def test_a_small_change_is_believed_after_some_time_and_a_great_one_after_three_
 
 
 def test_how_well_a_stage_is_known_is_told():
-    service = _watch(_stats(0, 0.0), _stats(10, 1.0), _stats(20, 2.2), _stats(30, 3.2), _stats(30, 3.2))
+    service = _watch(
+        _stats(0, 0.0), _stats(10, 1.0), _stats(20, 2.2), _stats(30, 3.2), _stats(30, 3.2)
+    )
     told = service.describe(1)
     assert told["busy_us_a_row"] == pytest.approx(1e6 * 3.2 / 300, rel=0.05)
     assert told["cpu_us_a_row"] == 0.0
@@ -132,12 +156,19 @@ def test_what_was_expected_of_a_setting_not_seen_before_counts_as_error():
 
 
 def test_each_back_end_has_a_curve_of_its_own():
-    service = _watch(_stats(0, 0.0), _stats(10, 1.0, 1.0), _stats(10, 1.0, workers=4),
-                     _stats(20, 5.0, 2.0, workers=4))
+    service = _watch(
+        _stats(0, 0.0),
+        _stats(10, 1.0, 1.0),
+        _stats(10, 1.0, workers=4),
+        _stats(20, 5.0, 2.0, workers=4),
+    )
     assert service.locked
     assert dict(service.on("process").points) == {1: service.points[1]}
     moved = service
-    for stats in (_stats(20, 5.0, workers=4, backend="process"), _stats(40, 7.2, workers=4, backend="process")):
+    for stats in (
+        _stats(20, 5.0, workers=4, backend="process"),
+        _stats(40, 7.2, workers=4, backend="process"),
+    ):
         moved = moved.observe(stats, False)
     assert moved.points[4].busy_s == pytest.approx(0.011)
     assert not moved.locked
@@ -147,20 +178,36 @@ def test_each_back_end_has_a_curve_of_its_own():
 
 
 def test_a_slow_store_is_no_lock():
-    assert not _watch(_stats(0, 0.0), _stats(10, 1.0), _stats(10, 1.0, workers=4), _stats(20, 2.0, workers=4)).locked
-    dearer = _watch(_stats(0, 0.0), _stats(10, 1.0, 1.0), _stats(10, 1.0, 1.0, workers=4),
-                    _stats(20, 3.0, 3.0, workers=4))
+    assert not _watch(
+        _stats(0, 0.0), _stats(10, 1.0), _stats(10, 1.0, workers=4), _stats(20, 2.0, workers=4)
+    ).locked
+    dearer = _watch(
+        _stats(0, 0.0),
+        _stats(10, 1.0, 1.0),
+        _stats(10, 1.0, 1.0, workers=4),
+        _stats(20, 3.0, 3.0, workers=4),
+    )
     assert not dearer.locked  # by processor time: other workers do not help
 
 
-@pytest.mark.parametrize(("costs", "count"), [
-    ({1: 3.7, 8: 12.7}, 4),  # dearer beyond seven: with two not even the best of curves would do as much as eight
-    ({1: 9.7, 6: 27.7, 12: 27.6}, 5),  # likewise, and below the best one seen
-    ({8: 1.0, 16: 1.02, 33: 4.6}, 19),  # so near to the fewer that the peak may lie there
-    ({1: 1.0, 8: 15.0}, 2),
-    ({1: 1.0, 3: 7.1}, 2), ({2: 1.0, 4: 1.05, 8: 5.3}, 5)])  # so steep at once that there is an edge
+@pytest.mark.parametrize(
+    ("costs", "count"),
+    [
+        (
+            {1: 3.7, 8: 12.7},
+            4,
+        ),  # dearer beyond seven: with two not even the best of curves would do as much as eight
+        ({1: 9.7, 6: 27.7, 12: 27.6}, 5),  # likewise, and below the best one seen
+        ({8: 1.0, 16: 1.02, 33: 4.6}, 19),  # so near to the fewer that the peak may lie there
+        ({1: 1.0, 8: 15.0}, 2),
+        ({1: 1.0, 3: 7.1}, 2),
+        ({2: 1.0, 4: 1.05, 8: 5.3}, 5),
+    ],
+)  # so steep at once that there is an edge
 def test_where_a_better_setting_may_hide(costs, count):
-    hopes = StageCost(name="t", points={n: Point(busy_s=s, cpu_s=s) for n, s in costs.items()}).hopes(16, 1.08)
+    hopes = StageCost(
+        name="t", points={n: Point(busy_s=s, cpu_s=s) for n, s in costs.items()}
+    ).hopes(16, 1.08)
     best = max(n / s for n, s in costs.items())
     assert [n for n, hope in hopes.items() if hope >= 1.08 * best] == [count]
 

@@ -12,21 +12,47 @@ from sluice.ingest.knobs import Knobs
 
 
 def _seen(rate, stall=1.0):
-    return PipelineRates(seconds=1.0, rows_per_s=rate, stall=stall, demand_rows_per_s=None, cpu=1, cpu_quota=2,
-                         memory_used=0, memory_limit=1, stages={})
+    return PipelineRates(
+        seconds=1.0,
+        rows_per_s=rate,
+        stall=stall,
+        demand_rows_per_s=None,
+        cpu=1,
+        cpu_quota=2,
+        memory_used=0,
+        memory_limit=1,
+        stages={},
+    )
 
 
 def _attempt(kind="grow", hoped=2.0):
-    return TrialChange(kind=kind, before=Knobs(workers={"read": 1}), rows_per_s=100.0, predicted=100.0 * hoped,
-                       start_up=3 * (kind == "switch"))
+    return TrialChange(
+        kind=kind,
+        before=Knobs(workers={"read": 1}),
+        rows_per_s=100.0,
+        predicted=100.0 * hoped,
+        start_up=3 * (kind == "switch"),
+    )
 
 
-@pytest.mark.parametrize(("kind", "rate", "age", "verdict"), [
-    ("grow", 160, 1, None), ("grow", 160, 2, True),  # half of what was hoped for is clear
-    ("grow", 110, 4, None), ("grow", 110, 5, True), ("grow", 102, 5, False),
-    ("switch", 110, 7, None), ("switch", 110, 8, True), ("switch", 60, 8, False),
-    ("release", 98, 2, True), ("release", 95, 4, None), ("release", 95, 5, True), ("release", 90, 5, False),
-    ("memory", 10, 5, True)])
+@pytest.mark.parametrize(
+    ("kind", "rate", "age", "verdict"),
+    [
+        ("grow", 160, 1, None),
+        ("grow", 160, 2, True),  # half of what was hoped for is clear
+        ("grow", 110, 4, None),
+        ("grow", 110, 5, True),
+        ("grow", 102, 5, False),
+        ("switch", 110, 7, None),
+        ("switch", 110, 8, True),
+        ("switch", 60, 8, False),
+        ("release", 98, 2, True),
+        ("release", 95, 4, None),
+        ("release", 95, 5, True),
+        ("release", 90, 5, False),
+        ("memory", 10, 5, True),
+    ],
+)
 def test_verdicts(kind, rate, age, verdict):
     assert _attempt(kind).verdict(age, _seen(rate)) is verdict
 
@@ -36,7 +62,9 @@ def test_a_trainer_that_no_longer_waits_settles_it():
 
 
 def test_harm_is_undone_after_three_looks_unless_others_may_have_done_it():
-    work = StageRates(rows_per_s=90, busy=2, cpu=1, starved=0, blocked=0, workers=4, queue_bytes=0, core_wait=1.0)
+    work = StageRates(
+        rows_per_s=90, busy=2, cpu=1, starved=0, blocked=0, workers=4, queue_bytes=0, core_wait=1.0
+    )
     alone = dataclasses.replace(_seen(90), stages={"work": work}, idle=1.0)
     assert [_attempt().verdict(age, alone) for age in (2, 3)] == [None, False]
     contended = dataclasses.replace(alone, idle=0.0)

@@ -22,7 +22,12 @@ class Moving(FakePipeline):
     """A pipeline whose time passes as it is looked at."""
 
     def __init__(self):
-        super().__init__([FakeStage(name="read", cpu_s=0.002, wait_s=0.05), FakeStage(name="collate", cpu_s=0.001)])
+        super().__init__(
+            [
+                FakeStage(name="read", cpu_s=0.002, wait_s=0.05),
+                FakeStage(name="collate", cpu_s=0.001),
+            ]
+        )
 
     def snapshot(self):
         self.advance(1.0)
@@ -60,7 +65,12 @@ def test_it_says_what_it_does_and_when_it_has_settled():
     eventually(lambda: run.status.settled)
     run.close()
     status = run.status
-    assert (status.mode, status.decisions, status.reason, status.bottleneck) == ("climbing", 2, "more is more", "read")
+    assert (status.mode, status.decisions, status.reason, status.bottleneck) == (
+        "climbing",
+        2,
+        "more is more",
+        "read",
+    )
     assert status.knobs.workers["read"] == 3
     assert str(status) == repr(status)
     assert str(status).startswith("climbing: settled at read=3 collate=1")
@@ -68,7 +78,9 @@ def test_it_says_what_it_does_and_when_it_has_settled():
 
 
 def test_what_is_fixed_says_so():
-    assert str(TuningStatus(mode="fixed", knobs=Knobs(workers={"read": 2}))).startswith("fixed at read=2")
+    assert str(TuningStatus(mode="fixed", knobs=Knobs(workers={"read": 2}))).startswith(
+        "fixed at read=2"
+    )
 
 
 def test_who_turns_a_knob_by_hand_has_the_knobs_from_then_on():
@@ -96,9 +108,14 @@ def test_the_folder_holds_the_run_and_is_told_at_its_end(tmp_path):
     run.close()
     run.close()
     read = Run.read(tmp_path / "run")
-    assert [decision["at"] for decision in read.of("decision")] == [0, 0, 0], "`loader.tuning` counts from there, too"
+    assert [decision["at"] for decision in read.of("decision")] == [0, 0, 0], (
+        "`loader.tuning` counts from there, too"
+    )
     [end] = read.of("end")
-    assert end.items() >= {"rows": 5, "decisions": 3, "tuning": "climbing", "error": "ValueError: no"}.items()
+    assert (
+        end.items()
+        >= {"rows": 5, "decisions": 3, "tuning": "climbing", "error": "ValueError: no"}.items()
+    )
     assert read.of("verdict")
     assert read.of("loader")
     assert "more is more" in (tmp_path / "run" / "report.html").read_text()
@@ -140,7 +157,9 @@ def test_it_ends_by_itself_when_it_is_abandoned_from_its_own_thread(tmp_path):
         ended.set()
         yield {"kind": "end"}
 
-    runs.append(started(Moving(), Leaving(), folder=RunFolder.create(tmp_path, {"kind": "load"}), last=last))
+    runs.append(
+        started(Moving(), Leaving(), folder=RunFolder.create(tmp_path, {"kind": "load"}), last=last)
+    )
     assert ended.wait(60)
     runs[0].close()
     assert len(Run.read(tmp_path).of("end")) == 1
@@ -149,9 +168,15 @@ def test_it_ends_by_itself_when_it_is_abandoned_from_its_own_thread(tmp_path):
     assert gone() is None
 
 
-@pytest.mark.parametrize(("tuning", "said"), [
-    ("atuo", "did you mean 'auto'"), ("", "none of auto, planner, shadow, fixed, intune"), (Climbing, "is no policy"),
-    (3, "is no policy")])
+@pytest.mark.parametrize(
+    ("tuning", "said"),
+    [
+        ("atuo", "did you mean 'auto'"),
+        ("", "none of auto, planner, shadow, fixed, intune"),
+        (Climbing, "is no policy"),
+        (3, "is no policy"),
+    ],
+)
 def test_what_is_no_tuning_is_refused(tuning, said):
     with pytest.raises(KnobError, match=said):
         policy_of(tuning)
@@ -166,7 +191,8 @@ def test_a_policy_comes_by_its_name_or_is_ones_own():
 @pytest.mark.parametrize(("policy", "times"), [("planner", 1.0), ("auto", 1.5)])
 @pytest.mark.parametrize(("cores", "ranks"), [(8, 1), (8, 2), (8, 4), (8, 8), (2, 2)])
 def test_agents_of_several_ranks_on_a_host_together_take_hardly_more_workers_than_it_has_cores(
-        cores, ranks, policy, times):
+    cores, ranks, policy, times
+):
     """Each sees its part of the cores alone. Stages that compute have one worker each, and beyond that at no moment
     more over all ranks than cores; what opens takes half as many more at most."""
     costs = {"read": 0.004, "udf": 0.016, "collate": 0.001}

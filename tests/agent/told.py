@@ -26,24 +26,48 @@ class Page:
 
     def __init__(self, html: str) -> None:
         self.headline = unescape(re.search(r'<meta name="description" content="(.*?)">', html)[1])
-        self.lead, self.more = map(_text, re.search(r"<h1><strong>(.*?)</strong>(.*?)</h1>", html, re.DOTALL).groups())
+        self.lead, self.more = map(
+            _text, re.search(r"<h1><strong>(.*?)</strong>(.*?)</h1>", html, re.DOTALL).groups()
+        )
         self.rest = _text(re.search(r'<p class="rest">(.*?)</p>', html, re.DOTALL)[1])
-        self.tiles = {_text(name): (_text(value), _text(small)) for name, value, small in re.findall(
-            r"<dt>(.*?)</dt><dd>(.*?)<small>(.*?)</small></dd>", html)}
+        self.tiles = {
+            _text(name): (_text(value), _text(small))
+            for name, value, small in re.findall(
+                r"<dt>(.*?)</dt><dd>(.*?)<small>(.*?)</small></dd>", html
+            )
+        }
         self.decisions, self.occasions = (
-            [[_text(cell) for cell in re.findall(r"<td[^>]*>(.*?)</td>", row)]
-             for row in re.findall(rf'<tr class="{kind}">(.*?)</tr>', html)] for kind in ("decision", "occasion"))
-        self.verdicts = [_text(word) for word in re.findall(r'<b class="verdict[^"]*">(.*?)</b>', re.search(
-            r'<p class="verdicts">(.*?)</p>', html)[1])]
+            [
+                [_text(cell) for cell in re.findall(r"<td[^>]*>(.*?)</td>", row)]
+                for row in re.findall(rf'<tr class="{kind}">(.*?)</tr>', html)
+            ]
+            for kind in ("decision", "occasion")
+        )
+        self.verdicts = [
+            _text(word)
+            for word in re.findall(
+                r'<b class="verdict[^"]*">(.*?)</b>',
+                re.search(r'<p class="verdicts">(.*?)</p>', html)[1],
+            )
+        ]
         self.moments = json.loads(re.search(r'class="moments">(.*?)</script>', html)[1])
-        self.charts = {_text(name): json.loads(data) for name, data in re.findall(
-            r'<h2>([^<]*)</h2>(?:(?!</?figure).)*?<script type="application/json" class="">(.*?)</script>', html,
-            re.DOTALL)}
+        self.charts = {
+            _text(name): json.loads(data)
+            for name, data in re.findall(
+                r'<h2>([^<]*)</h2>(?:(?!</?figure).)*?<script type="application/json" class="">(.*?)</script>',
+                html,
+                re.DOTALL,
+            )
+        }
 
     def series(self, chart: str, name: str) -> list[float]:
         """The values of a series of a chart."""
-        return next(one["value"] for panel in self.charts[chart]["panels"] for one in panel["series"]
-                    if one["name"] == name)
+        return next(
+            one["value"]
+            for panel in self.charts[chart]["panels"]
+            for one in panel["series"]
+            if one["name"] == name
+        )
 
 
 def _text(html: str) -> str:
@@ -57,16 +81,20 @@ def agree(folder: Path, last: Mapping[str, Any], terminal: str) -> None:
     told, outcome = narrative.tell(run), last["outcome"]
     assert json.loads(json.dumps(narrative.summary(run))) == outcome
     assert page.headline == outcome["headline"]
-    assert f"{page.lead} {page.more}".strip(" .").lower() == re.sub(r"[,;:] |\. (?=[A-Z])", " ", outcome["headline"],
-                                                                   count=1).strip(" .").lower()
+    assert (
+        f"{page.lead} {page.more}".strip(" .").lower()
+        == re.sub(r"[,;:] |\. (?=[A-Z])", " ", outcome["headline"], count=1).strip(" .").lower()
+    )
     for where in (terminal, told):
         assert outcome["headline"] in where
     assert page.rest in told
     _tiles(page, outcome, last)
     _decisions(page, run, told, terminal)
     assert len(page.moments["bands"]) == len(outcome["occasions"])
-    assert [row[1:] for row in page.occasions] == [[one["result"] or "too short to say", one["sentence"]]
-                                                   for one in last.get("occasions", outcome["occasions"])]
+    assert [row[1:] for row in page.occasions] == [
+        [one["result"] or "too short to say", one["sentence"]]
+        for one in last.get("occasions", outcome["occasions"])
+    ]
     for one in outcome["occasions"]:
         assert one["sentence"] in terminal
         assert one["sentence"] in told
@@ -75,12 +103,22 @@ def agree(folder: Path, last: Mapping[str, Any], terminal: str) -> None:
 
 def _tiles(page: Page, outcome: Mapping[str, Any], last: Mapping[str, Any]) -> None:
     before = bool(outcome["changes_faster"]) and outcome["rows_per_s_first"] is not None
-    for name, key, form in (("Rows a second", "rows_per_s", count), ("Trainer waits", "stall", percent)):
+    for name, key, form in (
+        ("Rows a second", "rows_per_s", count),
+        ("Trainer waits", "stall", percent),
+    ):
         if outcome[f"{key}_settled"] is not None:
             (tile,) = (value for said, value in page.tiles.items() if said.startswith(f"{name}, "))
-            assert tile == (form(outcome[f"{key}_settled"]),
-                            f"{form(outcome[f'{key}_first'])} before tuning" if before else "")
-    assert page.tiles["Decisions"][0] == str(last["decisions"]) == str(outcome["decisions"]) == str(len(page.decisions))
+            assert tile == (
+                form(outcome[f"{key}_settled"]),
+                f"{form(outcome[f'{key}_first'])} before tuning" if before else "",
+            )
+    assert (
+        page.tiles["Decisions"][0]
+        == str(last["decisions"])
+        == str(outcome["decisions"])
+        == str(len(page.decisions))
+    )
     peak, limit = format_bytes(last["peak_bytes"]), format_bytes(last["memory"]["limit"])
     assert page.tiles["Most memory"] == (peak, f"of {limit}")
     if outcome["stall_last"] is not None:
@@ -90,24 +128,40 @@ def _tiles(page: Page, outcome: Mapping[str, Any], last: Mapping[str, Any]) -> N
 
 
 def _decisions(page: Page, run: Run, told: str, terminal: str) -> None:
-    for (number, when, _, moves, why, effect), moment in zip(page.decisions, page.moments["decisions"], strict=True):
+    for (number, when, _, moves, why, effect), moment in zip(
+        page.decisions, page.moments["decisions"], strict=True
+    ):
         assert f"{number}. at {when}: {moves}\n     why: {why}\n     effect: {effect}" in told
         assert moment["text"] == f"{number}. {moves}: {effect}"
         assert f"decision {number}: {why}; now " in terminal
     said = {number: rates for number, *rates in _EFFECT.findall(terminal)}
     for event in run.of("effect"):
-        number, rates = str(event["sequence"]), [event["rows_per_s_after"], event["rows_per_s_before"]]
+        number, rates = (
+            str(event["sequence"]),
+            [event["rows_per_s_after"], event["rows_per_s_before"]],
+        )
         assert said[number] == ["" if rate is None else f"{rate:,.0f}" for rate in rates]
         cell = page.decisions[int(number) - 1][-1]
-        assert "not comparable" in cell or all(count(rate) in cell for rate in rates if rate is not None)
+        assert "not comparable" in cell or all(
+            count(rate) in cell for rate in rates if rate is not None
+        )
 
 
 def _charts(page: Page, run: Run, outcome: Mapping[str, Any], last: Mapping[str, Any]) -> None:
     hero = "Rows a second, and waiting for input"
     looks = run.looks()
-    assert page.series(hero, "taken by the trainer")[-1] == pytest.approx(looks[-1]["rows_per_s"], rel=1e-4)
-    assert page.series(hero, "waiting")[-1] == pytest.approx(min(1.0, looks[-1]["stall"]), rel=1e-4, abs=1e-4)
-    levels = [one for panel in page.charts[hero]["panels"] for one in panel["series"] if one["style"] == "level"]
+    assert page.series(hero, "taken by the trainer")[-1] == pytest.approx(
+        looks[-1]["rows_per_s"], rel=1e-4
+    )
+    assert page.series(hero, "waiting")[-1] == pytest.approx(
+        min(1.0, looks[-1]["stall"]), rel=1e-4, abs=1e-4
+    )
+    levels = [
+        one
+        for panel in page.charts[hero]["panels"]
+        for one in panel["series"]
+        if one["style"] == "level"
+    ]
     if outcome["changes_faster"] and outcome["rows_per_s_first"] is not None:
         assert levels[0]["value"][0] == pytest.approx(outcome["rows_per_s_first"], rel=1e-4)
     for stage, workers in last["knobs"]["workers"].items():

@@ -18,10 +18,14 @@ from sluice.common.errors import UsageError
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
 def test_a_rule_of_the_list_is_in_the_planner_and_comes_back(rule):
     """Whoever changes a line that has a rule is told to change the list."""
-    before = {name: function for module in (planner, changes) for name, function in vars(module).items()}
+    before = {
+        name: function for module in (planner, changes) for name, function in vars(module).items()
+    }
     with off([rule]) as settings:
         assert bool(rule.settings) == (settings != DEFAULT)
-    assert {name: function for module in (planner, changes) for name, function in vars(module).items()} == before
+    assert {
+        name: function for module in (planner, changes) for name, function in vars(module).items()
+    } == before
 
 
 def test_a_rule_that_several_modules_import_is_off_in_all_of_them():
@@ -35,17 +39,31 @@ def test_a_rule_that_several_modules_import_is_off_in_all_of_them():
 
 
 def _start():
-    scenario = Scenario(name="start", stages=(SimStage(name="read", cost_s=0.01), SimStage(name="udf", cost_s=0.1)))
+    scenario = Scenario(
+        name="start", stages=(SimStage(name="read", cost_s=0.01), SimStage(name="udf", cost_s=0.1))
+    )
     limits = ablation.replace(scenario.limits, workers={"read": (1, 8), "udf": (3, 8)})
     return limits, limits.clamp(scenario.first_knobs)
 
 
 def test_rules_of_one_function_are_off_at_once():
     """A stage that holds the lock goes to processes by either of two lines of the same function."""
-    scenario = Scenario(name="lock", seconds=30, machine=SimMachine(cores=16), stages=(
-        SimStage(name="read", cost_s=0.005, rows_per_item=4096),
-        SimStage(name="udf", cost_s=0.08, rows_per_item=4096, lock=0.8, backends=("thread", "process")),
-        SimStage(name="out", cost_s=0.002, rows_per_item=4096)))
+    scenario = Scenario(
+        name="lock",
+        seconds=30,
+        machine=SimMachine(cores=16),
+        stages=(
+            SimStage(name="read", cost_s=0.005, rows_per_item=4096),
+            SimStage(
+                name="udf",
+                cost_s=0.08,
+                rows_per_item=4096,
+                lock=0.8,
+                backends=("thread", "process"),
+            ),
+            SimStage(name="out", cost_s=0.002, rows_per_item=4096),
+        ),
+    )
     some = [rule for rule in RULES if rule.name.startswith(("switch", "reshape", "part"))]
     assert sum(edit.function == "_plan" for rule in some for edit in rule.edits) == 2
     rows = run(scenario, Planner()).rows
@@ -57,15 +75,27 @@ def test_rules_of_one_function_are_off_at_once():
 
 
 def test_a_line_that_is_no_longer_there_is_told():
-    with pytest.raises(UsageError, match=r"_plan: 'no such line' is there 0 times: .*benchmarks/ablation\.py"), \
-            off([Rule("gone", [Edit(planner, "_plan", "no such line", "")])]):
+    with (
+        pytest.raises(
+            UsageError, match=r"_plan: 'no such line' is there 0 times: .*benchmarks/ablation\.py"
+        ),
+        off([Rule("gone", [Edit(planner, "_plan", "no such line", "")])]),
+    ):
         pass
 
 
 def test_a_rule_may_leave_that_brings_nothing_in_the_mean_and_in_the_fifth_percentile():
     """One that pays, one that pays in the worst cases alone, one that keeps from being killed, and one for nothing."""
-    found = [{"all": (0.9, False), "pays": (0.8, False), "shields": (0.9, i == 0), "idles": (0.9001, False),
-              "rescues": (0.86 if i < 2 else 0.9, False)} for i in range(20)]
+    found = [
+        {
+            "all": (0.9, False),
+            "pays": (0.8, False),
+            "shields": (0.9, i == 0),
+            "idles": (0.9001, False),
+            "rescues": (0.86 if i < 2 else 0.9, False),
+        }
+        for i in range(20)
+    ]
     rows = {row["rule"]: row for row in table(["pays", "rescues", "shields", "idles"], found)}
     assert {name for name, row in rows.items() if row["candidate"]} == {"idles"}
     assert rows["pays"]["mean"] == pytest.approx(10)

@@ -14,7 +14,9 @@ from sluice.ingest.knobs import BACKENDS, Knobs
 
 @pytest.mark.parametrize("setup", SETUPS, ids=lambda s: s.name)
 def test_settings_fit_their_pipeline_on_two_cores(setup):
-    stages = stage_spec.pipeline([stage_spec.transform(name, movable=True) for name in setup.transforms])
+    stages = stage_spec.pipeline(
+        [stage_spec.transform(name, movable=True) for name in setup.transforms]
+    )
     names, limits = [stage.name for stage in stages], stage_spec.limits_of(stages, 2, BACKENDS)
     for text in setup.settings:
         limits.check(Knobs(workers=dict.fromkeys(names, 1)).parse(text))
@@ -24,8 +26,12 @@ def test_settings_fit_their_pipeline_on_two_cores(setup):
 
 @pytest.mark.slow
 def test_a_session_measures_a_setting_over_whole_stretches(tmp_path):
-    table = small_table(tmp_path / "clicks", rows=65_536, row_group_rows=8192, splits={"train": 1.0})
-    setup = Setup(name="small", about="", settings=("light=2",), transforms=("light",), spare_bytes=64 * 2**20)
+    table = small_table(
+        tmp_path / "clicks", rows=65_536, row_group_rows=8192, splits={"train": 1.0}
+    )
+    setup = Setup(
+        name="small", about="", settings=("light=2",), transforms=("light",), spare_bytes=64 * 2**20
+    )
     with Session(setup, table) as session:
         assert isinstance(session.tunable, Tunable)
         assert session.tunable.snapshot().memory_limit > session.tunable.minimum_memory

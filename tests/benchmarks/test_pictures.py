@@ -28,15 +28,25 @@ Words.
 |---|---|
 | x | 1 |
 """
-FIRST = Picture(file="first", title="Waiting", entry="2030-01-01 · First", table="rate", unit="{} %",
-                series=(Series(name="before", column="waiting"), Series(name="after", column="waiting", nth=1)))
+FIRST = Picture(
+    file="first",
+    title="Waiting",
+    entry="2030-01-01 · First",
+    table="rate",
+    unit="{} %",
+    series=(Series(name="before", column="waiting"), Series(name="after", column="waiting", nth=1)),
+)
 
 
 @pytest.mark.parametrize("picture", PICTURES, ids=lambda one: one.file)
 def test_the_files_are_what_would_be_drawn_today(picture):
     path = pictures.FOLDER / f"{picture.file}.svg"
-    assert path.read_text() == drawn(picture, pictures.LOG.read_text()), "run python -m benchmarks.pictures"
-    assert f"(pictures/{picture.file}.svg)" in (pictures.ROOT / "docs" / "benchmarks.md").read_text()
+    assert path.read_text() == drawn(picture, pictures.LOG.read_text()), (
+        "run python -m benchmarks.pictures"
+    )
+    assert (
+        f"(pictures/{picture.file}.svg)" in (pictures.ROOT / "docs" / "benchmarks.md").read_text()
+    )
 
 
 def test_the_figures_are_those_of_the_table_and_of_no_other_entry():
@@ -48,17 +58,37 @@ def test_the_figures_are_those_of_the_table_and_of_no_other_entry():
     assert widths[2] / widths[0] == pytest.approx(22 / 54, abs=0.01)
 
 
-@pytest.mark.parametrize(("cell", "found"), [
-    ("**.2 %**", [0.2]), ("3.96 M; 3.71 M", [3.96e6, 3.71e6]), ("11,714", [11714.0]), ("13.7 k", [13700.0]), ("–", [])])
+@pytest.mark.parametrize(
+    ("cell", "found"),
+    [
+        ("**.2 %**", [0.2]),
+        ("3.96 M; 3.71 M", [3.96e6, 3.71e6]),
+        ("11,714", [11714.0]),
+        ("13.7 k", [13700.0]),
+        ("–", []),
+    ],
+)
 def test_figures_are_read_as_the_log_writes_them(cell, found):
     assert figures(cell) == pytest.approx(found)
 
 
-@pytest.mark.parametrize(("entry", "table", "column", "nth", "said"), [
-    ("2030-01-03 · None", "rate", "rate", 0, "no entry"), ("2030-01-01 · First", "rates", "rate", 0, "no table"),
-    ("2030-01-01 · First", "rate", "rates", 0, "no column"), ("2030-01-01 · First", "rate", "rate", 1, "no figure 2")])
+@pytest.mark.parametrize(
+    ("entry", "table", "column", "nth", "said"),
+    [
+        ("2030-01-03 · None", "rate", "rate", 0, "no entry"),
+        ("2030-01-01 · First", "rates", "rate", 0, "no table"),
+        ("2030-01-01 · First", "rate", "rates", 0, "no column"),
+        ("2030-01-01 · First", "rate", "rate", 1, "no figure 2"),
+    ],
+)
 def test_what_the_log_does_not_say_is_not_drawn(entry, table, column, nth, said):
-    picture = Picture(file="x", title="x", entry=entry, table=table, unit="{}",
-                      series=(Series(name="x", column=column, nth=nth),))
+    picture = Picture(
+        file="x",
+        title="x",
+        entry=entry,
+        table=table,
+        unit="{}",
+        series=(Series(name="x", column=column, nth=nth),),
+    )
     with pytest.raises(PictureError, match=said):
         drawn(picture, LOG)

@@ -6,7 +6,9 @@ from benchmarks.race_table import BEGIN, END, LOG, README, written
 
 
 def test_readme_has_the_figures_of_the_log():
-    assert BEGIN + written(LOG.read_text()) + END in README.read_text(), "run python -m benchmarks.race_table"
+    assert BEGIN + written(LOG.read_text()) + END in README.read_text(), (
+        "run python -m benchmarks.race_table"
+    )
 
 
 def test_a_ratio_is_bold_only_where_ours_is_faster():

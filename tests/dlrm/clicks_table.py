@@ -26,8 +26,18 @@ from sluice.etl.table.split_rows import under_rule
 from sluice.etl.table.store import TableStore
 from sluice.etl.table.table import FeatureTable
 
-COLUMNS = {"label": "int", "number": "int", "I1": "int", "I2": "int", "I5": "float", "C1": "text", "C5": "text",
-           "C9": "text", "C14": "text", "tags": "texts"}
+COLUMNS = {
+    "label": "int",
+    "number": "int",
+    "I1": "int",
+    "I2": "int",
+    "I5": "float",
+    "C1": "text",
+    "C5": "text",
+    "C9": "text",
+    "C14": "text",
+    "tags": "texts",
+}
 FEATURES = """
 [[column]]
 name = "label"
@@ -74,8 +84,10 @@ def raw_rows(rows: int, first: int = 0, seed: int = 0) -> pa.Table:
     """Raw clicks, some cells empty; `number` is each row's own."""
     clicks = Clicks(seed).rows(first, rows)
     none = np.zeros(rows, bool)
-    found: dict[str, Any] = {"label": pa.array(clicks.label, pa.int64()),
-                             "number": pa.array(range(first, first + rows))}
+    found: dict[str, Any] = {
+        "label": pa.array(clicks.label, pa.int64()),
+        "number": pa.array(range(first, first + rows)),
+    }
     for name in ("I1", "I2"):
         found[name] = pa.array(clicks.counts[name], mask=clicks.nulls.get(name, none))
     found["I5"] = pa.array(clicks.counts["I5"].astype(np.float64), mask=clicks.nulls["I5"])
@@ -83,11 +95,15 @@ def raw_rows(rows: int, first: int = 0, seed: int = 0) -> pa.Table:
         text = pa.array([f"{code:08x}" for code in clicks.codes(name).tolist()])
         found[name] = pa.array(text.to_pylist(), mask=clicks.nulls.get(name, none))
     counts = clicks.counts["I2"] % 4
-    found["tags"] = pa.array([[f"t{n * 7 % 40}" for n in range(count)] for count in np.maximum(counts, 0).tolist()])
+    found["tags"] = pa.array(
+        [[f"t{n * 7 % 40}" for n in range(count)] for count in np.maximum(counts, 0).tolist()]
+    )
     return pa.table(found)
 
 
-def fitted(spec: Spec, columns: dict[str, pa.Array], before: FittedState | None = None) -> FittedState:
+def fitted(
+    spec: Spec, columns: dict[str, pa.Array], before: FittedState | None = None
+) -> FittedState:
     """What Spark's fit gives for operators that count values, of these rows: here in plain Python."""
     tables = {}
     plain = Features(spec, FittedState())
@@ -100,9 +116,15 @@ def fitted(spec: Spec, columns: dict[str, pa.Array], before: FittedState | None 
         kept = sorted(counts.items(), key=lambda one: (-one[1], one[0]))
         if isinstance(learned.op, Categorify):
             kept = [one for one in kept if one[1] >= learned.op.min_count]
-        table = learned.op.learn(pa.table({"value": pa.array([v for v, _ in kept], pa.string()),
-                                           "count": pa.array([n for _, n in kept], pa.int64()),
-                                           "place": pa.array(range(1, len(kept) + 1), pa.int32())}))
+        table = learned.op.learn(
+            pa.table(
+                {
+                    "value": pa.array([v for v, _ in kept], pa.string()),
+                    "count": pa.array([n for _, n in kept], pa.int64()),
+                    "place": pa.array(range(1, len(kept) + 1), pa.int32()),
+                }
+            )
+        )
         old = before.tables.get(learned.key) if before is not None else None
         tables[learned.key] = table if old is None else learned.op.update(old, table)
     return FittedState(spec=spec.fitted_hash, tables=tables, chains=spec.chains, fitted_on="train")
@@ -116,13 +138,17 @@ def _until(plain: Features, column: Any, number: int, columns: dict[str, pa.Arra
     return values.cast(kind)
 
 
-def write(path: Path, raw: pa.Table, *, text: str | None = None, mode: str = "create") -> FeatureTable:
+def write(
+    path: Path, raw: pa.Table, *, text: str | None = None, mode: str = "create"
+) -> FeatureTable:
     """Publishes the rows as a new version. What the version before had learned keeps its ids, and new values follow."""
     store, job = TableStore(path), new_job()
     base = Base.read(store)
     parent = FeatureTable.open(store.uri) if base.version is not None else None
     before = parent.state() if parent else None
-    spec, _ = under_rule(Spec.own(text or spec_text()), parent.record if parent else None, accept=False)
+    spec, _ = under_rule(
+        Spec.own(text or spec_text()), parent.record if parent else None, accept=False
+    )
     columns = {name: raw[name].combine_chunks() for name in spec.input.columns}
     rows = raw.num_rows
     first, second = rows * 8 // 10, rows * 9 // 10
@@ -135,17 +161,40 @@ def write(path: Path, raw: pa.Table, *, text: str | None = None, mode: str = "cr
     fields = spec.fields(sizes, bags)
     made = made.cast(arrow_schema(fields))
     sketches = {}
-    for split, start, stop in (("train", 0, first), ("validation", first, second), ("test", second, rows)):
+    for split, start, stop in (
+        ("train", 0, first),
+        ("validation", first, second),
+        ("test", second, rows),
+    ):
         sketches[split] = Sketch.of(keys[start:stop]).to_json()
         target = Path(store.path(f"{folder_of(job)}/split={split}/part-00000.parquet"))
         target.parent.mkdir(parents=True, exist_ok=True)
-        pq.write_table(made.slice(start, stop - start), target, row_group_size=spec.table.row_group_rows,
-                       compression="lz4", use_dictionary=False, write_page_checksum=True)
+        pq.write_table(
+            made.slice(start, stop - start),
+            target,
+            row_group_size=spec.table.row_group_rows,
+            compression="lz4",
+            use_dictionary=False,
+            write_page_checksum=True,
+        )
     written, profile = describe(store, job, fields, spec.table.row_group_rows)
-    record = JobRecord(job=job, mode=mode, version=base.next, at=f"{datetime.datetime.now(datetime.UTC):%FT%TZ}",
-                       rows=rows, state=state.hash, parent=before.hash if before else None, spec=spec.text, seed=0,
-                       files=written, cardinalities=sizes, bags=bags, profile=profile.columns, identity=spec.rule,
-                       sketches={spec.rule.recognition: sketches})
+    record = JobRecord(
+        job=job,
+        mode=mode,
+        version=base.next,
+        at=f"{datetime.datetime.now(datetime.UTC):%FT%TZ}",
+        rows=rows,
+        state=state.hash,
+        parent=before.hash if before else None,
+        spec=spec.text,
+        seed=0,
+        files=written,
+        cardinalities=sizes,
+        bags=bags,
+        profile=profile.columns,
+        identity=spec.rule,
+        sketches={spec.rule.recognition: sketches},
+    )
     return FeatureTable.open(store.uri, publish(store, base, record, fields))
 
 

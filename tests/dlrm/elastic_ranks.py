@@ -31,7 +31,9 @@ class Witness(input_checks.BatchChecker):
         super().check(batch)
         if "train" not in self._source:
             return
-        rank, local, beside = (int(os.environ[n]) for n in ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE"))
+        rank, local, beside = (
+            int(os.environ[n]) for n in ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+        )
         if (self.life, local, batch.step) == (0, beside - 1, self.dies_at):
             while not saved(self.log):  # the checkpoint before is written meanwhile
                 time.sleep(0.01)

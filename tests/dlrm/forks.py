@@ -17,10 +17,20 @@ from typing import Any, NoReturn
 
 from tests.dlrm.rig import ROOT, environment
 
-_LATE = ("sluice.dlrm.session.version_run", "sluice.dlrm.session.session", "sluice.dlrm.training.assemble",
-         "sluice.dlrm.follow.transplant", "sluice.dlrm.checkpoint.save_load", "sluice.dlrm.telemetry.journal",
-         "sluice.dlrm.evaluation.validation", "sluice.dlrm.training.trainer", "sluice.agent.report.page",
-         "tensorboardX", "torch.distributed.optim", "torchrec.distributed.fbgemm_qcomm_codec")
+_LATE = (
+    "sluice.dlrm.session.version_run",
+    "sluice.dlrm.session.session",
+    "sluice.dlrm.training.assemble",
+    "sluice.dlrm.follow.transplant",
+    "sluice.dlrm.checkpoint.save_load",
+    "sluice.dlrm.telemetry.journal",
+    "sluice.dlrm.evaluation.validation",
+    "sluice.dlrm.training.trainer",
+    "sluice.agent.report.page",
+    "tensorboardX",
+    "torch.distributed.optim",
+    "torchrec.distributed.fbgemm_qcomm_codec",
+)
 """What the trainer, or one of its libraries, imports only once it begins."""
 
 
@@ -28,9 +38,14 @@ class Forks:
     """A context; there is no other process of its own than the one that forks."""
 
     def __enter__(self) -> Forks:
-        self._process = subprocess.Popen([sys.executable, "-m", "tests.dlrm.forks"], cwd=ROOT, text=True,
-                                         stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                                         env={**os.environ, "OMP_NUM_THREADS": "1"})
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.dlrm.forks"],
+            cwd=ROOT,
+            text=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -40,8 +55,13 @@ class Forks:
         """Trains in one rank to the end, with the test's environment and the temporary folder given."""
         given = [str(word) for word in words]
         out, err = tmp / "forked.out", tmp / "forked.err"
-        print(json.dumps({"words": given, "out": str(out), "err": str(err), "environment": environment(tmp)}),
-              file=self._process.stdin, flush=True)
+        print(
+            json.dumps(
+                {"words": given, "out": str(out), "err": str(err), "environment": environment(tmp)}
+            ),
+            file=self._process.stdin,
+            flush=True,
+        )
         code = json.loads(self._process.stdout.readline())
         found = subprocess.CompletedProcess(given, code, out.read_text(), err.read_text())
         out.unlink()
@@ -57,8 +77,11 @@ def forked(asked: dict[str, Any]) -> NoReturn:
     os.environ.clear()
     os.environ.update(asked["environment"])
     tempfile.tempdir = None
-    for number, name, how in ((0, os.devnull, os.O_RDONLY), (1, asked["out"], os.O_WRONLY | os.O_CREAT),
-                              (2, asked["err"], os.O_WRONLY | os.O_CREAT)):
+    for number, name, how in (
+        (0, os.devnull, os.O_RDONLY),
+        (1, asked["out"], os.O_WRONLY | os.O_CREAT),
+        (2, asked["err"], os.O_WRONLY | os.O_CREAT),
+    ):
         os.dup2(os.open(name, how, 0o666), number)
     run(train.main, argv=asked["words"], at_once=True)
 

@@ -23,10 +23,13 @@ def halved(values):
     import pyarrow.compute as pc
     return pc.divide(values, 2.0)
 """
-SPEC = clicks_table.spec_text(features=clicks_table.FEATURES.replace(
-    '{op = "fill", value = 0}, {op = "clip", low = -2}, {op = "log", shift = 3}]',
-    f'{{op = "python", function = "{MODULE}:halved", inputs = "number", output = "number"}}, '
-    '{op = "fill", value = 0}]'))
+SPEC = clicks_table.spec_text(
+    features=clicks_table.FEATURES.replace(
+        '{op = "fill", value = 0}, {op = "clip", low = -2}, {op = "log", shift = 3}]',
+        f'{{op = "python", function = "{MODULE}:halved", inputs = "number", output = "number"}}, '
+        '{op = "fill", value = 0}]',
+    )
+)
 
 
 def make(folder: Path) -> None:
@@ -42,11 +45,36 @@ def make(folder: Path) -> None:
     assert (folder / "mark").exists()  # its maker ran it: the test can tell
     forget(folder)
     # The trainer begins in the table's folder: Python itself puts the folder that it is started in on its path.
-    words = command(0, "dlrm.train", "--run-dir", folder / "run", "--data", table, "--batch-size", 256, "--width", 8,
-                    "--dense-layers", "8", "--over-layers", "8", "--tuning", "fixed", "--allow-code", "another.module")
+    words = command(
+        0,
+        "dlrm.train",
+        "--run-dir",
+        folder / "run",
+        "--data",
+        table,
+        "--batch-size",
+        256,
+        "--width",
+        8,
+        "--dense-layers",
+        "8",
+        "--over-layers",
+        "8",
+        "--tuning",
+        "fixed",
+        "--allow-code",
+        "another.module",
+    )
     root = str(Path(__file__).resolve().parents[2])
-    process = subprocess.run(words, capture_output=True, text=True, cwd=table, check=False, timeout=120,
-                             env={**environment(folder), "PYTHONPATH": root})
+    process = subprocess.run(
+        words,
+        capture_output=True,
+        text=True,
+        cwd=table,
+        check=False,
+        timeout=120,
+        env={**environment(folder), "PYTHONPATH": root},
+    )
     assert process.returncode == 0, process.stderr[-3000:]
     assert not (folder / "mark").exists(), "training ran what the table names"
 

@@ -54,10 +54,13 @@ class Kept(CacheBase):
 
 def halved_and_sum() -> Any:
     """Halves I2 in place, adds a column, and leaves I3 out."""
+
     def change(frame: Any) -> Any:
         return frame.assign(I2=frame["I2"] / 2, both=frame["I2"] + frame["I3"]).drop(columns="I3")
 
-    return TransformSpec(change, edit_fields=[("both", np.float32, (), False)], removed_fields=["I3"])
+    return TransformSpec(
+        change, edit_fields=[("both", np.float32, (), False)], removed_fields=["I3"]
+    )
 
 
 def edited_ids() -> Any:

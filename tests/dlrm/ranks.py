@@ -29,33 +29,77 @@ from sluice.dlrm.training.input_checks import BatchChecker
 from sluice.dlrm.training.synced_batches import SyncedBatches
 from sluice.dlrm.training.trainer import Trainer
 from sluice.ingest.loader import LoaderError
-from tests.dlrm.rig import DENSE, REAL, SIZES, FakeFeed, FakeSplit, PaddedFeed, bagged, batch, real_rows
+from tests.dlrm.rig import (
+    DENSE,
+    REAL,
+    SIZES,
+    FakeFeed,
+    FakeSplit,
+    PaddedFeed,
+    bagged,
+    batch,
+    real_rows,
+)
 
 MODEL = ModelConfig(width=8, dense_layers=(16,), over_layers=(16,))
-TABLES = [Table(name=n, rows=r, width=8, longest=3 if n == "small" else 1) for n, r in SIZES.items()]
+TABLES = [
+    Table(name=n, rows=r, width=8, longest=3 if n == "small" else 1) for n, r in SIZES.items()
+]
 NAMES = list(SIZES)
 ROWS, STEPS = 64, 6
 
 
-PLAIN = {name: OptimConfig(dense_optimiser=name, dense_lr=rate) for name, rate in (("adagrad", 0.05), ("adam", 0.01))}
+PLAIN = {
+    name: OptimConfig(dense_optimiser=name, dense_lr=rate)
+    for name, rate in (("adagrad", 0.05), ("adam", 0.01))
+}
 SCHEDULE = "warmup=2,decay_start=2,decay=12"
-MIXED = OptimConfig(dense_optimiser="lamb", dense_lr=0.02, schedule=SCHEDULE, dense_schedule=SCHEDULE, clip=0.1)
+MIXED = OptimConfig(
+    dense_optimiser="lamb", dense_lr=0.02, schedule=SCHEDULE, dense_schedule=SCHEDULE, clip=0.1
+)
 SMALLER = {"big": "product:67", "mid": "quotient:20", "small": "hash:5"}
 KINDS = ("auto", "row", "table", "column", "data")
 SMALL = {"width": 8, "dense_layers": (8,), "over_layers": (8,)}
-WITH_BAGS = {"bags": ModelConfig(bags={"small": "decay:0.5"}, **SMALL),
-             "dien": ModelConfig(kind="dien", history="small", target="mid", **SMALL),
-             "dien, one table": ModelConfig(kind="dien", history="small", target="tiny", history_table="target",
-                                            compress={"tiny": "spread"}, **SMALL)}
+WITH_BAGS = {
+    "bags": ModelConfig(bags={"small": "decay:0.5"}, **SMALL),
+    "dien": ModelConfig(kind="dien", history="small", target="mid", **SMALL),
+    "dien, one table": ModelConfig(
+        kind="dien",
+        history="small",
+        target="tiny",
+        history_table="target",
+        compress={"tiny": "spread"},
+        **SMALL,
+    ),
+}
 
 
-def build(here: Ranks, how: str, optim: OptimConfig = PLAIN["adagrad"], **settings) -> tuple[Config, TrainingParts]:
+def build(
+    here: Ranks, how: str, optim: OptimConfig = PLAIN["adagrad"], **settings
+) -> tuple[Config, TrainingParts]:
     sharding = str(copies_of_all(here)) if how == "data" else how
-    config = Config(data="fake", version=0, batch_size=ROWS, ranks=here.ranks, epochs=2, log_every=1, sharding=sharding,
-                    seed=1, optim=optim, **{"model": MODEL, **settings})
-    items = config.model.target if config.model.history_table == "target" else ""  # as many as the history has
-    layout = TableLayout(config.model, [replace(t, width=config.model.width, rows=SIZES["small"] if t.name == items
-                                                else t.rows) for t in TABLES])
+    config = Config(
+        data="fake",
+        version=0,
+        batch_size=ROWS,
+        ranks=here.ranks,
+        epochs=2,
+        log_every=1,
+        sharding=sharding,
+        seed=1,
+        optim=optim,
+        **{"model": MODEL, **settings},
+    )
+    items = (
+        config.model.target if config.model.history_table == "target" else ""
+    )  # as many as the history has
+    layout = TableLayout(
+        config.model,
+        [
+            replace(t, width=config.model.width, rows=SIZES["small"] if t.name == items else t.rows)
+            for t in TABLES
+        ],
+    )
     if how == "data":
         Path(config.sharding).write_text(json.dumps({t.name: "data" for t in layout.tables}))
     placement = placed(config, layout.tables, machine(here.ranks, here.local_ranks))
@@ -69,8 +113,11 @@ def copies_of_all(here: Ranks) -> Path:
 
 def kinds_of(model) -> dict[str, str]:
     """Table → sharding kind, as the sharded module itself has it."""
-    return {name: parameter.sharding_type.removesuffix("_wise").removesuffix("_parallel")
-            for module in model.plan.plan.values() for name, parameter in module.items()}
+    return {
+        name: parameter.sharding_type.removesuffix("_wise").removesuffix("_parallel")
+        for module in model.plan.plan.values()
+        for name, parameter in module.items()
+    }
 
 
 def whole(value, here: Ranks) -> torch.Tensor:
@@ -79,8 +126,10 @@ def whole(value, here: Ranks) -> torch.Tensor:
         return value.detach().cpu().clone()
     full = torch.zeros(*value.size())
     for part in value.local_shards():
-        at = tuple(slice(o, o + n) for o, n in
-                   zip(part.metadata.shard_offsets, part.metadata.shard_sizes, strict=True))
+        at = tuple(
+            slice(o, o + n)
+            for o, n in zip(part.metadata.shard_offsets, part.metadata.shard_sizes, strict=True)
+        )
         full[at] = part.tensor.view(part.metadata.shard_sizes)
     return here.sum(full)
 
@@ -96,16 +145,24 @@ def first_bias_of(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return weights | {last: torch.log(rate / (1 - rate)).view(1)}
 
 
-def twin(weights: dict[str, torch.Tensor], steps: int, optim: OptimConfig, parts: int) -> tuple[list[float], dict]:
+def twin(
+    weights: dict[str, torch.Tensor], steps: int, optim: OptimConfig, parts: int
+) -> tuple[list[float], dict]:
     """The same training written plainly: whole tables, dense gradients, the optimisers' formulas by hand.
 
     `parts`: pieces that tables are cut into by columns. Each has row-wise Adagrad's state for itself."""
     w = {k: v.clone().requires_grad_() for k, v in weights.items()}
-    state = {k: torch.zeros(len(v), parts, 1) if "embedding_bags" in k else torch.zeros_like(v)
-             for k, v in weights.items()}
+    state = {
+        k: torch.zeros(len(v), parts, 1) if "embedding_bags" in k else torch.zeros_like(v)
+        for k, v in weights.items()
+    }
     tables = {n: next(k for k in w if f".{n}.weight" in k) for n in NAMES}
-    linear = [k.removesuffix(".weight") for k in w if k.endswith(".weight") and "embedding_bags" not in k]
-    towers = {part: sorted(p for p in linear if part in p) for part in ("tower.dense.", "tower.over.")}
+    linear = [
+        k.removesuffix(".weight") for k in w if k.endswith(".weight") and "embedding_bags" not in k
+    ]
+    towers = {
+        part: sorted(p for p in linear if part in p) for part in ("tower.dense.", "tower.over.")
+    }
     losses = []
     for step in range(steps):
         b = batch(step, ROWS)
@@ -135,11 +192,23 @@ def twin(weights: dict[str, torch.Tensor], steps: int, optim: OptimConfig, parts
     return losses, {k: v.detach() for k, v in w.items()}
 
 
-def trained(here: Ranks, how: str, folder: Path, optim: OptimConfig = PLAIN["adagrad"], *, feed: type = FakeFeed,
-            stop_at: int | None = None, resume: Path | None = None, ahead: bool | None = None, **settings):
+def trained(
+    here: Ranks,
+    how: str,
+    folder: Path,
+    optim: OptimConfig = PLAIN["adagrad"],
+    *,
+    feed: type = FakeFeed,
+    stop_at: int | None = None,
+    resume: Path | None = None,
+    ahead: bool | None = None,
+    **settings,
+):
     config, parts = build(here, how, optim, **settings)
     losses: list[float] = []
-    meta = CheckpointMeta(config={}, version=0, fingerprint={}, columns=SIZES, dense=tuple(DENSE), trained={})
+    meta = CheckpointMeta(
+        config={}, version=0, fingerprint={}, columns=SIZES, dense=tuple(DENSE), trained={}
+    )
     feed = feed(STEPS, ROWS, here.rank, here.ranks, bags=bool(config.model.history))
     saved = Checkpoints(folder, parts, here, keep=2, record=lambda _: None)
     if resume is not None:
@@ -150,17 +219,28 @@ def trained(here: Ranks, how: str, folder: Path, optim: OptimConfig = PLAIN["ada
     fake = FakeSplit([batch(7000, ROWS, here.rank, here.ranks)])
 
     def judge(_) -> bool:
-        looks.append(evaluate(parts, fake, BatchChecker(SIZES, DENSE, "fake"), here).quality.logloss)
+        looks.append(
+            evaluate(parts, fake, BatchChecker(SIZES, DENSE, "fake"), here).quality.logloss
+        )
         return False
 
     looks: list[float] = []
-    trainer = Trainer(config=config, world=here, parts=parts, checker=BatchChecker(SIZES, DENSE, "fake"),
-                      save=saved.save,
-                      evaluate=judge if config.evals > 1 else lambda _: False, ahead=ahead, memory_used=lambda: 0,
-                      observe=lambda m: losses.append(m["loss"]),
-                      synced_batches=SyncedBatches(
-                          here, lambda: here.rank == here.ranks - 1 and len(losses) + 2 * bool(ahead) == stop_at,
-                          time.perf_counter))
+    trainer = Trainer(
+        config=config,
+        world=here,
+        parts=parts,
+        checker=BatchChecker(SIZES, DENSE, "fake"),
+        save=saved.save,
+        evaluate=judge if config.evals > 1 else lambda _: False,
+        ahead=ahead,
+        memory_used=lambda: 0,
+        observe=lambda m: losses.append(m["loss"]),
+        synced_batches=SyncedBatches(
+            here,
+            lambda: here.rank == here.ranks - 1 and len(losses) + 2 * bool(ahead) == stop_at,
+            time.perf_counter,
+        ),
+    )
     try:
         outcome = trainer.train(feed, meta)
         saved.wait()
@@ -174,7 +254,9 @@ def unsharded(config: Config, parts: TrainingParts, weights: dict[str, torch.Ten
     alone = Ranker(config.model, parts.layout, len(DENSE), decay=0.5).to_empty(device="cpu")
     alone.load_state_dict(weights)
     if not config.model.history:  # its parts are not sharded, and not in the state either
-        alone.tower.load_state_dict({k.removeprefix("tower."): v for k, v in weights.items() if k.startswith("tower.")})
+        alone.tower.load_state_dict(
+            {k.removeprefix("tower."): v for k, v in weights.items() if k.startswith("tower.")}
+        )
     for name, buffer in alone.named_buffers():
         buffer.copy_(parts.model.module.get_buffer(name))
     return alone
@@ -184,7 +266,9 @@ def against_the_unsharded(here: Ranks, how: str, model: ModelConfig) -> dict[str
     """How far one step's logits and gradients are from those of the same model in one piece, on the whole batch.
 
     Plain gradient descent at a rate of 1 takes a table's gradient off its weights."""
-    config, parts = build(here, how, OptimConfig(table_optimiser="sgd", lr=1.0, table_decay=0.5), model=model)
+    config, parts = build(
+        here, how, OptimConfig(table_optimiser="sgd", lr=1.0, table_decay=0.5), model=model
+    )
     before = whole_weights(parts.model, here)
     alone = unsharded(config, parts, before)
     every = bagged(batch(7, ROWS), 7)
@@ -197,17 +281,25 @@ def against_the_unsharded(here: Ranks, how: str, model: ModelConfig) -> dict[str
     parts.copied.step()
     after = whole_weights(parts.model, here)
     tables = {k for k in before if "embedding_bags" in k}
-    return {"logits": (here.gather(found.detach()) - logits.detach()).abs().max().item(),
-            "tables": max((before[k] - after[k] - alone.get_parameter(k).grad).abs().max().item() for k in tables),
-            "dense": max((p.grad - alone.get_parameter(n).grad).abs().max().item()
-                         for n, p in parts.dense_parameters.items()),
-            "moved": min((before[k] - after[k]).abs().max().item() for k in tables)}
+    return {
+        "logits": (here.gather(found.detach()) - logits.detach()).abs().max().item(),
+        "tables": max(
+            (before[k] - after[k] - alone.get_parameter(k).grad).abs().max().item() for k in tables
+        ),
+        "dense": max(
+            (p.grad - alone.get_parameter(n).grad).abs().max().item()
+            for n, p in parts.dense_parameters.items()
+        ),
+        "moved": min((before[k] - after[k]).abs().max().item() for k in tables),
+    }
 
 
 def of_a_padded_batch(here: Ranks, folder: Path, model: ModelConfig, *, ahead: bool) -> dict:
     """How far a step of the trainer on a padded batch is from plain gradient descent on its real rows alone, in one
     piece; and what is counted."""
-    optim = OptimConfig(table_optimiser="sgd", dense_optimiser="sgd", lr=1.0, dense_lr=1.0, table_decay=0.5)
+    optim = OptimConfig(
+        table_optimiser="sgd", dense_optimiser="sgd", lr=1.0, dense_lr=1.0, table_decay=0.5
+    )
     config, parts = build(here, "row", optim, model=model)
     config = replace(config, epochs=1)
     before = whole_weights(parts.model, here)
@@ -216,21 +308,42 @@ def of_a_padded_batch(here: Ranks, folder: Path, model: ModelConfig, *, ahead: b
     loss = loss_of(alone(*parts.layout.features(real, here.device)), real.label, real.weight)
     loss.backward()
     lines: list[dict] = []
-    begun = CheckpointMeta(config={}, version=0, fingerprint={}, columns=SIZES, dense=tuple(DENSE), trained={},
-                           step=1, rows=ROWS)
+    begun = CheckpointMeta(
+        config={},
+        version=0,
+        fingerprint={},
+        columns=SIZES,
+        dense=tuple(DENSE),
+        trained={},
+        step=1,
+        rows=ROWS,
+    )
     saved = Checkpoints(folder, parts, here, keep=1, record=lambda _: None)
-    trainer = Trainer(config=config, world=here, parts=parts, checker=BatchChecker(SIZES, DENSE, "fake"),
-                      save=saved.save,
-                      evaluate=lambda _: False, memory_used=lambda: 0, observe=lines.append, ahead=ahead,
-                      synced_batches=SyncedBatches(here, lambda: False, time.perf_counter))
+    trainer = Trainer(
+        config=config,
+        world=here,
+        parts=parts,
+        checker=BatchChecker(SIZES, DENSE, "fake"),
+        save=saved.save,
+        evaluate=lambda _: False,
+        memory_used=lambda: 0,
+        observe=lines.append,
+        ahead=ahead,
+        synced_batches=SyncedBatches(here, lambda: False, time.perf_counter),
+    )
     outcome = trainer.train(PaddedFeed(1, ROWS, here.rank, here.ranks, bags=True), begun)
     saved.close()
     after = whole_weights(parts.model, here)
     moved = {k: before[k] - after[k] for k in before}
-    return {"moved": max(m.abs().max().item() for m in moved.values()),
-            "gradients": max((m - alone.get_parameter(k).grad).abs().max().item() for k, m in moved.items()),
-            "loss": abs(lines[-1]["loss"] - loss.item()), "rows": outcome.meta.rows - ROWS,
-            "timed": outcome.timing.rows}
+    return {
+        "moved": max(m.abs().max().item() for m in moved.values()),
+        "gradients": max(
+            (m - alone.get_parameter(k).grad).abs().max().item() for k, m in moved.items()
+        ),
+        "loss": abs(lines[-1]["loss"] - loss.item()),
+        "rows": outcome.meta.rows - ROWS,
+        "timed": outcome.timing.rows,
+    }
 
 
 class StallingFeed(FakeFeed):
@@ -256,13 +369,22 @@ def stopped_in_a_stall(here: Ranks, folder: Path) -> dict:
     """The rank that waits for its batch is asked to stop; the others have theirs."""
     config, parts = build(here, "auto")
     feed, asked, losses = StallingFeed(here), threading.Event(), []
-    meta = CheckpointMeta(config={}, version=0, fingerprint={}, columns=SIZES, dense=tuple(DENSE), trained={})
+    meta = CheckpointMeta(
+        config={}, version=0, fingerprint={}, columns=SIZES, dense=tuple(DENSE), trained={}
+    )
     saved = Checkpoints(folder, parts, here, keep=2, record=lambda _: None)
     synced_batches = SyncedBatches(here, asked.is_set, time.perf_counter)
-    trainer = Trainer(config=config, world=here, parts=parts, checker=BatchChecker(SIZES, DENSE, "fake"),
-                      save=saved.save,
-                      evaluate=lambda _: False, memory_used=lambda: 0, observe=lambda m: losses.append(m["loss"]),
-                      synced_batches=synced_batches)
+    trainer = Trainer(
+        config=config,
+        world=here,
+        parts=parts,
+        checker=BatchChecker(SIZES, DENSE, "fake"),
+        save=saved.save,
+        evaluate=lambda _: False,
+        memory_used=lambda: 0,
+        observe=lambda m: losses.append(m["loss"]),
+        synced_batches=synced_batches,
+    )
 
     def ask() -> None:
         if feed.stalled.wait(60):
@@ -288,11 +410,26 @@ def looking_ahead(here: Ranks, folder: Path) -> dict:
     plain, one, _ = trained(here, "auto", folder / "plain", ahead=False, **settings)
     ahead, two, _ = trained(here, "auto", folder / "ahead", ahead=True, **settings)
     a, b = (whole_weights(p.model, here) | states(p, here) for p in (one, two))
-    broken, _, outcome = trained(here, "auto", folder / "broken", stop_at=4, ahead=True, optim=MIXED)
-    rest, _, _ = trained(here, "auto", folder / "rest", stop_at=4, ahead=True, optim=MIXED,
-                         resume=next((folder / "broken").glob("step-*")))
-    return {"plain": plain, "ahead": ahead, "differ": [k for k in a if not torch.equal(a[k], b[k])],
-            "at": outcome.meta.loader, "broken": broken, "rest": rest}
+    broken, _, outcome = trained(
+        here, "auto", folder / "broken", stop_at=4, ahead=True, optim=MIXED
+    )
+    rest, _, _ = trained(
+        here,
+        "auto",
+        folder / "rest",
+        stop_at=4,
+        ahead=True,
+        optim=MIXED,
+        resume=next((folder / "broken").glob("step-*")),
+    )
+    return {
+        "plain": plain,
+        "ahead": ahead,
+        "differ": [k for k in a if not torch.equal(a[k], b[k])],
+        "at": outcome.meta.loader,
+        "broken": broken,
+        "rest": rest,
+    }
 
 
 POISON = 3, 3e38
@@ -317,11 +454,18 @@ def with_an_extreme_value(here: Ranks, folder: Path) -> dict:
     With tables that are cut and with copies, with steps that look ahead and without."""
     found: dict = {"differ": [], "said": [], "skipped": []}
     for how, ahead in (("row", False), ("row", True), ("data", False), ("data", True)):
-        base, settings = folder / f"{how}-{ahead}", {"ahead": ahead, "model": ModelConfig(kind="dcn", **SMALL)}
-        losses, one, outcome = trained(here, how, base / "a", feed=PoisonedFeed, on_nonfinite="skip", **settings)
+        base, settings = (
+            folder / f"{how}-{ahead}",
+            {"ahead": ahead, "model": ModelConfig(kind="dcn", **SMALL)},
+        )
+        losses, one, outcome = trained(
+            here, how, base / "a", feed=PoisonedFeed, on_nonfinite="skip", **settings
+        )
         expected, two, _ = trained(here, how, base / "b", feed=FeedWithoutThat, **settings)
         a, b = (whole_weights(p.model, here) | states(p, here) for p in (one, two))
-        found["differ"] += [k for k in a if not torch.equal(a[k], b[k])] + [losses] * (losses != expected)
+        found["differ"] += [k for k in a if not torch.equal(a[k], b[k])] + [losses] * (
+            losses != expected
+        )
         found["skipped"].append([outcome.meta.skipped, outcome.meta.step, outcome.meta.rows])
         try:
             trained(here, how, base / "c", feed=PoisonedFeed, **settings)
@@ -339,16 +483,26 @@ def states(parts: TrainingParts, here: Ranks) -> dict[str, torch.Tensor]:
             for key, value in values.items():
                 label = f"{which} {name} {key.rpartition('.')[2]}"
                 if hasattr(value, "local_shards"):
-                    mine[label] = (tuple(value.size()), [(p.metadata.shard_offsets, p.metadata.shard_sizes, p.tensor)
-                                                         for p in value.local_shards()])
+                    mine[label] = (
+                        tuple(value.size()),
+                        [
+                            (p.metadata.shard_offsets, p.metadata.shard_sizes, p.tensor)
+                            for p in value.local_shards()
+                        ],
+                    )
                 elif isinstance(value, torch.Tensor):
-                    mine[label] = (tuple(value.shape), [([0] * value.dim(), list(value.shape), value)])
+                    mine[label] = (
+                        tuple(value.shape),
+                        [([0] * value.dim(), list(value.shape), value)],
+                    )
     found: dict[str, torch.Tensor] = {}
     for theirs in here.gather_objects(mine):
         for label, (size, shards) in theirs.items():
             full = found.setdefault(label, torch.zeros(size))
             for offsets, sizes, part in shards:
-                full[tuple(slice(o, o + n) for o, n in zip(offsets, sizes, strict=True))] = part.view(sizes)
+                full[tuple(slice(o, o + n) for o, n in zip(offsets, sizes, strict=True))] = (
+                    part.view(sizes)
+                )
     return found
 
 
@@ -360,9 +514,12 @@ def against_the_twin(here: Ranks, how: str, folder: Path) -> dict[str, float]:
     expected, final = twin(start, STEPS, config.optim, pieces)
     losses, parts, _ = trained(here, how, folder / f"{Path(how).stem}-{here.ranks}", stop_at=STEPS)
     weights = whole_weights(parts.model, here)
-    return {"kinds": kinds_of(parts.model), "first": {k: v.double().sum().item() for k, v in start.items()},
-            "losses": max(abs(a - b) for a, b in zip(losses, expected, strict=True)),
-            "weights": max((v - final[k]).abs().max().item() for k, v in weights.items())}
+    return {
+        "kinds": kinds_of(parts.model),
+        "first": {k: v.double().sum().item() for k, v in start.items()},
+        "losses": max(abs(a - b) for a, b in zip(losses, expected, strict=True)),
+        "weights": max((v - final[k]).abs().max().item() for k, v in weights.items()),
+    }
 
 
 def main(folder: Path) -> None:
@@ -370,11 +527,24 @@ def main(folder: Path) -> None:
     quiet()
     found = {}
     for ranks in (2, 1, 4):
-        store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # it takes a free port
-        common = {"WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks, "MASTER_ADDR": "127.0.0.1",
-                  "MASTER_PORT": store.port, "TORCHELASTIC_USE_AGENT_STORE": True}
-        forked = [multiprocessing.get_context("fork").Process(target=on_rank, daemon=True, args=(
-            folder, {**common, "RANK": rank, "LOCAL_RANK": rank} if ranks > 1 else {})) for rank in range(ranks)]
+        store = dist.TCPStore(
+            "127.0.0.1", 0, is_master=True, wait_for_workers=False
+        )  # it takes a free port
+        common = {
+            "WORLD_SIZE": ranks,
+            "LOCAL_WORLD_SIZE": ranks,
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": store.port,
+            "TORCHELASTIC_USE_AGENT_STORE": True,
+        }
+        forked = [
+            multiprocessing.get_context("fork").Process(
+                target=on_rank,
+                daemon=True,
+                args=(folder, {**common, "RANK": rank, "LOCAL_RANK": rank} if ranks > 1 else {}),
+            )
+            for rank in range(ranks)
+        ]
         for process in forked:
             process.start()
         for process in forked:
@@ -389,14 +559,21 @@ def on_rank(folder: Path, environment: dict[str, object]) -> None:
     os.environ.update({name: str(value) for name, value in environment.items()})
     with world() as here:
         found: dict = {how: against_the_twin(here, how, folder) for how in KINDS}
-        found["unsharded"] = {f"{name} {how}": against_the_unsharded(here, how, model)
-                              for name, model in WITH_BAGS.items() for how in KINDS}
+        found["unsharded"] = {
+            f"{name} {how}": against_the_unsharded(here, how, model)
+            for name, model in WITH_BAGS.items()
+            for how in KINDS
+        }
         hosts = folder / f"hosts-{here.ranks}-{here.rank}.json"
         hosts.write_text(json.dumps({"big": "table_row", "small": "table_row"}))
-        found["unsharded"]["bags table_row"] = against_the_unsharded(here, str(hosts), WITH_BAGS["bags"])
-        found["padded"] = [of_a_padded_batch(here, folder / f"padded-{here.ranks}-{i}-{ahead}", model, ahead=ahead)
-                           for i, model in enumerate((MODEL, WITH_BAGS["bags"], WITH_BAGS["dien"]))
-                           for ahead in (False, True)]
+        found["unsharded"]["bags table_row"] = against_the_unsharded(
+            here, str(hosts), WITH_BAGS["bags"]
+        )
+        found["padded"] = [
+            of_a_padded_batch(here, folder / f"padded-{here.ranks}-{i}-{ahead}", model, ahead=ahead)
+            for i, model in enumerate((MODEL, WITH_BAGS["bags"], WITH_BAGS["dien"]))
+            for ahead in (False, True)
+        ]
         if here.ranks < 4:
             found["extreme"] = with_an_extreme_value(here, folder / f"extreme-{here.ranks}")
             found |= resumed(here, folder)
@@ -405,7 +582,9 @@ def on_rank(folder: Path, environment: dict[str, object]) -> None:
             found["stalled"] = stopped_in_a_stall(here, folder / f"stalled-{here.ranks}")
             found["ahead"] = looking_ahead(here, folder / f"ahead-{here.ranks}")
         if here.ranks > 1:
-            half, _, _ = trained(here, "row", folder / f"half-{here.ranks}", wire="fp16", stop_at=STEPS)
+            half, _, _ = trained(
+                here, "row", folder / f"half-{here.ranks}", wire="fp16", stop_at=STEPS
+            )
             full, _, _ = trained(here, "row", folder / f"whole-{here.ranks}", stop_at=STEPS)
             found["half"] = max(abs(a - b) for a, b in zip(half, full, strict=True))
         if here.first:
@@ -436,16 +615,31 @@ def recut(here: Ranks, folder: Path) -> dict:
                 before = kept[key]
                 if value.shape != before.shape:
                     rows = SIZES[key.split(".")[2]]
-                    before = before.view(-1, rows).mean(0).expand(len(value) // rows, rows).flatten()
+                    before = (
+                        before.view(-1, rows).mean(0).expand(len(value) // rows, rows).flatten()
+                    )
                 differ += [key] * (not torch.equal(before, value))
-            differ += [k for k, v in judged(parts, fake, here).items() if abs(v - quality[k]) > 1e-6]
+            differ += [
+                k for k, v in judged(parts, fake, here).items() if abs(v - quality[k]) > 1e-6
+            ]
             found[f"{was} {how}"] = differ
-        found[f"{was} unlike"] = sum(v.view(2, -1)[0].ne(v.view(2, -1)[1]).any().item() for k, v in kept.items()
-                                     if was == "column" and k.startswith("tables"))
+        found[f"{was} unlike"] = sum(
+            v.view(2, -1)[0].ne(v.view(2, -1)[1]).any().item()
+            for k, v in kept.items()
+            if was == "column" and k.startswith("tables")
+        )
     # A rank that holds no table at all.
-    config = Config(data="fake", version=0, batch_size=ROWS, ranks=here.ranks, sharding="table", model=MODEL)
+    config = Config(
+        data="fake", version=0, batch_size=ROWS, ranks=here.ranks, sharding="table", model=MODEL
+    )
     layout = TableLayout(MODEL, TABLES[:1])
-    one = parts_of(config, layout, len(DENSE), placed(config, layout.tables, machine(here.ranks, here.ranks)), here)
+    one = parts_of(
+        config,
+        layout,
+        len(DENSE),
+        placed(config, layout.tables, machine(here.ranks, here.ranks)),
+        here,
+    )
     one.rates.begin(0)
     return found
 
@@ -462,25 +656,37 @@ def resumed(here: Ranks, folder: Path) -> dict:
     """Runs broken off and taken up again, on the same ranks and, from two ranks' checkpoint, on another number."""
     found: dict = {}
     wide = {"width": 16, "dense_layers": (8,), "over_layers": (8,), "compress": SMALLER}
-    runs = {"adagrad": {}, "adam": {"optim": PLAIN["adam"]},
-            **{kind: {"optim": MIXED, "model": ModelConfig(kind=kind, **wide)}
-               for kind in ("dcn", "deepfm", "xdeepfm", "autoint", "pnn", "dnn")},
-            "dien": {"optim": MIXED, "model": WITH_BAGS["dien, one table"]},
-            **{kind: {"model": replace(MODEL, table_dtype=kind)} for kind in ("fp16", "bf16")},
-            "copies": {"optim": replace(MIXED, table_optimiser="adagrad")}}
+    runs = {
+        "adagrad": {},
+        "adam": {"optim": PLAIN["adam"]},
+        **{
+            kind: {"optim": MIXED, "model": ModelConfig(kind=kind, **wide)}
+            for kind in ("dcn", "deepfm", "xdeepfm", "autoint", "pnn", "dnn")
+        },
+        "dien": {"optim": MIXED, "model": WITH_BAGS["dien, one table"]},
+        **{kind: {"model": replace(MODEL, table_dtype=kind)} for kind in ("fp16", "bf16")},
+        "copies": {"optim": replace(MIXED, table_optimiser="adagrad")},
+    }
     for name, settings in runs.items():
         base, how = folder / f"{name}-{here.ranks}", "data" if name == "copies" else "auto"
         straight, parts, _ = trained(here, how, base / "a", **settings)
         broken, _, outcome = trained(here, how, base / "b", stop_at=4, **settings)
         saved = next((base / "b").glob("step-*"))
         rest, again, _ = trained(here, how, base / "c", stop_at=4, resume=saved, **settings)
-        found[f"resume_{name}"] = {"straight": straight, "broken": broken, "rest": rest,
-                                        "stopped": outcome.stopped, "at": outcome.meta.loader}
+        found[f"resume_{name}"] = {
+            "straight": straight,
+            "broken": broken,
+            "rest": rest,
+            "stopped": outcome.stopped,
+            "at": outcome.meta.loader,
+        }
         a, b = (whole_weights(p.model, here) | states(p, here) for p in (parts, again))
         found[f"equal_{name}"] = all(torch.equal(a[k], b[k]) for k in a)
         if here.ranks == 1:
             theirs = next((folder / f"{name}-2" / "b").glob("step-*"))
-            found[f"taken_{name}"], _, _ = trained(here, "auto", base / "d", stop_at=4, resume=theirs, **settings)
+            found[f"taken_{name}"], _, _ = trained(
+                here, "auto", base / "d", stop_at=4, resume=theirs, **settings
+            )
     # What another number of ranks and another sharding make of the two-rank checkpoint.
     other = next((folder / "adam-2" / "b").glob("step-*"))
     for how in ("auto", "row"):
@@ -494,7 +700,9 @@ def resumed(here: Ranks, folder: Path) -> dict:
         before = torch.load(kept, weights_only=True)
         found[f"loaded_{how}"] = [k for k in before if not torch.equal(before[k], now[k])]
         found[f"keys_{how}"] = len(now)
-    rest, parts, _ = trained(here, "row", folder / f"other-{here.ranks}", PLAIN["adam"], stop_at=4, resume=other)
+    rest, parts, _ = trained(
+        here, "row", folder / f"other-{here.ranks}", PLAIN["adam"], stop_at=4, resume=other
+    )
     found["other"] = rest
     fake = FakeSplit([batch(5000 + i, ROWS, here.rank, here.ranks) for i in range(3)])
     findings = evaluate(parts, fake, BatchChecker(SIZES, DENSE, "fake"), here, slices=["tiny"])
@@ -516,7 +724,9 @@ def on_gpus(folder: Path, kernels: list[str]) -> None:
         found = {}
         for kernel in kernels:
             file = folder / f"{kernel}-{here.rank}.json"
-            file.write_text(json.dumps({"big": f"row:{kernel}", "mid": f"table:{kernel}", "tiny": "data"}))
+            file.write_text(
+                json.dumps({"big": f"row:{kernel}", "mid": f"table:{kernel}", "tiny": "data"})
+            )
             found[kernel] = against_the_twin(here, str(file), folder / kernel)
         if here.first:
             print(json.dumps(found))

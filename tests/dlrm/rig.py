@@ -36,7 +36,9 @@ class FakeBatch:
     step: int = 0
 
 
-def batch(step: int, rows: int, rank: int = 0, ranks: int = 1, sizes: dict[str, int] | None = None) -> FakeBatch:
+def batch(
+    step: int, rows: int, rank: int = 0, ranks: int = 1, sizes: dict[str, int] | None = None
+) -> FakeBatch:
     """Rank's part of global batch `step`: the same rows for any number of ranks. Labels follow from the ids."""
     g = torch.Generator().manual_seed(step)
     sizes = SIZES if sizes is None else sizes
@@ -46,16 +48,26 @@ def batch(step: int, rows: int, rank: int = 0, ranks: int = 1, sizes: dict[str, 
     label = (torch.rand(rows, generator=g) < torch.sigmoid(score)).float()
     part = slice(rank * rows // ranks, (rank + 1) * rows // ranks)
     ids = ids[:, part].contiguous()
-    return FakeBatch(dense=dense[:, part].contiguous().T, values=ids.reshape(-1).int(),
-                     lengths=torch.ones(ids.numel(), dtype=torch.int32), label=label[part],
-                     weight=torch.ones(ids.shape[1]), rows=ids.shape[1], step=step)
+    return FakeBatch(
+        dense=dense[:, part].contiguous().T,
+        values=ids.reshape(-1).int(),
+        lengths=torch.ones(ids.numel(), dtype=torch.int32),
+        label=label[part],
+        weight=torch.ones(ids.shape[1]),
+        rows=ids.shape[1],
+        step=step,
+    )
 
 
 def bagged(b: FakeBatch, step: int, rank: int = 0, ranks: int = 1) -> FakeBatch:
     """A batch whose column `small` has bags of 0 to 3 ids instead, the same rows for any number of ranks."""
     g, rows = torch.Generator().manual_seed(step + 99), len(b.label)
     counts = torch.randint(0, 4, (rows * ranks,), generator=g)
-    ids = torch.randint(0, SIZES["small"], (int(counts.sum()),), generator=g).int().split(counts.tolist())
+    ids = (
+        torch.randint(0, SIZES["small"], (int(counts.sum()),), generator=g)
+        .int()
+        .split(counts.tolist())
+    )
     mine = slice(rank * rows, (rank + 1) * rows)
     columns, lengths = list(b.values.split(rows)), b.lengths.view(len(SIZES), rows).clone()
     columns[2], lengths[2] = torch.cat(ids[mine]), counts[mine]
@@ -102,18 +114,33 @@ class PaddedFeed(FakeFeed):
         mine = max(0, min(self.rows // self.ranks, REAL - self.rank * self.rows // self.ranks))
         for whole in super().__iter__():
             real = torch.arange(len(whole.label)) < mine
-            yield whole if self.position["step"] < self.steps else replace(
-                whole, rows=mine, weight=real.float(), label=whole.label.where(real, 1.0),
-                dense=whole.dense.where(real.unsqueeze(1), torch.nan))
+            yield (
+                whole
+                if self.position["step"] < self.steps
+                else replace(
+                    whole,
+                    rows=mine,
+                    weight=real.float(),
+                    label=whole.label.where(real, 1.0),
+                    dense=whole.dense.where(real.unsqueeze(1), torch.nan),
+                )
+            )
 
 
 def real_rows(b: FakeBatch, rows: int) -> FakeBatch:
     """The first rows of a batch, as if there were no others."""
     lengths = b.lengths.view(-1, len(b.label))
     ids = b.values.split(lengths.flatten().tolist())
-    kept = [one for column in range(len(lengths)) for one in ids[column * len(b.label):][:rows]]
-    return replace(b, dense=b.dense[:rows], values=torch.cat(kept), lengths=lengths[:, :rows].flatten(),
-                   label=b.label[:rows], weight=b.weight[:rows], rows=rows)
+    kept = [one for column in range(len(lengths)) for one in ids[column * len(b.label) :][:rows]]
+    return replace(
+        b,
+        dense=b.dense[:rows],
+        values=torch.cat(kept),
+        lengths=lengths[:, :rows].flatten(),
+        label=b.label[:rows],
+        weight=b.weight[:rows],
+        rows=rows,
+    )
 
 
 @dataclass
@@ -150,22 +177,46 @@ class Bomb:
 def written(tensors: dict[str, torch.Tensor], path: Path, meta: CheckpointMeta) -> None:
     """A checkpoint of these tensors, as one rank writes it."""
     path.mkdir(parents=True)
-    entries = [TensorEntry(key, value.dtype, tuple(value.shape), (0,) * value.dim(), tuple(value.shape), value.detach)
-               for key, value in tensors.items()]
+    entries = [
+        TensorEntry(
+            key,
+            value.dtype,
+            tuple(value.shape),
+            (0,) * value.dim(),
+            tuple(value.shape),
+            value.detach,
+        )
+        for key, value in tensors.items()
+    ]
     found = write(CheckpointDisk(), path, "rank-00000.safetensors", entries)
     layout = Index.joined([found], {}).to_json().encode()
     (path / LAYOUT).write_bytes(layout)
     meta.write(path, {found["file"]: found["sum"], LAYOUT: zlib.crc32(layout)}, CheckpointDisk())
 
 
-def launch(ranks: int, *words: object, tmp: Path, timeout: float = 240) -> subprocess.CompletedProcess[str]:
+def launch(
+    ranks: int, *words: object, tmp: Path, timeout: float = 240
+) -> subprocess.CompletedProcess[str]:
     """`-m …` under torchrun, or as one process without it if `ranks` is 0."""
-    return subprocess.run(command(ranks, *words), capture_output=True, text=True, cwd=ROOT, env=environment(tmp),
-                          timeout=timeout, check=False)
+    return subprocess.run(
+        command(ranks, *words),
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env=environment(tmp),
+        timeout=timeout,
+        check=False,
+    )
 
 
 def command(ranks: int, *words: object) -> list[str]:
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    torchrun = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        f"--nproc-per-node={ranks}",
+    ]
     return [*(torchrun if ranks else [sys.executable]), "-m", *map(str, words)]
 
 

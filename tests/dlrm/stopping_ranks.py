@@ -20,7 +20,9 @@ class Speaks(heartbeat.Heartbeat):
 
     def _report(self, *, over: bool = False) -> None:
         super()._report(over=over)
-        Speaks.of_steps = json.loads(self._store.get(f"sluice/beat/{self._rank}"))["silence_s"] < MOST_S
+        Speaks.of_steps = (
+            json.loads(self._store.get(f"sluice/beat/{self._rank}"))["silence_s"] < MOST_S
+        )
 
 
 class Stops(input_checks.BatchChecker):
@@ -28,7 +30,12 @@ class Stops(input_checks.BatchChecker):
 
     def check(self, batch):
         super().check(batch)
-        if "train" in self._source and os.environ["RANK"] == "0" and Speaks.of_steps and self.saved.exists():
+        if (
+            "train" in self._source
+            and os.environ["RANK"] == "0"
+            and Speaks.of_steps
+            and self.saved.exists()
+        ):
             os.kill(os.getpid(), signal.SIGSTOP)
 
 

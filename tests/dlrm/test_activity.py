@@ -13,7 +13,16 @@ from sluice.dlrm.liveness.activity import Activity, Beat, verdict
 from sluice.dlrm.liveness.heartbeat import Heartbeat
 from sluice.dlrm.liveness.rank_exit import RankExit
 
-BEAT = Beat(count=5, phase="was at batch 2", waits=False, age_s=0.0, limit_s=10.0, silence_s=10.0, process=1, parent=0)
+BEAT = Beat(
+    count=5,
+    phase="was at batch 2",
+    waits=False,
+    age_s=0.0,
+    limit_s=10.0,
+    silence_s=10.0,
+    process=1,
+    parent=0,
+)
 WAITS = replace(BEAT, count=4, phase="waited for the other ranks before batch 2", waits=True)
 
 
@@ -81,20 +90,32 @@ def test_a_wait_for_a_batch_is_no_standstill_while_the_loader_works():
         work[0] += 1
         assert verdict({0: (activity.beat(1, 0), 0.0)}) is None
     clock.now += 121.0
-    assert verdict({0: (activity.beat(1, 0), 0.0)}).text == \
-        "rank 0 stands still: for 121 s it waited for batch 5 (at most 120 s)"
+    assert (
+        verdict({0: (activity.beat(1, 0), 0.0)}).text
+        == "rank 0 stands still: for 121 s it waited for batch 5 (at most 120 s)"
+    )
 
 
 def test_a_rank_that_says_nothing_is_named_with_its_last_phase_once_the_others_wait_for_it():
     stopped, other = (replace(BEAT, phase="waited for batch 7"), 10.5), replace(WAITS, age_s=10.5)
     found = verdict({0: (other, 0.0), 1: stopped})
     assert (found.ranks, found.silent) == ((1,), True)
-    assert found.text == ("rank 1 stands still: nothing was heard of it for 10 s; the last was: it waited for batch 7 "
-                          "(at most 10 s)")
-    assert verdict({0: (replace(other, age_s=3.0), 0.0), 1: stopped}) is None, "another rank gets somewhere"
-    assert verdict({0: (replace(other, limit_s=None), 0.0), 1: stopped}).ranks == (1,), "it writes the report, say"
-    assert verdict({0: (BEAT, 0.0), 1: (replace(stopped[0], over=True), 99.0)}) is None, "it has ended"
-    assert verdict({0: (other, 0.0), 1: (replace(BEAT, limit_s=None, silence_s=120.0), 60.0)}) is None
+    assert found.text == (
+        "rank 1 stands still: nothing was heard of it for 10 s; the last was: it waited for batch 7 "
+        "(at most 10 s)"
+    )
+    assert verdict({0: (replace(other, age_s=3.0), 0.0), 1: stopped}) is None, (
+        "another rank gets somewhere"
+    )
+    assert verdict({0: (replace(other, limit_s=None), 0.0), 1: stopped}).ranks == (1,), (
+        "it writes the report, say"
+    )
+    assert verdict({0: (BEAT, 0.0), 1: (replace(stopped[0], over=True), 99.0)}) is None, (
+        "it has ended"
+    )
+    assert (
+        verdict({0: (other, 0.0), 1: (replace(BEAT, limit_s=None, silence_s=120.0), 60.0)}) is None
+    )
 
 
 def test_a_rank_that_answers_and_gets_nowhere_is_the_one_that_the_others_wait_for():
@@ -102,9 +123,13 @@ def test_a_rank_that_answers_and_gets_nowhere_is_the_one_that_the_others_wait_fo
     waiting = replace(WAITS, age_s=10.5)
     assert verdict({0: (waiting, 0.0), 1: (late, 0.0), 2: (waiting, 0.0)}).ranks == (1,)
     same = replace(late, count=4)
-    assert verdict({0: (waiting, 0.0), 1: (same, 0.0)}).ranks == (1,), "who only waits is not to blame"
+    assert verdict({0: (waiting, 0.0), 1: (same, 0.0)}).ranks == (1,), (
+        "who only waits is not to blame"
+    )
     assert verdict({0: (waiting, 0.0), 1: (waiting, 0.0)}).ranks == (0, 1), "unless all do"
-    assert verdict({0: (waiting, 0.0), 1: (replace(late, limit_s=None), 0.0)}) is None, "it may take its time"
+    assert verdict({0: (waiting, 0.0), 1: (replace(late, limit_s=None), 0.0)}) is None, (
+        "it may take its time"
+    )
     assert verdict({0: (waiting, 0.0), 1: (replace(late, age_s=2.0), 0.0)}) is None
 
 
@@ -112,15 +137,31 @@ class Left(Exception):
     """Instead of the end of the process."""
 
 
-def ranks_of(clock: Clock, count: int, killed: list[Beat] | None = None) -> list[tuple[Activity, Heartbeat]]:
+def ranks_of(
+    clock: Clock, count: int, killed: list[Beat] | None = None
+) -> list[tuple[Activity, Heartbeat]]:
     def leave(code: int) -> None:
         assert code == 1
         raise Left
 
     store = dist.HashStore()
     kill = (killed if killed is not None else []).extend
-    return [(one, Heartbeat(store, rank, count, one, RankExit(first=rank == 0, leave=leave), clock=clock, kill=kill,
-                            workers=lambda: "stacks of workers")) for rank, one in enumerate(activities(clock, count))]
+    return [
+        (
+            one,
+            Heartbeat(
+                store,
+                rank,
+                count,
+                one,
+                RankExit(first=rank == 0, leave=leave),
+                clock=clock,
+                kill=kill,
+                workers=lambda: "stacks of workers",
+            ),
+        )
+        for rank, one in enumerate(activities(clock, count))
+    ]
 
 
 def beat(pulses: list[Heartbeat]) -> list[int]:
@@ -147,7 +188,9 @@ def test_all_ranks_end_and_the_one_that_stands_still_shows_its_stacks(capfd):
     clock.now += 1.0
     assert set(beat(pulses)) | set(beat(pulses)) == {0, 1, 2}
     out, err = capfd.readouterr()
-    assert json.loads(out) == {"error": "rank 2 stands still: for 11 s it was at batch 4 (at most 10 s)"}
+    assert json.loads(out) == {
+        "error": "rank 2 stands still: for 11 s it was at batch 4 (at most 10 s)"
+    }
     assert err.count("rank 2 stands still") == 3
     assert err.count("what rank 2 does now:") == 1
     assert "stacks of workers" in err
@@ -164,7 +207,9 @@ def test_if_the_first_rank_says_nothing_the_second_judges_and_speaks(capfd):
         assert beat(pulses[1:]) == []
     clock.now += 1.0
     assert set(beat(pulses[1:])) | set(beat(pulses[1:])) == {0, 1}
-    assert json.loads(capfd.readouterr().out)["error"].startswith("rank 0 stands still: nothing was heard of it for 11")
+    assert json.loads(capfd.readouterr().out)["error"].startswith(
+        "rank 0 stands still: nothing was heard of it for 11"
+    )
     assert {one.process for one in killed} == {os.getpid()}
 
 

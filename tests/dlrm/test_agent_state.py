@@ -17,11 +17,21 @@ from sluice.dlrm.training import assemble, loaders
 from sluice.etl.synth.small_table import small_table
 
 
-@pytest.mark.filterwarnings("ignore::FutureWarning")  # torch of torchrec, see sluice.dlrm.telemetry.silence_warnings
-@pytest.mark.parametrize(("machine", "schema", "registry"), [
-    ("same", "same", True), ("another", "same", False), ("same", "another", False), ("same", "another", True)])
+@pytest.mark.filterwarnings(
+    "ignore::FutureWarning"
+)  # torch of torchrec, see sluice.dlrm.telemetry.silence_warnings
+@pytest.mark.parametrize(
+    ("machine", "schema", "registry"),
+    [
+        ("same", "same", True),
+        ("another", "same", False),
+        ("same", "another", False),
+        ("same", "another", True),
+    ],
+)
 def test_it_goes_on_with_what_it_knew_on_the_same_machine_where_the_registry_knows_no_better(
-        tmp_path, monkeypatch, machine, schema, registry):
+    tmp_path, monkeypatch, machine, schema, registry
+):
     """Also across schemas, without a registry: stages that are still there are known, and those that are gone left; but
     nothing counts as settled there, so that the new pipeline is opened anew."""
     settled, recall = [], Planner.recall
@@ -34,21 +44,43 @@ def test_it_goes_on_with_what_it_knew_on_the_same_machine_where_the_registry_kno
     table = small_table(tmp_path / "table", rows=2000, values=20, row_group_rows=512)
     config = Config(data=table.uri, version=table.version, batch_size=256, reader="arrow")
     conditions = loaders.conditions(config, tmp_path, 0)
-    with world() as here, loaders.training(config, table, rank=0, local_ranks=1, conditions=conditions) as loader:
+    with (
+        world() as here,
+        loaders.training(config, table, rank=0, local_ranks=1, conditions=conditions) as loader,
+    ):
         kept = loaders.knob_memory(config, loader, 1, print)
 
         def learned(workers):
-            known = StageCost(name="read", backend="thread", points={workers: Point(busy_s=1e-6, cpu_s=5e-7)})
-            return {"other_cpu_s": 0.0, "services": {"read": known.to_dict(), "gone": known.to_dict()}}
+            known = StageCost(
+                name="read", backend="thread", points={workers: Point(busy_s=1e-6, cpu_s=5e-7)}
+            )
+            return {
+                "other_cpu_s": 0.0,
+                "services": {"read": known.to_dict(), "gone": known.to_dict()},
+            }
 
-        before = {"machine": kept.context.machine if machine == "same" else machine,
-                  "schema": kept.context.schema if schema == "same" else schema, "learned": learned(7)}
-        assert replace(CheckpointMeta.of(table, {}), agent=before).following(table, {}).agent == before
+        before = {
+            "machine": kept.context.machine if machine == "same" else machine,
+            "schema": kept.context.schema if schema == "same" else schema,
+            "learned": learned(7),
+        }
+        assert (
+            replace(CheckpointMeta.of(table, {}), agent=before).following(table, {}).agent == before
+        )
         kept.learned = learned(5) if registry else None
-        with assemble.tuned(config, loader, here, kept, record=lambda _: None, observe=lambda _: None,
-                            agent=json.loads(json.dumps(before))) as controller:
+        with assemble.tuned(
+            config,
+            loader,
+            here,
+            kept,
+            record=lambda _: None,
+            observe=lambda _: None,
+            agent=json.loads(json.dumps(before)),
+        ) as controller:
             assert controller is not None
-            assert not any(thread.name == "sluice-member" for thread in threading.enumerate()), "it is the only rank"
+            assert not any(thread.name == "sluice-member" for thread in threading.enumerate()), (
+                "it is the only rank"
+            )
             next(iter(loader))
             while controller.reason is None:  # its thread may be at the first look, and be slow
                 controller.step()

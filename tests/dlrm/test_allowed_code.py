@@ -21,8 +21,9 @@ from tests.dlrm.hostile_table import MODULE, SPEC, ended
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.filterwarnings("ignore::FutureWarning",
-                            "ignore::UserWarning")  # torch of torchrec, see sluice.dlrm.telemetry.silence_warnings
+@pytest.mark.filterwarnings(
+    "ignore::FutureWarning", "ignore::UserWarning"
+)  # torch of torchrec, see sluice.dlrm.telemetry.silence_warnings
 def test_no_program_runs_what_a_table_or_a_run_folder_names(hostile, ran, capsys, tmp_path):
     table, trained = hostile / "table", hostile / "run"
     etl_main = __main__.main
@@ -33,8 +34,19 @@ def test_no_program_runs_what_a_table_or_a_run_folder_names(hostile, ran, capsys
     assert ended(ingest_main, "headroom", table, *short, "--step-ms", 1) == 0
     assert ended(ingest_main, "doctor", table) in (0, 1)
     assert ended(plan.main, "--data", table) == 0
-    assert ended(train.main, "--data", table, "--run-dir", tmp_path / "new", "--check", "--batch-size",
-                 64) == 0
+    assert (
+        ended(
+            train.main,
+            "--data",
+            table,
+            "--run-dir",
+            tmp_path / "new",
+            "--check",
+            "--batch-size",
+            64,
+        )
+        == 0
+    )
     assert ended(evaluate.main, "--run-dir", trained, "--data", table) == 0
     assert ended(train.main, "--run-dir", trained, "--resume", "--epochs", 2, "--check") == 0
     with BatchLoader(table, batch_size=64) as loader:
@@ -49,17 +61,27 @@ def test_no_program_runs_what_a_table_or_a_run_folder_names(hostile, ran, capsys
     values = json.loads(meta.read_text())
     assert "allow_code" not in values["config"]  # it was given, and is to be given again
     for key in ("udf", "transform", "allow_code"):
-        meta.write_text(json.dumps({**values, "config": {**values["config"], key: [f"{MODULE}:halved"]}}))
-        for main, words in ((train.main, ("--run-dir", other, "--resume", "--epochs", 2, "--check")),
-                            (evaluate.main, ("--run-dir", other))):
+        meta.write_text(
+            json.dumps({**values, "config": {**values["config"], key: [f"{MODULE}:halved"]}})
+        )
+        for main, words in (
+            (train.main, ("--run-dir", other, "--resume", "--epochs", 2, "--check")),
+            (evaluate.main, ("--run-dir", other)),
+        ):
             assert ended(main, *words) == 2
         assert f"'{key}'" in capsys.readouterr().err
-    meta.write_text(json.dumps({**values, "config": {**values["config"], "transforms": [f"{MODULE}:halved"]}}))
-    for main, words in ((train.main, ("--run-dir", other, "--resume", "--epochs", 2, "--check")),
-                        (evaluate.main, ("--run-dir", other))):
+    meta.write_text(
+        json.dumps({**values, "config": {**values["config"], "transforms": [f"{MODULE}:halved"]}})
+    )
+    for main, words in (
+        (train.main, ("--run-dir", other, "--resume", "--epochs", 2, "--check")),
+        (evaluate.main, ("--run-dir", other)),
+    ):
         assert ended(main, *words) == 2
         said = capsys.readouterr().err
-        assert "the checkpoint does not fit" in said or f"names the function '{MODULE}:halved'" in said
+        assert (
+            "the checkpoint does not fit" in said or f"names the function '{MODULE}:halved'" in said
+        )
     assert not ran()
 
 
@@ -68,7 +90,9 @@ def test_a_job_on_a_spec_that_came_with_a_table_is_refused_before_any_work(hosti
     from sluice.etl.table.store import TableStore
 
     stored = FeatureTable.open(hostile / "table").spec()
-    assert [op.function for c in stored.columns for op in c.ops if isinstance(op, Python)] == [f"{MODULE}:halved"]
+    assert [op.function for c in stored.columns for op in c.ops if isinstance(op, Python)] == [
+        f"{MODULE}:halved"
+    ]
     with pytest.raises(OperatorError, match="names the function"):
         Job(spec=stored, inputs=("x",), store=TableStore(hostile / "other"))
     assert not ran()

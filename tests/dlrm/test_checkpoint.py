@@ -29,7 +29,15 @@ from sluice.dlrm.checkpoint.save_load import Checkpoints
 from sluice.dlrm.ranks import packed, unpacked
 from tests.dlrm.rig import written
 
-META = CheckpointMeta(config={}, version=0, fingerprint={}, columns={}, dense=(), trained={}, software={"torch": "1.0"})
+META = CheckpointMeta(
+    config={},
+    version=0,
+    fingerprint={},
+    columns={},
+    dense=(),
+    trained={},
+    software={"torch": "1.0"},
+)
 
 
 class Alone:
@@ -75,11 +83,14 @@ def saved(tmp_path):
     """Checkpoints of one number."""
     weights, disk = Weights(1.0), Disk()
     nothing = SimpleNamespace(state_dict=dict)
-    parts = SimpleNamespace(model=SimpleNamespace(state_dict=weights.state_dict),
-                            table_states=nothing, dense=nothing)
+    parts = SimpleNamespace(
+        model=SimpleNamespace(state_dict=weights.state_dict), table_states=nothing, dense=nothing
+    )
     lines = []
     found = Checkpoints(tmp_path, parts, Alone(), keep=2, record=lines.append, files=disk)  # type: ignore[arg-type]
-    yield SimpleNamespace(checkpoints=found, folder=tmp_path, weights=weights, disk=disk, lines=lines)
+    yield SimpleNamespace(
+        checkpoints=found, folder=tmp_path, weights=weights, disk=disk, lines=lines
+    )
     found.close()
 
 
@@ -122,7 +133,10 @@ def test_what_was_saved_last_stays_whatever_its_step_and_where_latest_was_set_ba
         assert path.name == f"step-{step:09d}"
         check(path)
     assert steps(saved.folder) == [22, 23, 30]
-    assert [latest(saved.folder)[1].saved, best(saved.folder)] == [6, (saved.folder / "step-000000030", 0.9)]
+    assert [latest(saved.folder)[1].saved, best(saved.folder)] == [
+        6,
+        (saved.folder / "step-000000030", 0.9),
+    ]
 
 
 def test_a_step_that_is_saved_again_replaces_nothing_that_is_needed(saved):
@@ -131,7 +145,10 @@ def test_a_step_that_is_saved_again_replaces_nothing_that_is_needed(saved):
     saved.weights.tensor.fill_(2.0)
     again = _with_steps(saved, 10)
     assert (first.name, again.name) == ("step-000000010", "step-000000010-2")
-    assert [CheckpointReader(p).whole(["model.weight"])["model.weight"][0].item() for p in (first, again)] == [1.0, 2.0]
+    assert [
+        CheckpointReader(p).whole(["model.weight"])["model.weight"][0].item()
+        for p in (first, again)
+    ] == [1.0, 2.0]
 
 
 def test_a_link_under_a_temporary_name_is_not_followed(saved):
@@ -157,7 +174,9 @@ def test_a_file_that_the_disk_holds_otherwise_than_written_is_no_checkpoint(save
 
     saved.checkpoints.files = Lying()
     saved.checkpoints.save(replace(META, step=3))
-    with pytest.raises(CheckpointError, match=r"step-000000003 could not be written .*is not as it was written"):
+    with pytest.raises(
+        CheckpointError, match=r"step-000000003 could not be written .*is not as it was written"
+    ):
         saved.checkpoints.wait()
     assert steps(saved.folder) == [1, 2]
     check(latest(saved.folder)[0])
@@ -177,7 +196,9 @@ def test_whatever_is_saved_the_newest_finite_state_is_latest_and_nothing_else_is
             saved.checkpoints.wait()
             finite.append(step)
         else:
-            with pytest.raises(NotFinite, match=rf"step-0*{step} is not written: .* model.weight \(1 of 3\)"):
+            with pytest.raises(
+                NotFinite, match=rf"step-0*{step} is not written: .* model.weight \(1 of 3\)"
+            ):
                 saved.checkpoints.wait()
         assert steps(saved.folder) == finite[-2:]
         if finite:
@@ -189,15 +210,22 @@ def test_a_checkpoint_that_is_not_finite_is_not_loaded_and_the_newest_that_is_is
     _with_steps(saved, 1, 2)
     for step in (3, 4):
         weight = torch.tensor([1.0, float("nan"), float("inf")])
-        written({"model.weight": weight}, saved.folder / f"step-{step:09d}", replace(META, step=step))
+        written(
+            {"model.weight": weight}, saved.folder / f"step-{step:09d}", replace(META, step=step)
+        )
     path, _ = latest(saved.folder)
     assert path.name == "step-000000004"
-    with pytest.raises(NotFinite, match=r"step-000000004 holds numbers that are not finite: model.weight \(2 of 3\); "
-                                        r"write step-000000002, the newest that is finite, into .*LATEST"):
+    with pytest.raises(
+        NotFinite,
+        match=r"step-000000004 holds numbers that are not finite: model.weight \(2 of 3\); "
+        r"write step-000000002, the newest that is finite, into .*LATEST",
+    ):
         CheckpointReader(path).whole(["model.weight"])
     for step in (1, 2):
         shutil.rmtree(saved.folder / f"step-{step:09d}")
-    with pytest.raises(NotFinite, match="no other checkpoint of this run is finite: begin another run"):
+    with pytest.raises(
+        NotFinite, match="no other checkpoint of this run is finite: begin another run"
+    ):
         CheckpointReader(path).whole(["model.weight"])
 
 
@@ -206,7 +234,9 @@ def test_a_full_disk_is_an_error_that_leaves_the_one_before(saved):
     saved.checkpoints.wait()
     saved.disk.room = False
     saved.checkpoints.save(replace(META, step=2))
-    with pytest.raises(CheckpointError, match=r"step-000000002 could not be written \(OSError: .*No space left"):
+    with pytest.raises(
+        CheckpointError, match=r"step-000000002 could not be written \(OSError: .*No space left"
+    ):
         saved.checkpoints.wait()
     assert steps(saved.folder) == [1]
     assert latest(saved.folder)[1].step == 1
@@ -245,12 +275,19 @@ PART = "rank-00000.safetensors"
 def test_a_file_that_changed_or_vanished_is_refused_by_name_with_the_one_before(saved):
     path = _with_steps(saved, 1, 2)
     whole = (path / PART).read_bytes()
-    for look in (check, lambda p: save_load.check(p, Alone()), lambda p: save_load.check(p, Second())):
+    for look in (
+        check,
+        lambda p: save_load.check(p, Alone()),
+        lambda p: save_load.check(p, Second()),
+    ):
         (path / PART).write_bytes(whole)
         look(path)
         (path / PART).write_bytes(whole[:-1] + b"x")
-        with pytest.raises(CheckpointError, match=r"step-000000002 is damaged: rank-00000.safetensors is not as it was "
-                                                  r"written .*write step-000000001 into .*LATEST"):
+        with pytest.raises(
+            CheckpointError,
+            match=r"step-000000002 is damaged: rank-00000.safetensors is not as it was "
+            r"written .*write step-000000001 into .*LATEST",
+        ):
             look(path)
     (path / PART).unlink()
     with pytest.raises(CheckpointError, match=r"safetensors cannot be read \(No such file"):
@@ -263,7 +300,9 @@ def test_the_ranks_look_at_every_file_between_them(saved):
         (path / file).write_text("spoilt")
     parts = [damage(path, rank=rank, ranks=3) for rank in range(3)]
     assert [[text.split()[0] for text in part] for part in parts] == [["layout.json"], [PART], []]
-    with pytest.raises(CheckpointError, match=r"json is not .*; rank-0.* is not .*copy it here anew; there is no"):
+    with pytest.raises(
+        CheckpointError, match=r"json is not .*; rank-0.* is not .*copy it here anew; there is no"
+    ):
         check(path)
 
 
@@ -274,8 +313,13 @@ def test_other_software_is_told():
     assert replace(META, software={}).other_software() is None
 
 
-@pytest.mark.parametrize(("step", "loader", "steps", "in_all"), [
-    (14, {"epoch": 2, "step": 0}, 7, 21), (20, {"epoch": 2, "step": 6}, 7, 21),  # on the version it was saved on
-    (14, {}, 11, 25)])  # a larger one was taken up
+@pytest.mark.parametrize(
+    ("step", "loader", "steps", "in_all"),
+    [
+        (14, {"epoch": 2, "step": 0}, 7, 21),
+        (20, {"epoch": 2, "step": 6}, 7, 21),  # on the version it was saved on
+        (14, {}, 11, 25),
+    ],
+)  # a larger one was taken up
 def test_a_run_has_the_steps_it_made_and_those_of_the_epochs_left(step, loader, steps, in_all):
     assert replace(META, step=step, epoch=2, loader=loader).steps_in_all(steps, 3) == in_all

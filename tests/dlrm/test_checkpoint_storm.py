@@ -16,7 +16,15 @@ import pytest
 import torch
 
 from sluice.dlrm.checkpoint.disk import CheckpointDisk
-from sluice.dlrm.checkpoint.meta import CheckpointError, CheckpointMeta, best, check, latest, mark_best, whole
+from sluice.dlrm.checkpoint.meta import (
+    CheckpointError,
+    CheckpointMeta,
+    best,
+    check,
+    latest,
+    mark_best,
+    whole,
+)
 from sluice.dlrm.checkpoint.partial_read import CheckpointReader
 from sluice.dlrm.checkpoint.save_load import Checkpoints
 from tests.dlrm.test_checkpoint import Alone
@@ -41,7 +49,9 @@ class File:
         if self.now == self.safe:
             return self.now
         cut = chance.randrange(len(self.now) + 1)
-        return chance.choice([self.safe, self.now, self.now[:cut], self.now[:cut] + bytes(len(self.now) - cut)])
+        return chance.choice(
+            [self.safe, self.now, self.now[:cut], self.now[:cut] + bytes(len(self.now) - cut)]
+        )
 
 
 @dataclass(eq=False)
@@ -80,8 +90,12 @@ class Disk(CheckpointDisk):
         self.top = self._read(root)
 
     def _read(self, folder: Path) -> Folder:
-        held = {path.name: self._read(path) if path.is_dir() else File(path.read_bytes(), path.read_bytes())
-                for path in folder.iterdir()}
+        held = {
+            path.name: self._read(path)
+            if path.is_dir()
+            else File(path.read_bytes(), path.read_bytes())
+            for path in folder.iterdir()
+        }
         return Folder(dict(held), held)
 
     def _at(self, path: Path) -> Folder:
@@ -146,12 +160,17 @@ class Disk(CheckpointDisk):
                 self._leave(what, into / name, chance)
 
 
-def life(disk: Disk, checkpoints: Path, step: int, chance: random.Random, promised: list[int]) -> None:
+def life(
+    disk: Disk, checkpoints: Path, step: int, chance: random.Random, promised: list[int]
+) -> None:
     """A run that saves until it dies, or is over. `promised` gets each step that was said to be saved."""
     weight = torch.zeros(3)
     nothing = SimpleNamespace(state_dict=dict)
-    parts = SimpleNamespace(model=SimpleNamespace(state_dict=lambda: {"weight": weight}),
-                            table_states=nothing, dense=nothing)
+    parts = SimpleNamespace(
+        model=SimpleNamespace(state_dict=lambda: {"weight": weight}),
+        table_states=nothing,
+        dense=nothing,
+    )
     saved = Checkpoints(checkpoints, parts, Alone(), keep=2, record=lambda _: None, files=disk)  # type: ignore[arg-type]
     try:
         for number in range(step + 1, step + 1 + chance.randint(1, 4)):

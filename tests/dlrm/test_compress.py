@@ -10,7 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
 
-from sluice.dlrm.model.table_compression import CombineCodes, Compression, Compressor, codes, part_tables, within
+from sluice.dlrm.model.table_compression import (
+    CombineCodes,
+    Compression,
+    Compressor,
+    codes,
+    part_tables,
+    within,
+)
 from sluice.dlrm.options import ConfigError, Table
 
 
@@ -63,15 +70,19 @@ def test_spreading_gives_each_id_a_row_and_each_block_its_part_of_any_first_ids(
     found = all_codes(rows, Compression(kind="spread"))[:, 0]
     assert torch.equal(found.sort().values, torch.arange(rows, dtype=torch.int32))
     for head in (rows // 10, rows // 2):
-        in_blocks = torch.div(found[:head], -(-rows // 4), rounding_mode="floor").bincount(minlength=4)
+        in_blocks = torch.div(found[:head], -(-rows // 4), rounding_mode="floor").bincount(
+            minlength=4
+        )
         if head >= 100:
             assert int(in_blocks.max()) <= 1.1 * head / 4
 
 
 def test_ids_beyond_31_bits_keep_their_codes_exact():
     ids, rows = [0, 1, 2**31 - 1, 2**31, 3_650_000_000 - 1], 3_650_000_000
-    found = {text: [t.tolist() for t in codes(torch.tensor(ids), table(rows), Compression.read(text))]
-             for text in ("spread", "modulo:1009", "quotient:65536")}
+    found = {
+        text: [t.tolist() for t in codes(torch.tensor(ids), table(rows), Compression.read(text))]
+        for text in ("spread", "modulo:1009", "quotient:65536")
+    }
     assert found["modulo:1009"] == [[i % 1009 for i in ids]]
     assert found["quotient:65536"] == [[i // 65536 for i in ids], [i % 65536 for i in ids]]
     stride = found["spread"][0][1]
@@ -109,20 +120,29 @@ def made(columns):
     """Columns, their compressor, and a collection of the tables as the model would have it."""
     tables = [table(rows=40, name=name, lookups=lookups) for name, lookups, _ in columns]
     compressor = Compressor(tables, {name: CHOICES[choice] for name, _, choice in columns})
-    collection = EmbeddingBagCollection(tables=[
-        EmbeddingBagConfig(name=t.name, feature_names=[t.name], num_embeddings=t.rows, embedding_dim=t.width)
-        for t in compressor.tables])
+    collection = EmbeddingBagCollection(
+        tables=[
+            EmbeddingBagConfig(
+                name=t.name, feature_names=[t.name], num_embeddings=t.rows, embedding_dim=t.width
+            )
+            for t in compressor.tables
+        ]
+    )
     return compressor, collection
 
 
 def matrix(compressor, collection, column):
     """The slow twin: one row of W numbers for every id of a column, made by the formula."""
     part = {t.name: collection.embedding_bags[t.name].weight for t in compressor.tables}
-    t, how, parts = (list(x)[column] for x in (compressor.columns, compressor.choices, compressor.parts))
+    t, how, parts = (
+        list(x)[column] for x in (compressor.columns, compressor.choices, compressor.parts)
+    )
     rows = []
     for i in range(t.rows):
-        vectors = [part[p.name][int(c[0])] for p, c in
-                   zip(parts, codes(torch.tensor([i]), t, how), strict=True)]
+        vectors = [
+            part[p.name][int(c[0])]
+            for p, c in zip(parts, codes(torch.tensor([i]), t, how), strict=True)
+        ]
         if how.kind == "quotient" and how.combine == "multiply":
             rows.append(vectors[0] * vectors[1])
         elif how.kind == "quotient" and how.combine == "add":
@@ -135,18 +155,23 @@ def matrix(compressor, collection, column):
 def looked_up(compressor, collection, values, lengths, weights=None):
     values, lengths, weights = compressor.expand(values, lengths, weights)
     keys = [t.name for t in compressor.tables]
-    return CombineCodes(compressor)(collection(KeyedJaggedTensor(keys=keys, values=values, lengths=lengths,
-                                                            weights=weights)))
+    return CombineCodes(compressor)(
+        collection(KeyedJaggedTensor(keys=keys, values=values, lengths=lengths, weights=weights))
+    )
 
 
 @pytest.mark.parametrize("samples", [1, 5])
 def test_lookups_and_gradients_are_those_of_the_plain_matrix(samples):
-    columns = [(f"C{i}", 1.0 if choice == "multiply" else 2.0, choice) for i, choice in enumerate(CHOICES)]
+    columns = [
+        (f"C{i}", 1.0 if choice == "multiply" else 2.0, choice) for i, choice in enumerate(CHOICES)
+    ]
     compressor, collection = made(columns)
     g = torch.Generator().manual_seed(1)
     # Bags of 0, 1, 2 … ids; of one at most where vectors are multiplied.
-    counts = [[(s + c) % (2 if choice == "multiply" else 4) for s in range(samples)]
-              for c, (_, _, choice) in enumerate(columns)]
+    counts = [
+        [(s + c) % (2 if choice == "multiply" else 4) for s in range(samples)]
+        for c, (_, _, choice) in enumerate(columns)
+    ]
     lengths = torch.tensor(counts, dtype=torch.int32).flatten()
     values = torch.randint(40, (int(lengths.sum()),), generator=g, dtype=torch.int32)
     fast = looked_up(compressor, collection, values, lengths)
@@ -154,7 +179,7 @@ def test_lookups_and_gradients_are_those_of_the_plain_matrix(samples):
     for c in range(len(columns)):
         plain = matrix(compressor, collection, c)
         for s in range(samples):
-            ids = values[at:at + counts[c][s]].long()
+            ids = values[at : at + counts[c][s]].long()
             slow[s, c] = plain[ids].sum(0)
             at += counts[c][s]
     torch.testing.assert_close(fast, slow, rtol=0, atol=1e-6)
@@ -169,9 +194,15 @@ def test_lookups_and_gradients_are_those_of_the_plain_matrix(samples):
 @pytest.mark.parametrize("choice", ["full", "multiply", "add", "product"])
 def test_weighted_bags_weigh_a_vector_once(choice):
     compressor, _ = made([("C0", 1.0, choice)])
-    collection = EmbeddingBagCollection(is_weighted=True, tables=[
-        EmbeddingBagConfig(name=t.name, feature_names=[t.name], num_embeddings=t.rows, embedding_dim=t.width)
-        for t in compressor.tables])
+    collection = EmbeddingBagCollection(
+        is_weighted=True,
+        tables=[
+            EmbeddingBagConfig(
+                name=t.name, feature_names=[t.name], num_embeddings=t.rows, embedding_dim=t.width
+            )
+            for t in compressor.tables
+        ],
+    )
     values, lengths = torch.tensor([3, 25, 39]), torch.ones(3, dtype=torch.long)
     weights = torch.tensor([0.5, -2.0, 0.0])
     found = looked_up(compressor, collection, values, lengths, weights)[:, 0]
@@ -189,10 +220,12 @@ def test_nothing_chosen_changes_nothing():
 def test_bytes_are_those_of_the_parts():
     full = table(rows=1_000_000, width=16)
     assert full.bytes == 64_000_000
-    for how, size in [(Compression(kind="hash", rows=10_000), 640_000),
-                      (Compression(kind="quotient", rows=1000), 2000 * 64),
-                      (Compression(kind="quotient", rows=1000, combine="concat"), 2000 * 32),
-                      (Compression(kind="product", rows=1009, parts=4), 1009 * 64)]:
+    for how, size in [
+        (Compression(kind="hash", rows=10_000), 640_000),
+        (Compression(kind="quotient", rows=1000), 2000 * 64),
+        (Compression(kind="quotient", rows=1000, combine="concat"), 2000 * 32),
+        (Compression(kind="product", rows=1009, parts=4), 1009 * 64),
+    ]:
         assert sum(t.bytes for t in part_tables(full, how)) == size
 
 
@@ -209,33 +242,48 @@ def test_first_weights_make_vectors_as_small_as_the_full_tables():
     assert compressor.starts == {"C1@q": (-0.01, 0.01), "C1@r": (0.5, 1.5)}
 
 
-@pytest.mark.parametrize(("text", "how"), [
-    ("full", Compression()), ("spread", Compression(kind="spread")), ("hash:100", Compression(kind="hash", rows=100)),
-    ("quotient:50", Compression(kind="quotient", rows=50)),
-    ("quotient:50:add", Compression(kind="quotient", rows=50, combine="add")),
-    ("product:101:8", Compression(kind="product", rows=101, parts=8)),
-])
+@pytest.mark.parametrize(
+    ("text", "how"),
+    [
+        ("full", Compression()),
+        ("spread", Compression(kind="spread")),
+        ("hash:100", Compression(kind="hash", rows=100)),
+        ("quotient:50", Compression(kind="quotient", rows=50)),
+        ("quotient:50:add", Compression(kind="quotient", rows=50, combine="add")),
+        ("product:101:8", Compression(kind="product", rows=101, parts=8)),
+    ],
+)
 def test_a_choice_is_read(text, how):
     assert Compression.read(text) == how
 
 
-@pytest.mark.parametrize(("text", "words"), [
-    ("hash", "write full, spread, modulo:ROWS"), ("full:3", "write full"), ("spread:3", "write full"),
-    ("hash:many", "write full"),
-    ("hash:10:add", "write full"), ("quotiant:50", "did you mean 'quotient'"), ("quotient:50:sum", "'sum'"),
-    ("hash:1", "rows is 1"),
-])
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("hash", "write full, spread, modulo:ROWS"),
+        ("full:3", "write full"),
+        ("spread:3", "write full"),
+        ("hash:many", "write full"),
+        ("hash:10:add", "write full"),
+        ("quotiant:50", "did you mean 'quotient'"),
+        ("quotient:50:sum", "'sum'"),
+        ("hash:1", "rows is 1"),
+    ],
+)
 def test_a_wrong_choice_says_what_to_write(text, words):
     with pytest.raises(ConfigError, match=words):
         Compression.read(text)
 
 
-@pytest.mark.parametrize(("text", "lookups", "width", "words"), [
-    ("quotient:50", 3.0, 16, "a product is of one id, and a row has 3 on average"),
-    ("hash:2000", 1.0, 16, "2000 rows to stand for 1000"),
-    ("product:7:2", 1.0, 16, "need 4 parts of 7 rows"),
-    ("product:101:4", 1.0, 12, "width 12 cannot be cut into 4 parts"),
-])
+@pytest.mark.parametrize(
+    ("text", "lookups", "width", "words"),
+    [
+        ("quotient:50", 3.0, 16, "a product is of one id, and a row has 3 on average"),
+        ("hash:2000", 1.0, 16, "2000 rows to stand for 1000"),
+        ("product:7:2", 1.0, 16, "need 4 parts of 7 rows"),
+        ("product:101:4", 1.0, 12, "width 12 cannot be cut into 4 parts"),
+    ],
+)
 def test_what_a_table_cannot_be_is_refused_by_name(text, lookups, width, words):
     with pytest.raises(ConfigError, match=words):
         Compressor([table(lookups=lookups, width=width)], {"C1": Compression.read(text)})

@@ -26,7 +26,18 @@ from tests.ingest.s3 import S3Server, with_bucket
 pytestmark = pytest.mark.slow
 
 GROUP = 1
-MODEL = ["--batch-size", 256, "--log-every", 1, "--width", 8, "--dense-layers", "16", "--over-layers", "16"]
+MODEL = [
+    "--batch-size",
+    256,
+    "--log-every",
+    1,
+    "--width",
+    8,
+    "--dense-layers",
+    "16",
+    "--over-layers",
+    "16",
+]
 
 
 def said(*words):
@@ -34,21 +45,49 @@ def said(*words):
 
 
 def test_everything_asked_for_is_kept_and_faults_are_not_repeated_by_a_resume():
-    config = options.fresh(said("--on-error", "quarantine", "--max-quarantined", "7", "--max-quarantined-rate", "0.5",
-                                "--cache", "c", "--cache-limit", "1MiB", "--packed", "3GiB",
-                                "--inject", "corrupt@part-0"), version=0)
-    assert config.conditions == RunOptions(on_error="quarantine", max_quarantined=7, max_quarantined_rate=0.5,
-                                           cache="c", packed=3 * 2**30,
-                                           cache_limit=2**20, inject="corrupt@part-0")
+    config = options.fresh(
+        said(
+            "--on-error",
+            "quarantine",
+            "--max-quarantined",
+            "7",
+            "--max-quarantined-rate",
+            "0.5",
+            "--cache",
+            "c",
+            "--cache-limit",
+            "1MiB",
+            "--packed",
+            "3GiB",
+            "--inject",
+            "corrupt@part-0",
+        ),
+        version=0,
+    )
+    assert config.conditions == RunOptions(
+        on_error="quarantine",
+        max_quarantined=7,
+        max_quarantined_rate=0.5,
+        cache="c",
+        packed=3 * 2**30,
+        cache_limit=2**20,
+        inject="corrupt@part-0",
+    )
     assert Config.from_dict(json.loads(json.dumps(config.to_dict()))) == config
     again = options.resumed(config.to_dict(), said("--max-quarantined", "8")).conditions
     assert (again.on_error, again.max_quarantined, again.inject) == ("quarantine", 8, "")
 
 
-@pytest.mark.parametrize(("words", "message"), [
-    (["--inject", "kil-worker@3s"], "did you mean 'kill-worker'"), (["--cache-limit", "0"], "0 bytes hold nothing"),
-    (["--packed", "0"], "--packed: 0 bytes hold nothing"), (["--packed-folder", "d"], "give --packed as well"),
-    (["--max-quarantined-rate", "2"], "--max-quarantined-rate: max_rate: 2.0 is not a share")])
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--inject", "kil-worker@3s"], "did you mean 'kill-worker'"),
+        (["--cache-limit", "0"], "0 bytes hold nothing"),
+        (["--packed", "0"], "--packed: 0 bytes hold nothing"),
+        (["--packed-folder", "d"], "give --packed as well"),
+        (["--max-quarantined-rate", "2"], "--max-quarantined-rate: max_rate: 2.0 is not a share"),
+    ],
+)
 def test_what_cannot_be_is_wrong_usage(words, message):
     with pytest.raises(UsageError, match=message):
         options.fresh(said(*words), version=0)
@@ -68,31 +107,72 @@ def damaged(folder: Path) -> Path:
 def test_rows_set_aside_leave_two_ranks_in_step(tmp_path):
     """One row group cannot be read, by whichever rank: both take all their steps, and the run ends."""
     victim = damaged(tmp_path)
-    process = launch(2, "dlrm.train", "--run-dir", tmp_path / "run", "--data", tmp_path / "table", *MODEL,
-                     "--on-error", "quarantine", "--max-quarantined-rate", "1", "--inject",
-                     "memory-spike=1MiB@0s,stall-store=0.05s@0s,kill-worker@0s", "--registry", tmp_path / "registry",
-                     "--save-knobs", tmp_path / "best.toml", "--knobs", "read=3", "--tuning", "fixed", tmp=tmp_path)
+    process = launch(
+        2,
+        "dlrm.train",
+        "--run-dir",
+        tmp_path / "run",
+        "--data",
+        tmp_path / "table",
+        *MODEL,
+        "--on-error",
+        "quarantine",
+        "--max-quarantined-rate",
+        "1",
+        "--inject",
+        "memory-spike=1MiB@0s,stall-store=0.05s@0s,kill-worker@0s",
+        "--registry",
+        tmp_path / "registry",
+        "--save-knobs",
+        tmp_path / "best.toml",
+        "--knobs",
+        "read=3",
+        "--tuning",
+        "fixed",
+        tmp=tmp_path,
+    )
     assert process.returncode == 0, process.stderr[-3000:]
     found = last_json(process)
     assert found["steps"] == 5120 // 256
-    lines = [json.loads(line) for path in (tmp_path / "run").glob("quarantine.rank*.jsonl")
-             for line in path.read_text().splitlines()]
+    lines = [
+        json.loads(line)
+        for path in (tmp_path / "run").glob("quarantine.rank*.jsonl")
+        for line in path.read_text().splitlines()
+    ]
     assert {(x["file"], x["row_group"]) for x in lines} == {(str(victim), GROUP)}
     assert found["rows_set_aside"] == len(lines) >= 512
-    assert {f.partition("=")[0] for f in found["input"]["faults"]["happened"]} == {"memory-spike", "stall-store"}
-    assert found["input"]["faults"]["missed"] == ["kill-worker=1@0s"], "no transform runs in processes here"
-    kinds = [json.loads(line)["kind"] for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
+    assert {f.partition("=")[0] for f in found["input"]["faults"]["happened"]} == {
+        "memory-spike",
+        "stall-store",
+    }
+    assert found["input"]["faults"]["missed"] == ["kill-worker=1@0s"], (
+        "no transform runs in processes here"
+    )
+    kinds = [
+        json.loads(line)["kind"]
+        for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()
+    ]
     assert kinds.count("fault") == 2
     assert "needs at least" in process.stderr
     assert "read = 3" in (tmp_path / "best.toml").read_text()
     table = FeatureTable.open(tmp_path / "table")
-    config = Config(data=table.uri, version=0, batch_size=256, ranks=2, registry=str(tmp_path / "registry"),
-                    streams=4, window_rows=90)
-    with loaders.training(config, table, rank=1, local_ranks=2,
-                          conditions=loaders.conditions(config, tmp_path, 1)) as loader:
+    config = Config(
+        data=table.uri,
+        version=0,
+        batch_size=256,
+        ranks=2,
+        registry=str(tmp_path / "registry"),
+        streams=4,
+        window_rows=90,
+    )
+    with loaders.training(
+        config, table, rank=1, local_ranks=2, conditions=loaders.conditions(config, tmp_path, 1)
+    ) as loader:
         assert (loader.plan.streams, loader.plan.window_rows) == (4, 90)
         assert loaders.knob_memory(config, loader, 2, print).start()
-        assert loader.knobs.workers["read"] == 3  # where the next run of two ranks on this machine begins
+        assert (
+            loader.knobs.workers["read"] == 3
+        )  # where the next run of two ranks on this machine begins
 
 
 def test_a_table_in_s3_is_trained_on_and_kept_on_this_disk(tmp_path, monkeypatch, forks):
@@ -109,9 +189,19 @@ def test_a_table_in_s3_is_trained_on_and_kept_on_this_disk(tmp_path, monkeypatch
         assert FeatureTable.open("s3://data/table").rows == local.rows
         words = [*MODEL, "--epochs", 2]
         words[1] = 128
-        here = forks.train("--run-dir", tmp_path / "here", "--data", local.uri, *words, tmp=tmp_path)
-        there = forks.train("--run-dir", tmp_path / "there", "--data", "s3://data/table", *words,
-                            "--cache", tmp_path / "cache", tmp=tmp_path)
+        here = forks.train(
+            "--run-dir", tmp_path / "here", "--data", local.uri, *words, tmp=tmp_path
+        )
+        there = forks.train(
+            "--run-dir",
+            tmp_path / "there",
+            "--data",
+            "s3://data/table",
+            *words,
+            "--cache",
+            tmp_path / "cache",
+            tmp=tmp_path,
+        )
     finally:
         server.close()
     assert there.returncode == 0, there.stderr[-3000:]

@@ -74,11 +74,26 @@ def test_lamb_says_what_is_out_of_range():
 
 # ---- schedules
 
+
 def test_a_schedule_rises_stays_falls_and_stays():
     s = RateSchedule(warmup=4, decay_start=6, decay=4, power=2, floor=0.1)
     found = [s.factor(i) for i in range(12)]
-    assert found == pytest.approx([0.25, 0.5, 0.75, 1, 1, 1, 1, 0.1 + 0.9 * 0.5625, 0.1 + 0.9 * 0.25,
-                                   0.1 + 0.9 * 0.0625, 0.1, 0.1])
+    assert found == pytest.approx(
+        [
+            0.25,
+            0.5,
+            0.75,
+            1,
+            1,
+            1,
+            1,
+            0.1 + 0.9 * 0.5625,
+            0.1 + 0.9 * 0.25,
+            0.1 + 0.9 * 0.0625,
+            0.1,
+            0.1,
+        ]
+    )
 
 
 def test_epochs_are_steps_by_another_name():
@@ -94,24 +109,41 @@ def test_no_schedule_is_a_constant():
 
 
 def test_a_schedule_never_leaves_its_bounds():
-    for s in (RateSchedule(warmup=2.5, decay_start=2.5, decay=3.3, power=0.5), RateSchedule(decay=1, floor=1),
-              RateSchedule(warmup=0.1)):
+    for s in (
+        RateSchedule(warmup=2.5, decay_start=2.5, decay=3.3, power=0.5),
+        RateSchedule(decay=1, floor=1),
+        RateSchedule(warmup=0.1),
+    ):
         assert all(s.floor <= s.factor(i) <= 1 for i in range(20))
 
 
-@pytest.mark.parametrize(("text", "schedule"), [
-    ("constant", RateSchedule()),
-    ("warmup=10, decay_start=20,decay=30,by=epoch", RateSchedule(warmup=10, decay_start=20, decay=30, by="epoch")),
-])
+@pytest.mark.parametrize(
+    ("text", "schedule"),
+    [
+        ("constant", RateSchedule()),
+        (
+            "warmup=10, decay_start=20,decay=30,by=epoch",
+            RateSchedule(warmup=10, decay_start=20, decay=30, by="epoch"),
+        ),
+    ],
+)
 def test_a_schedule_is_read(text, schedule):
     assert RateSchedule.read(text) == schedule
 
 
-@pytest.mark.parametrize(("text", "words"), [
-    ("warmpu=10", "did you mean 'warmup'"), ("warmup=soon", "'soon', not a number"), ("warmup", "write NAME=NUMBER"),
-    ("warmup=10,decay_start=5,decay=1", "begins at 5, within the warm-up of 10"), ("decay_start=5", "its length, is 0"),
-    ("floor=2", "above the base rate"), ("warmup=-1", "warmup is -1"), ("by=day", "'day' is none of"),
-])
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("warmpu=10", "did you mean 'warmup'"),
+        ("warmup=soon", "'soon', not a number"),
+        ("warmup", "write NAME=NUMBER"),
+        ("warmup=10,decay_start=5,decay=1", "begins at 5, within the warm-up of 10"),
+        ("decay_start=5", "its length, is 0"),
+        ("floor=2", "above the base rate"),
+        ("warmup=-1", "warmup is -1"),
+        ("by=day", "'day' is none of"),
+    ],
+)
 def test_a_wrong_schedule_says_what_is_wrong(text, words):
     with pytest.raises(ConfigError, match=words):
         RateSchedule.read(text)
@@ -119,7 +151,10 @@ def test_a_wrong_schedule_says_what_is_wrong(text, words):
 
 def test_rates_follow_the_step_and_a_loaded_state_changes_no_base():
     def made():
-        groups = [{"params": [nn.Parameter(torch.ones(1))], "lr": 0.4}, {"params": [nn.Parameter(torch.ones(1))]}]
+        groups = [
+            {"params": [nn.Parameter(torch.ones(1))], "lr": 0.4},
+            {"params": [nn.Parameter(torch.ones(1))]},
+        ]
         optimiser = torch.optim.SGD(groups, lr=0.2)
         return optimiser, Scheduled(optimiser, RateSchedule(warmup=4), steps_per_epoch=1)
 
@@ -133,6 +168,7 @@ def test_rates_follow_the_step_and_a_loaded_state_changes_no_base():
 
 
 # ---- clipping
+
 
 def layers(*gradients):
     found = []

@@ -29,13 +29,18 @@ def test_an_hour_of_avazu_that_all_goes_into_train_is_said_by_the_job_and_by_the
         hour.writelines(islice(days, 41))  # a header, and rows in the order of time
     said = Said()
     run(None, tmp_path / "table", tmp_path / "hour.csv", text=AVAZU.read_text(), said=said)
-    texts = [f"split {name!r} is empty (40 of 40 rows lie in 'train'): no row's 'hour' is from {bounds}; set "
-             "table.split to values that lie within the data, or hand in the rows of that time, too"
-             for name, bounds in (("validation", "14102900 to below 14103000"), ("test", "14103000 on"))]
+    texts = [
+        f"split {name!r} is empty (40 of 40 rows lie in 'train'): no row's 'hour' is from {bounds}; set "
+        "table.split to values that lie within the data, or hand in the rows of that time, too"
+        for name, bounds in (("validation", "14102900 to below 14103000"), ("test", "14103000 on"))
+    ]
     assert all(f"warning: {text}\n" in said.text for text in texts), said.text
     table = FeatureTable.open(tmp_path / "table")
-    found = early_warnings(Config(data=table.uri, version=0, batch_size=8), table,
-                           RowsPlan(groups=((40,),), batch_size=8, last="pad"))
+    found = early_warnings(
+        Config(data=table.uri, version=0, batch_size=8),
+        table,
+        RowsPlan(groups=((40,),), batch_size=8, last="pad"),
+    )
     assert found[:2] == texts
     assert found[2].startswith("the table has neither a split 'validation' nor 'test'")
     assert len(found) == 3
@@ -44,38 +49,65 @@ def test_an_hour_of_avazu_that_all_goes_into_train_is_said_by_the_job_and_by_the
 SHARES = {"train": 0.8, "validation": 0.1, "test": 0.1}
 
 
-@pytest.mark.parametrize(("how", "words"), [
-    ({}, "too few rows for a share of 0.1"),
-    ({"split_by": ("user", "day")}, "too few different values of user, day for a share of 0.1"),
-    ({"split_column": "fold"}, "no row's 'fold' is 'validation'; look for how that column spells it")])
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ({}, "too few rows for a share of 0.1"),
+        ({"split_by": ("user", "day")}, "too few different values of user, day for a share of 0.1"),
+        (
+            {"split_column": "fold"},
+            "no row's 'fold' is 'validation'; look for how that column spells it",
+        ),
+    ],
+)
 def test_the_likely_cause_of_an_empty_split_is_how_splits_are_cut(how, words):
     (text,) = empty_splits(TableSpec(split=SHARES, **how), {"train": 6, "test": 2})
     assert text.startswith("split 'validation' is empty (6 of 8 rows lie in 'train'): ")
     assert words in text
-    assert empty_splits(TableSpec(split=SHARES, **how), {"train": 6, "validation": 1, "test": 2}) == []
+    assert (
+        empty_splits(TableSpec(split=SHARES, **how), {"train": 6, "validation": 1, "test": 2}) == []
+    )
 
 
-@pytest.mark.parametrize(("rows", "batch"), [(5, 8), (1607, 8), (6400, 32), (16_007, 64), (320_000, 1600),
-                                             (1_638_400, 8192), (10**9, 8192)])
+@pytest.mark.parametrize(
+    ("rows", "batch"),
+    [
+        (5, 8),
+        (1607, 8),
+        (6400, 32),
+        (16_007, 64),
+        (320_000, 1600),
+        (1_638_400, 8192),
+        (10**9, 8192),
+    ],
+)
 def test_the_batch_that_is_chosen_makes_200_steps_or_more_and_has_8192_rows_or_fewer(rows, batch):
     assert defaults(rows)["batch_size"] == batch
     assert batch == 8 or (rows >= LEAST_STEPS * batch and batch <= MOST_ROWS)
 
 
-@pytest.mark.parametrize(("rows", "rate"), [(6400, 0.001), (39_999, 0.001), (40_000, 0.003), (10**9, 0.003)])
+@pytest.mark.parametrize(
+    ("rows", "rate"), [(6400, 0.001), (39_999, 0.001), (40_000, 0.003), (10**9, 0.003)]
+)
 def test_the_dense_layers_take_longer_steps_where_there_are_many_rows(rows, rate):
     assert defaults(rows)["dense_lr"] == rate
 
 
 def test_what_is_given_is_not_said_to_be_chosen():
-    assert described(6400, {"batch_size": 256}) == "chosen for 6,400 training rows: --dense-lr 0.001"
+    assert (
+        described(6400, {"batch_size": 256}) == "chosen for 6,400 training rows: --dense-lr 0.001"
+    )
     assert described(6400, dict.fromkeys(defaults(6400))) == ""
     assert "--batch-size 32" in described(6400, {})
-    assert "--batch-size 24" in described(6400, {"streams": 12}), "a batch has as many rows of each stream"
+    assert "--batch-size 24" in described(6400, {"streams": 12}), (
+        "a batch has as many rows of each stream"
+    )
 
 
 def test_rows_that_are_left_out_are_counted():
     plan = RowsPlan(groups=((100,),), batch_size=48)
-    assert left_out(plan) == ("--last drop: 4 of 100 rows fill no batch and are left out of each epoch; --last pad "
-                              "trains on all")
+    assert left_out(plan) == (
+        "--last drop: 4 of 100 rows fill no batch and are left out of each epoch; --last pad "
+        "trains on all"
+    )
     assert left_out(RowsPlan(groups=((100,),), batch_size=48, last="pad")) is None

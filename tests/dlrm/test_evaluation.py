@@ -28,7 +28,9 @@ from sluice.dlrm.training.synced_batches import SyncedBatches
 from tests.dlrm.rig import FakeBatch, FakeSplit
 
 SIZES = {"few": 3, "one": 9, "bag": 9}
-META = CheckpointMeta(config={}, version=0, fingerprint={}, columns=SIZES, dense=("d0", "d1"), trained={})
+META = CheckpointMeta(
+    config={}, version=0, fingerprint={}, columns=SIZES, dense=("d0", "d1"), trained={}
+)
 
 
 class Alone:
@@ -43,13 +45,17 @@ def told(b):
     return b.dense[:, 0]
 
 
-PARTS = SimpleNamespace(model=lambda logits: logits, layout=SimpleNamespace(
-    features=lambda b, _device: (b.dense[:, 0],), columns=[Table(name=n, rows=r, width=4) for n, r in SIZES.items()]))
+PARTS = SimpleNamespace(
+    model=lambda logits: logits,
+    layout=SimpleNamespace(
+        features=lambda b, _device: (b.dense[:, 0],),
+        columns=[Table(name=n, rows=r, width=4) for n, r in SIZES.items()],
+    ),
+)
 
 
 def split(*, rows: int = 64, batches: int = 3, sense: float = 1.0) -> FakeSplit:
-    """The first dense feature is the logit; `sense` says how much the labels follow it. The last batch is half filling.
-    """
+    """The first dense feature is the logit; `sense` says how much labels follow it. The last batch is half filling."""
     random = torch.Generator().manual_seed(3)
     found = []
     for step in range(batches):
@@ -60,11 +66,19 @@ def split(*, rows: int = 64, batches: int = 3, sense: float = 1.0) -> FakeSplit:
         bag = torch.randint(0, 9, (int(lengths[2].sum()),), generator=random)
         weight = torch.ones(rows)
         if step == batches - 1:
-            weight[rows // 2:] = 0
-            few[rows // 2:] = 2
-        found.append(FakeBatch(dense=torch.stack([logits, torch.full((rows,), -2000.0)], 1), label=label, weight=weight,
-                               values=torch.cat([few, torch.full((rows,), 5), bag]).int(), lengths=lengths.flatten(),
-                               rows=rows, step=step))
+            weight[rows // 2 :] = 0
+            few[rows // 2 :] = 2
+        found.append(
+            FakeBatch(
+                dense=torch.stack([logits, torch.full((rows,), -2000.0)], 1),
+                label=label,
+                weight=weight,
+                values=torch.cat([few, torch.full((rows,), 5), bag]).int(),
+                lengths=lengths.flatten(),
+                rows=rows,
+                step=step,
+            )
+        )
     return FakeSplit(found, dense_names=("d0", "d1"), sparse_names=tuple(SIZES))
 
 
@@ -78,10 +92,14 @@ def test_rows_that_only_fill_a_batch_count_nowhere():
     assert found.positives == sum(int(b.label[b.weight > 0].sum()) for b in split().batches)
 
 
-@pytest.mark.parametrize(("column", "name"), [("number", "d1"), ("turned", "d1"), ("ids", "few"), ("bag", "bag"),
-                                              ("none", "")])
+@pytest.mark.parametrize(
+    ("column", "name"),
+    [("number", "d1"), ("turned", "d1"), ("ids", "few"), ("bag", "bag"), ("none", "")],
+)
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_a_column_that_alone_predicts_the_label_is_found_on_any_number_of_ranks(column, name, ranks):
+def test_a_column_that_alone_predicts_the_label_is_found_on_any_number_of_ranks(
+    column, name, ranks
+):
     """Of ids it is what half of the rows shows of the others: ids that are all different say nothing."""
     parts = []
     for rank in range(ranks):
@@ -92,7 +110,9 @@ def test_a_column_that_alone_predicts_the_label_is_found_on_any_number_of_ranks(
             label = one.label
             unique = torch.arange(len(label)) + 1000 * (step * ranks + rank)
             if column in ("number", "turned"):
-                one.dense[:, 1] = (label + torch.rand(len(label)) / 2) * (1 if column == "number" else -1)
+                one.dense[:, 1] = (label + torch.rand(len(label)) / 2) * (
+                    1 if column == "number" else -1
+                )
             if column == "ids":
                 few = label.int() + 1
             if column == "bag":
@@ -116,16 +136,22 @@ def test_a_telling_column_is_warned_of_and_nothing_is_dropped():
     (text,) = telling_columns({"refund": 0.991, "price": 0.98}, "validation")
     assert "column 'refund' alone predicts the label (AUC 0.9910 on validation)" in text
     assert too_good(0.9989, {"refund": 0.97}) is None
-    assert "the column 'refund' alone has an AUC of 0.9700" in (too_good(0.999, {"refund": 0.97, "price": 0.6}) or "")
+    assert "the column 'refund' alone has an AUC of 0.9700" in (
+        too_good(0.999, {"refund": 0.97, "price": 0.6}) or ""
+    )
     assert "Most likely a feature holds the label." in (too_good(1.0, {}) or "")
 
 
 def test_slices_are_the_split_cut_by_ids():
     feed = split()
     found = findings(feed, slices=["few"]).slices["few"]
-    assert [q.rows for q in found.values()] == sorted((q.rows for q in found.values()), reverse=True)
-    logits, labels, ids = (torch.cat([part(b)[b.weight > 0] for b in feed.batches]) for part in (
-        told, lambda b: b.label, lambda b: b.values[:64]))
+    assert [q.rows for q in found.values()] == sorted(
+        (q.rows for q in found.values()), reverse=True
+    )
+    logits, labels, ids = (
+        torch.cat([part(b)[b.weight > 0] for b in feed.batches])
+        for part in (told, lambda b: b.label, lambda b: b.values[:64])
+    )
     for number, part in found.items():
         mine = ids == number
         assert part == quality(logits[mine], labels[mine], torch.ones(int(mine.sum())))
@@ -134,12 +160,16 @@ def test_slices_are_the_split_cut_by_ids():
 def test_beyond_the_stated_size_logits_are_counted_in_bins():
     feed = split(rows=256, batches=8)
     exact, rough = findings(feed, slices=["few"]), findings(feed, slices=["few"], exact_rows=100)
-    pairs = [(exact.quality, rough.quality)] + [(exact.slices["few"][i], rough.slices["few"][i]) for i in range(3)]
+    pairs = [(exact.quality, rough.quality)] + [
+        (exact.slices["few"][i], rough.slices["few"][i]) for i in range(3)
+    ]
     for a, b in pairs:
         assert a.rows == b.rows
         assert a.auc != b.auc or a.rows < 1000
         assert b.auc == pytest.approx(a.auc, abs=2e-4)
-        assert [b.ne, b.logloss, b.calibration] == pytest.approx([a.ne, a.logloss, a.calibration], rel=1e-12)
+        assert [b.ne, b.logloss, b.calibration] == pytest.approx(
+            [a.ne, a.logloss, a.calibration], rel=1e-12
+        )
     assert (exact.positives, exact.spread) == (rough.positives, rough.spread)
 
 
@@ -154,8 +184,12 @@ def test_what_would_explain_a_useless_model_is_seen():
 def judged(tmp_path, monkeypatch):
     """A judge over a made-up split, and what it wrote."""
     lines = SimpleNamespace(said=[], metrics=[], events=[], milestones=[])
-    journal = SimpleNamespace(say=lines.said.append, metric=lines.metrics.append, event=lines.events.append,
-                              milestone=lambda key, *_: lines.milestones.append(key))
+    journal = SimpleNamespace(
+        say=lines.said.append,
+        metric=lines.metrics.append,
+        event=lines.events.append,
+        milestone=lambda key, *_: lines.milestones.append(key),
+    )
     shown = {"sense": 1.0}
 
     @contextmanager
@@ -165,11 +199,21 @@ def judged(tmp_path, monkeypatch):
     monkeypatch.setattr(validation.loaders, "evaluation", evaluation)
 
     def make(asked_to_stop=lambda: False, **settings):
-        return Validator(config=Config(data="t", version=0, stuck_after=10, **settings), parts=PARTS, world=Alone(),
-                         table=SimpleNamespace(splits=("train", "validation")), journal=journal, steps_per_epoch=20,
-                         synced_batches=SyncedBatches(Alone(), asked_to_stop, time.monotonic),
-                         checkpoints=SimpleNamespace(
-                         wait=lambda: None, folder=tmp_path, path=tmp_path / "step-000000010", files=CheckpointDisk()))
+        return Validator(
+            config=Config(data="t", version=0, stuck_after=10, **settings),
+            parts=PARTS,
+            world=Alone(),
+            table=SimpleNamespace(splits=("train", "validation")),
+            journal=journal,
+            steps_per_epoch=20,
+            synced_batches=SyncedBatches(Alone(), asked_to_stop, time.monotonic),
+            checkpoints=SimpleNamespace(
+                wait=lambda: None,
+                folder=tmp_path,
+                path=tmp_path / "step-000000010",
+                files=CheckpointDisk(),
+            ),
+        )
 
     return make, lines, shown, tmp_path
 
@@ -217,7 +261,7 @@ def test_predictions_that_are_no_numbers_are_never_the_best(judged, monkeypatch)
     assert best(folder) is None
     assert lines.metrics[0]["auc"] is None
     json.dumps(lines.metrics, allow_nan=False)
-    warning, = (e["text"] for e in lines.events)
+    (warning,) = (e["text"] for e in lines.events)
     assert warning.startswith("step 10, split 'validation': a prediction is no number")
     assert warning.endswith("the largest input is 2000 in 'd1'")
     assert judge.evaluate_and_check(replace(META, step=20))
@@ -255,7 +299,10 @@ def test_a_trained_model_whose_predictions_are_off_is_a_warning_at_its_end(judge
     assert not lines.events
     judge.conclude(replace(META, step=5))
     assert [e["kind"] for e in lines.events] == ["warning"]
-    assert "on validation is above 1: always predicting the mean rate would be better" in lines.events[0]["text"]
+    assert (
+        "on validation is above 1: always predicting the mean rate would be better"
+        in lines.events[0]["text"]
+    )
 
 
 def test_slices_are_written_down(judged):

@@ -12,14 +12,27 @@ from sluice.dlrm.ranks import packed, unpacked
 
 
 def test_words_numbers_and_arrays_arrive_as_they_were():
-    said = {"text": "é\0", "none": None, "inf": float("inf"), "yes": True, "list": [1, [2.5, "x"], {}],
-            "array": np.arange(6, dtype=np.int64).reshape(2, 3).T, "empty": np.zeros((0, 3), np.float32),
-            "number": torch.tensor(7), "bytes": np.array([True, False]), "tensor": torch.arange(3.0)}
+    said = {
+        "text": "é\0",
+        "none": None,
+        "inf": float("inf"),
+        "yes": True,
+        "list": [1, [2.5, "x"], {}],
+        "array": np.arange(6, dtype=np.int64).reshape(2, 3).T,
+        "empty": np.zeros((0, 3), np.float32),
+        "number": torch.tensor(7),
+        "bytes": np.array([True, False]),
+        "tensor": torch.arange(3.0),
+    }
     got = unpacked(packed(said))
     assert list(got) == list(said)
     for key, value in said.items():
         if isinstance(value, (np.ndarray, torch.Tensor)):
-            assert (type(got[key]), got[key].dtype, got[key].shape) == (type(value), value.dtype, value.shape)
+            assert (type(got[key]), got[key].dtype, got[key].shape) == (
+                type(value),
+                value.dtype,
+                value.shape,
+            )
             assert got[key].tolist() == value.tolist()
         else:
             assert got[key] == value
@@ -27,8 +40,19 @@ def test_words_numbers_and_arrays_arrive_as_they_were():
     assert unpacked(packed((1, (2,)))) == [1, [2]]
 
 
-@pytest.mark.parametrize("value", [object(), {1: 2}, {"an array": []}, np.array([object()]), np.array(["text"]), {1, 2},
-                                   b"bytes", [Counter(a=1), print]])
+@pytest.mark.parametrize(
+    "value",
+    [
+        object(),
+        {1: 2},
+        {"an array": []},
+        np.array([object()]),
+        np.array(["text"]),
+        {1, 2},
+        b"bytes",
+        [Counter(a=1), print],
+    ],
+)
 def test_what_is_no_plain_value_cannot_be_said(value):
     with pytest.raises(TypeError, match="cannot be said to another rank"):
         packed(value)

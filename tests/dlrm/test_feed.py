@@ -14,9 +14,16 @@ from sluice.ingest.knobs import KnobError, Knobs
 
 
 def _knobs(table, text):
-    config = Config(data=table.uri, version=table.version, batch_size=64, knobs=text, reader="arrow")
-    with loaders.training(config, table, rank=0, local_ranks=1,
-                          conditions=loaders.conditions(config, Path(table.uri).parent, 0)) as loader:
+    config = Config(
+        data=table.uri, version=table.version, batch_size=64, knobs=text, reader="arrow"
+    )
+    with loaders.training(
+        config,
+        table,
+        rank=0,
+        local_ranks=1,
+        conditions=loaders.conditions(config, Path(table.uri).parent, 0),
+    ) as loader:
         loaders.knob_memory(config, loader, 1, print).start()
         return loader.knobs
 

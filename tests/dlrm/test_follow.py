@@ -50,12 +50,17 @@ CLIPPED = '[[transform]]\nname = "clipped"\ninputs = ["I1"]\nops = [{op = "log"}
 
 
 def columns(*without: str, **more: str) -> dict[str, str]:
-    return {name: kind for name, kind in {**clicks_table.COLUMNS, **more}.items() if name not in without}
+    return {
+        name: kind for name, kind in {**clicks_table.COLUMNS, **more}.items() if name not in without
+    }
 
 
 def features(*without: str, more: str = "") -> str:
-    kept = [part for part in clicks_table.FEATURES.split("[[column]]") if part.strip()
-            and not any(f'"{name}"' in part for name in without)]
+    kept = [
+        part
+        for part in clicks_table.FEATURES.split("[[column]]")
+        if part.strip() and not any(f'"{name}"' in part for name in without)
+    ]
     return "".join(f"[[column]]{part}" for part in kept) + more
 
 
@@ -75,7 +80,9 @@ def versions(tmp_path_factory) -> dict[str, FeatureTable]:
     found = {"first": clicks_table.write(path, raw)}
     text = clicks_table.spec_text(columns(C17="text"), features("I1", more=EXTRA))
     found["other columns"] = clicks_table.write(path, more, text=text, mode="overwrite")
-    text = clicks_table.spec_text(columns(), features("I1").replace("oov = 4", "oov = 5").replace("C*", "C[15]*"))
+    text = clicks_table.spec_text(
+        columns(), features("I1").replace("oov = 4", "oov = 5").replace("C*", "C[15]*")
+    )
     found["another way"] = clicks_table.write(path, raw, text=text, mode="overwrite")
     return found
 
@@ -85,12 +92,19 @@ def test_what_changed_is_told_by_column(versions):
     assert (changes.before, changes.after) == (0, 1)
     assert (changes.added, changes.dropped) == (("C17",), ())
     assert (changes.dense_added, changes.dense_dropped) == ((), ("I1",))
-    assert set(changes.grown) >= {"C1", "C5"}  # new rows brought new values; those of before keep their ids
+    assert set(changes.grown) >= {
+        "C1",
+        "C5",
+    }  # new rows brought new values; those of before keep their ids
     assert not changes.anew
     assert "scaled by what was learned anew" not in changes.text
     assert changes.keeps("C1")
     assert not changes.keeps("C17")
-    for line in ("version 0 of the table becomes 1", "new column 'C17': a new table", "dense column 'I1' is gone"):
+    for line in (
+        "version 0 of the table becomes 1",
+        "new column 'C17': a new table",
+        "dense column 'I1' is gone",
+    ):
         assert line in changes.text
 
 
@@ -121,10 +135,16 @@ def test_without_a_spec_sizes_must_do(tmp_path):
 # ---- what stays
 
 
-@pytest.mark.parametrize("how", [
-    {}, {"kind": "dcn", "cross_layers": 2}, {"kind": "dcn", "cross_layers": 2, "cross_rank": 4},
-    {"kind": "dcn", "cross_layers": 2, "cross_rank": 4, "cross_experts": 2},
-    *({"kind": kind} for kind in ("wide_deep", "deepfm", "xdeepfm", "pnn", "dnn"))])
+@pytest.mark.parametrize(
+    "how",
+    [
+        {},
+        {"kind": "dcn", "cross_layers": 2},
+        {"kind": "dcn", "cross_layers": 2, "cross_rank": 4},
+        {"kind": "dcn", "cross_layers": 2, "cross_rank": 4, "cross_experts": 2},
+        *({"kind": kind} for kind in ("wide_deep", "deepfm", "xdeepfm", "pnn", "dnn")),
+    ],
+)
 def test_a_tower_answers_as_before_when_features_come_go_and_change_places(how):
     """With a new column whose vector is 0 for the factorisation machine, and gone columns whose vectors were 0."""
     config = ModelConfig(width=4, dense_layers=(8,), over_layers=(8,), **how)
@@ -135,7 +155,9 @@ def test_a_tower_answers_as_before_when_features_come_go_and_change_places(how):
     before, after = labels_of(config, *was), labels_of(config, *now)
     values = old.state_dict()
     assert set(before) <= set(values)
-    new.load_state_dict({n: moved_weights(v, before[n], after[n]) if n in before else v for n, v in values.items()})
+    new.load_state_dict(
+        {n: moved_weights(v, before[n], after[n]) if n in before else v for n, v in values.items()}
+    )
     rows = 16
     dense, pooled, wide = torch.randn(rows, 3), torch.randn(rows, 3, 4), torch.randn(rows, 3, 4)
     dense[:, 1], pooled[:, 1], wide[:, 1] = 0, 0, 0  # d1 and b, which go
@@ -151,25 +173,39 @@ def test_a_tower_answers_as_before_when_features_come_go_and_change_places(how):
         torch.testing.assert_close(new(*inputs[1]), old(*inputs[0]))
 
 
-@pytest.mark.filterwarnings("ignore::FutureWarning",
-                            "ignore::UserWarning")  # torch of torchrec, see sluice.dlrm.telemetry.silence_warnings
+@pytest.mark.filterwarnings(
+    "ignore::FutureWarning", "ignore::UserWarning"
+)  # torch of torchrec, see sluice.dlrm.telemetry.silence_warnings
 @pytest.mark.parametrize(("optimiser", "dtype"), [("rowwise_adagrad", "fp32"), ("adagrad", "fp16")])
 def test_rows_weights_and_states_are_carried_over(versions, tmp_path, optimiser, dtype):
     """Each kind of table: grown, compressed and grown, spread and grown, new, gone; and both optimisers' states."""
     compress = {"C1": "spread", "C5": "quotient:8"}
     first, second = versions["first"], versions["other columns"]
     with world() as here:
+
         def made(table: FeatureTable):
-            config = Config(data=table.uri, version=table.version, batch_size=BATCH, model=ModelConfig(
-                width=8, dense_layers=(8,), over_layers=(8,), compress=compress, table_dtype=dtype), optim=OptimConfig(
-                table_optimiser=optimiser, lr=0.1), reader="arrow")
+            config = Config(
+                data=table.uri,
+                version=table.version,
+                batch_size=BATCH,
+                model=ModelConfig(
+                    width=8,
+                    dense_layers=(8,),
+                    over_layers=(8,),
+                    compress=compress,
+                    table_dtype=dtype,
+                ),
+                optim=OptimConfig(table_optimiser=optimiser, lr=0.1),
+                reader="arrow",
+            )
             now = run_plan.plan_run(config, table, machine(1, 1))
             dense = sum(f.role == "dense" for f in table.fields)
             return config, build.parts_of(config, now.layout, dense, now.placement, here)
 
         config, parts = made(first)
-        with loaders.training(config, first, rank=0, local_ranks=1,
-                              conditions=loaders.conditions(config, tmp_path, 0)) as batches:
+        with loaders.training(
+            config, first, rank=0, local_ranks=1, conditions=loaders.conditions(config, tmp_path, 0)
+        ) as batches:
             for batch in batches:
                 parts.dense.zero_grad()
                 parts.model(*parts.layout.features(batch, here.device)).square().sum().backward()
@@ -179,40 +215,67 @@ def test_rows_weights_and_states_are_carried_over(versions, tmp_path, optimiser,
         saved.save(replace(meta, step=1))
         saved.close()
         after_config, after = made(second)
-        fresh = {t.name: after.model.state_dict()[f"tables.embedding_bags.{t.name}.weight"].local_shards()[0]
-                 .tensor.clone() for t in after.layout.tables}
+        fresh = {
+            t.name: after.model.state_dict()[f"tables.embedding_bags.{t.name}.weight"]
+            .local_shards()[0]
+            .tensor.clone()
+            for t in after.layout.tables
+        }
         changes = between(first, second)
-        transplant.transplant(latest(tmp_path)[0], after, before=meta,
-                              after=CheckpointMeta.of(second, after_config.to_dict()), changes=changes)
+        transplant.transplant(
+            latest(tmp_path)[0],
+            after,
+            before=meta,
+            after=CheckpointMeta.of(second, after_config.to_dict()),
+            changes=changes,
+        )
 
         def rows(of, name: str) -> torch.Tensor:
-            return of.model.state_dict()[f"tables.embedding_bags.{name}.weight"].local_shards()[0].tensor
+            return (
+                of.model.state_dict()[f"tables.embedding_bags.{name}.weight"]
+                .local_shards()[0]
+                .tensor
+            )
 
         def states(of, name: str) -> dict[str, torch.Tensor]:
-            found = of.model.fused_optimizer.state_dict()["state"][f"tables.embedding_bags.{name}.weight"]
-            return {k: v.local_shards()[0].tensor for k, v in found.items() if hasattr(v, "local_shards")}
+            found = of.model.fused_optimizer.state_dict()["state"][
+                f"tables.embedding_bags.{name}.weight"
+            ]
+            return {
+                k: v.local_shards()[0].tensor
+                for k, v in found.items()
+                if hasattr(v, "local_shards")
+            }
 
         for name in ("C14", "tags", "C9", "C5@q"):
             old = rows(parts, name)
-            assert torch.equal(rows(after, name)[:len(old)], old)
-            assert torch.equal(rows(after, name)[len(old):], fresh[name][len(old):])
+            assert torch.equal(rows(after, name)[: len(old)], old)
+            assert torch.equal(rows(after, name)[len(old) :], fresh[name][len(old) :])
             assert states(parts, name)
             for key, state in states(parts, name).items():
-                assert torch.equal(states(after, name)[key][:len(state)], state)
+                assert torch.equal(states(after, name)[key][: len(state)], state)
                 assert state.abs().sum() > 0
-                assert not states(after, name)[key][len(state):].any()
+                assert not states(after, name)[key][len(state) :].any()
         grown = changes.grown["C1"]
         assert grown[1] > grown[0]
-        for was, now in ((rows(parts, "C1"), rows(after, "C1")), *zip(
-                states(parts, "C1").values(), states(after, "C1").values(), strict=True)):
+        for was, now in (
+            (rows(parts, "C1"), rows(after, "C1")),
+            *zip(states(parts, "C1").values(), states(after, "C1").values(), strict=True),
+        ):
             for number in (0, 3, grown[0] - 1):
                 at = [build_stride(number, n) for n in grown]
                 assert torch.equal(now[at[1]], was[at[0]])
         assert torch.equal(rows(after, "C5@r"), rows(parts, "C5@r"))
         assert torch.equal(rows(after, "C17"), fresh["C17"])
-        weight = {n: p for n, p in after.model.named_parameters() if n.endswith("tower.dense.0.weight")}
-        old_weight = next(p for n, p in parts.model.named_parameters() if n.endswith("tower.dense.0.weight"))
-        assert torch.equal(next(iter(weight.values())), old_weight[:, [0, 2, 3]])  # number, I2, I5: without I1
+        weight = {
+            n: p for n, p in after.model.named_parameters() if n.endswith("tower.dense.0.weight")
+        }
+        old_weight = next(
+            p for n, p in parts.model.named_parameters() if n.endswith("tower.dense.0.weight")
+        )
+        assert torch.equal(
+            next(iter(weight.values())), old_weight[:, [0, 2, 3]]
+        )  # number, I2, I5: without I1
         old_state = parts.dense.state_dict()["state"]["tower.dense.0.weight"]
         new_state = after.dense.state_dict()["state"]["tower.dense.0.weight"]
         assert torch.equal(new_state["exp_avg"], old_state["exp_avg"][:, [0, 2, 3]])
@@ -221,7 +284,10 @@ def test_rows_weights_and_states_are_carried_over(versions, tmp_path, optimiser,
 
 def test_a_grown_table_with_a_copy_on_each_rank_keeps_its_rows(tmp_path):
     """Neither its weights nor its states are cut."""
-    weights, states = "model.tables.embedding_bags.t.weight", "tables.state.tables.embedding_bags.t.weight.t.momentum1"
+    weights, states = (
+        "model.tables.embedding_bags.t.weight",
+        "tables.state.tables.embedding_bags.t.weight.t.momentum1",
+    )
     old = {weights: torch.rand(3, 4), states: torch.rand(3)}
     meta = CheckpointMeta(config={}, version=0, fingerprint={}, columns={}, dense=(), trained={})
     written(old, tmp_path / "checkpoints" / "step-000000001", meta)
@@ -236,15 +302,31 @@ def build_stride(number: int, rows: int) -> int:
     """Where a spread table has an id's row."""
     from sluice.dlrm.model.table_compression import Compression, Table, codes
 
-    return int(codes(torch.tensor([number]), Table(name="", rows=rows, width=4), Compression(kind="spread"))[0])
+    return int(
+        codes(
+            torch.tensor([number]), Table(name="", rows=rows, width=4), Compression(kind="spread")
+        )[0]
+    )
 
 
 # ---- whole runs
 
 
 def data(folder: Path) -> list[object]:
-    return ["--data", folder / "table", "--batch-size", BATCH, "--width", 8, "--dense-layers", "16", "--over-layers",
-            "16", "--log-every", 2]
+    return [
+        "--data",
+        folder / "table",
+        "--batch-size",
+        BATCH,
+        "--width",
+        8,
+        "--dense-layers",
+        "16",
+        "--over-layers",
+        "16",
+        "--log-every",
+        2,
+    ]
 
 
 def events(folder: Path, run: str, kind: str) -> list[dict]:
@@ -289,11 +371,24 @@ def test_a_run_follows_a_writer_whose_old_versions_are_vacuumed_at_once(tmp_path
     takes up whole versions only. Two rounds pass while it takes up none."""
     clicks_table.write(tmp_path / "table", clicks_table.raw_rows(1500))
     words = ("--run-dir", tmp_path / "run", *data(tmp_path), "--follow", "--epochs", 1000)
-    with subprocess.Popen(command(0, "dlrm.train", *words), cwd=ROOT, env=environment(tmp_path), text=True,
-                          stdout=subprocess.PIPE,
-                          stderr=subprocess.PIPE) as trainer, \
-            subprocess.Popen([sys.executable, "-c", WRITER, tmp_path / "table", "6", "1500"], cwd=ROOT, text=True,
-                             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as writer:
+    with (
+        subprocess.Popen(
+            command(0, "dlrm.train", *words),
+            cwd=ROOT,
+            env=environment(tmp_path),
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        ) as trainer,
+        subprocess.Popen(
+            [sys.executable, "-c", WRITER, tmp_path / "table", "6", "1500"],
+            cwd=ROOT,
+            text=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        ) as writer,
+    ):
         try:
             until(trainer.stderr, "validation after")
             for number in range(1, 7):
@@ -323,12 +418,34 @@ def test_a_run_follows_two_schema_changes_and_a_crash(tmp_path):
     folder, rows, port = tmp_path, 3000, ports.free(2)
     clicks_table.write(folder / "table", clicks_table.raw_rows(rows))
     process = subprocess.Popen(
-        command(2, "dlrm.train", "--run-dir", folder / "run", *data(folder), "--follow", "--epochs", 1000,
-                "--save-every", 4, "--metrics-port", port), cwd=ROOT, env=environment(folder), text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        command(
+            2,
+            "dlrm.train",
+            "--run-dir",
+            folder / "run",
+            *data(folder),
+            "--follow",
+            "--epochs",
+            1000,
+            "--save-every",
+            4,
+            "--metrics-port",
+            port,
+        ),
+        cwd=ROOT,
+        env=environment(folder),
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
     until(process.stderr, "validation after 1 epoch")
     text = clicks_table.spec_text(columns(C17="text"), features("I1", more=EXTRA))
-    clicks_table.write(folder / "table", with_c17(clicks_table.raw_rows(rows, first=rows)), text=text, mode="overwrite")
+    clicks_table.write(
+        folder / "table",
+        with_c17(clicks_table.raw_rows(rows, first=rows)),
+        text=text,
+        mode="overwrite",
+    )
     until(process.stderr, "version 0 of the table becomes 1")
     until(process.stderr, "validation after")
     for rank in (0, 1):
@@ -345,10 +462,26 @@ def test_a_run_follows_two_schema_changes_and_a_crash(tmp_path):
     meta = latest(folder / "run" / "checkpoints")[1]
     assert (meta.version, "C17" in meta.columns, "I1" in meta.dense) == (1, True, False)
 
-    clicks_table.write(folder / "table", clicks_table.raw_rows(rows), mode="overwrite",
-                       text=clicks_table.spec_text(columns(), features("I2", more=TRANSFORMS).replace("C*", "C[15]*")))
-    process = launch(2, "dlrm.train", "--run-dir", folder / "run", "--resume", "--epochs", meta.epoch + 3,
-                     "--allow-code", MODULE, tmp=folder)
+    clicks_table.write(
+        folder / "table",
+        clicks_table.raw_rows(rows),
+        mode="overwrite",
+        text=clicks_table.spec_text(
+            columns(), features("I2", more=TRANSFORMS).replace("C*", "C[15]*")
+        ),
+    )
+    process = launch(
+        2,
+        "dlrm.train",
+        "--run-dir",
+        folder / "run",
+        "--resume",
+        "--epochs",
+        meta.epoch + 3,
+        "--allow-code",
+        MODULE,
+        tmp=folder,
+    )
     assert process.returncode == 0, process.stderr[-3000:]
     found, followed = last_json(process), events(folder, "run", "follow")
     assert [(e["before"], e["after"]) for e in followed] == [(0, 1), (1, 2)]
@@ -358,7 +491,12 @@ def test_a_run_follows_two_schema_changes_and_a_crash(tmp_path):
     assert (found["version"], found["epochs"]) == (2, meta.epoch + 3)
     assert "dense column 'I2' is gone" in process.stderr
     assert re.findall(r"step \d+ of (\d+)", process.stderr)[-1] == str(found["steps"])
-    made = {"pair", "both", "C1xpair", "grams"}  # by transforms that the last version's spec brought
+    made = {
+        "pair",
+        "both",
+        "C1xpair",
+        "grams",
+    }  # by transforms that the last version's spec brought
     assert set(found["plan"]) == {"C1", "C5", "C14", "tags", *made}
     assert made <= set(followed[1]["added"])
     last = latest(folder / "run" / "checkpoints")[1]
@@ -372,15 +510,41 @@ def test_a_new_transform_of_the_loader_is_tuned_while_the_trainer_runs_on(tmp_pa
     """The first version leaves nothing to the loader. The second does, and more than one worker can do: the transform
     does its work many times over, so that the agent has to act."""
     folder, rows = tmp_path, 8000
-    clicks_table.write(folder / "table", clicks_table.raw_rows(rows),
-                       text=clicks_table.spec_text(columns("I2", "I5"), features("I2", "I5")))
+    clicks_table.write(
+        folder / "table",
+        clicks_table.raw_rows(rows),
+        text=clicks_table.spec_text(columns("I2", "I5"), features("I2", "I5")),
+    )
     process = subprocess.Popen(
-        command(0, "dlrm.train", "--run-dir", folder / "run", *data(folder), "--follow", "--epochs", 1000, "--tuning",
-                "planner", "--knobs", "read=1,shuffle=1", "--inject", "slow-transform=500@0s"), cwd=ROOT,
-        env=environment(folder), text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        command(
+            0,
+            "dlrm.train",
+            "--run-dir",
+            folder / "run",
+            *data(folder),
+            "--follow",
+            "--epochs",
+            1000,
+            "--tuning",
+            "planner",
+            "--knobs",
+            "read=1,shuffle=1",
+            "--inject",
+            "slow-transform=500@0s",
+        ),
+        cwd=ROOT,
+        env=environment(folder),
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
     until(process.stderr, "validation after 1 epoch")
-    clicks_table.write(folder / "table", with_c17(clicks_table.raw_rows(rows, first=rows)), mode="overwrite",
-                       text=clicks_table.spec_text(columns(C17="text"), features(more=EXTRA + CLIPPED)))
+    clicks_table.write(
+        folder / "table",
+        with_c17(clicks_table.raw_rows(rows, first=rows)),
+        mode="overwrite",
+        text=clicks_table.spec_text(columns(C17="text"), features(more=EXTRA + CLIPPED)),
+    )
     until(process.stderr, "version 0 of the table becomes 1")
     until(process.stderr, "clipped is the bottleneck")
     process.send_signal(signal.SIGTERM)
@@ -398,19 +562,30 @@ def test_one_pass_over_the_parts_evaluates_each_before_it_trains_on_it(tmp_path,
     """The run begins with the first version, and passes what each added once."""
     folder, rows = tmp_path, 2000
     for n in range(2):
-        clicks_table.write(folder / "table", clicks_table.raw_rows(rows, first=n * rows),
-                           mode="append" if n else "create")
-    process = forks.train("--run-dir", folder / "run", *data(folder), "--follow", "parts", tmp=folder)
+        clicks_table.write(
+            folder / "table",
+            clicks_table.raw_rows(rows, first=n * rows),
+            mode="append" if n else "create",
+        )
+    process = forks.train(
+        "--run-dir", folder / "run", *data(folder), "--follow", "parts", tmp=folder
+    )
     assert process.returncode == 0, process.stderr[-3000:]
     found = last_json(process)
     steps = -(-rows * 8 // 10 // BATCH)  # the last one of each part is padded
     assert (found["steps"], found["version"], found["epochs"]) == (2 * steps, 1, 2)
     assert found["rows_trained"] == 2 * rows * 8 // 10 < 2 * steps * BATCH
-    lines = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
+    lines = [
+        json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()
+    ]
     evals = [(m["step"], m["split"], m["rows"]) for m in lines if m["kind"] == "eval"]
     part, tenth = rows * 8 // 10, rows // 10
-    assert evals == [(steps, "validation", tenth), (steps, "train", part), (2 * steps, "validation", tenth),
-                     (2 * steps, "test", tenth)]
+    assert evals == [
+        (steps, "validation", tenth),
+        (steps, "train", part),
+        (2 * steps, "validation", tenth),
+        (2 * steps, "test", tenth),
+    ]
     assert [e["step"] for e in events(folder, "run", "epoch")] == [steps, 2 * steps]
     # What is committed later is taken up by a run that was over, unless its checkpoint is damaged.
     clicks_table.write(folder / "table", clicks_table.raw_rows(rows, first=2 * rows), mode="append")
@@ -426,14 +601,21 @@ def test_one_pass_over_the_parts_evaluates_each_before_it_trains_on_it(tmp_path,
 def test_without_follow_another_version_is_refused_with_the_difference(versions):
     with pytest.raises(CheckpointError) as refused:
         CheckpointMeta.of(versions["first"], {}).check(versions["other columns"])
-    for part in ("version 0 in the checkpoint, 1 now", "column 'C17': not in the checkpoint",
-                 "dense columns: number, I1, I2, I5 in the checkpoint, number, I2, I5 in the table"):
+    for part in (
+        "version 0 in the checkpoint, 1 now",
+        "column 'C17': not in the checkpoint",
+        "dense columns: number, I1, I2, I5 in the checkpoint, number, I2, I5 in the table",
+    ):
         assert part in str(refused.value)
 
 
 def test_a_tower_that_reads_a_column_which_goes_is_told():
     changes = TableDiff(before=1, after=2, dropped=("item",))
-    with pytest.raises(ConfigError, match="version 2 of the table has no column 'item', which dien reads"):
+    with pytest.raises(
+        ConfigError, match="version 2 of the table has no column 'item', which dien reads"
+    ):
         follow._model(ModelConfig(kind="dien", history="past", target="item"), changes)
-    model = follow._model(ModelConfig(compress={"item": "hash:9", "b": "hash:9"}, bags={"item": "mean"}), changes)
+    model = follow._model(
+        ModelConfig(compress={"item": "hash:9", "b": "hash:9"}, bags={"item": "mean"}), changes
+    )
     assert (model.compress, model.bags) == ({"b": "hash:9"}, {})

@@ -54,7 +54,10 @@ def test_an_unedited_guess_comes_near_a_logistic_regression(tmp_path, forks, nam
         assert sorted(roles.values()) == ["dense"] * 6 + ["label"] + ["sparse"] * 8
     else:
         assert "dense" not in roles.values()
-        assert spec.table.split_time == {"avazu": "hour", "talking_data": "click_time", "movie_lens": "timestamp"}[name]
+        assert (
+            spec.table.split_time
+            == {"avazu": "hour", "talking_data": "click_time", "movie_lens": "timestamp"}[name]
+        )
         assert not any("attributed_time" in column for column in roles)
 
 
@@ -63,9 +66,13 @@ def test_who_adds_the_column_that_tells_the_label_is_warned_by_name(tmp_path, fo
     STAND_INS["talking_data"][0](tmp_path / "log.csv", ROWS, 1)
     text = guessed_spec(str(tmp_path / "log.csv")) + (
         '[[column]]\nname = "later"\nfrom = "attributed_time"\nrole = "sparse"\nops = [{op = "parse_time"}, '
-        '{op = "hour"}, {op = "modulus", size = 24}]\n')
+        '{op = "hour"}, {op = "modulus", size = 24}]\n'
+    )
     run(None, tmp_path / "table", tmp_path / "log.csv", text=text)
     found, said = trained(forks, tmp_path / "table", tmp_path)
     assert found["auc"] > 0.999
     assert "warning: column 'later' alone predicts the label (AUC 1.0000 on validation)" in said
-    assert "is nearly perfect. Most likely a feature holds the label: the column 'later' alone has" in said
+    assert (
+        "is nearly perfect. Most likely a feature holds the label: the column 'later' alone has"
+        in said
+    )

@@ -22,8 +22,11 @@ def test_good_batches_pass():
 def test_an_id_outside_its_table_is_named(column, bad):
     b = batch(3, 64)
     b.values[list(SIZES).index(column) * 64 + 5] = bad
-    with pytest.raises(BadData, match=rf"column '{column}': id {bad} is outside its table of {SIZES[column]} rows "
-                                      r"\(epoch 0, step 3 of train\)"):
+    with pytest.raises(
+        BadData,
+        match=rf"column '{column}': id {bad} is outside its table of {SIZES[column]} rows "
+        r"\(epoch 0, step 3 of train\)",
+    ):
         guard().check(b)
 
 
@@ -71,8 +74,12 @@ def test_finite_features_whose_sum_is_not_are_no_error():
 
 
 def write(path, label, ids, statistics=True):
-    pq.write_table(pa.table({"label": pa.array(label, pa.int8()), "C1": pa.array(ids, pa.int32())}), path,
-                   row_group_size=2, write_statistics=statistics)
+    pq.write_table(
+        pa.table({"label": pa.array(label, pa.int8()), "C1": pa.array(ids, pa.int32())}),
+        path,
+        row_group_size=2,
+        write_statistics=statistics,
+    )
     return str(path)
 
 
@@ -80,7 +87,10 @@ def test_statistics_of_files_name_file_and_row_group(tmp_path):
     good = write(tmp_path / "a.parquet", [0, 1, 1, 0], [0, 1, 2, 9])
     bad = write(tmp_path / "b.parquet", [0, 1, 1, 0], [0, 1, 2, 10])
     check_footers([good], {"C1": 10}, "label")
-    with pytest.raises(BadData, match=r"b.parquet, row group 1: column 'C1' holds id 10, outside its table of 10 rows"):
+    with pytest.raises(
+        BadData,
+        match=r"b.parquet, row group 1: column 'C1' holds id 10, outside its table of 10 rows",
+    ):
         check_footers([good, bad], {"C1": 10}, "label")
     label = write(tmp_path / "c.parquet", [0, 1, 3, 0], [0, 1, 2, 9])
     with pytest.raises(BadData, match=r"c.parquet, row group 1: label 'label' holds 3"):
@@ -88,16 +98,24 @@ def test_statistics_of_files_name_file_and_row_group(tmp_path):
 
 
 def test_files_without_statistics_are_left_to_the_guard(tmp_path):
-    check_footers([write(tmp_path / "a.parquet", [0, 7], [0, 99], statistics=False)], {"C1": 10}, "label")
+    check_footers(
+        [write(tmp_path / "a.parquet", [0, 7], [0, 99], statistics=False)], {"C1": 10}, "label"
+    )
 
 
 def test_a_bad_value_is_named_with_the_row_that_it_comes_from():
     """Of an id in a bag, too."""
-    def placed(b):
-        return BatchChecker(SIZES, DENSE, "train", place_of=lambda *place: f"{b.step} {place}").check(b)
 
-    for spoil, row in ((lambda b: b.label.__setitem__(7, 3), 7), (lambda b: b.dense.__setitem__((9, 1), torch.nan), 9),
-                       (lambda b: b.values.__setitem__(64 + 5, 300), 5)):
+    def placed(b):
+        return BatchChecker(
+            SIZES, DENSE, "train", place_of=lambda *place: f"{b.step} {place}"
+        ).check(b)
+
+    for spoil, row in (
+        (lambda b: b.label.__setitem__(7, 3), 7),
+        (lambda b: b.dense.__setitem__((9, 1), torch.nan), 9),
+        (lambda b: b.values.__setitem__(64 + 5, 300), 5),
+    ):
         b = batch(3, 64)
         spoil(b)
         with pytest.raises(BadData, match=rf"step 3 of train; 3 \(0, 3, {row}\)\)"):
@@ -111,7 +129,9 @@ def test_a_bad_value_is_named_with_the_row_that_it_comes_from():
 
 @pytest.mark.parametrize("missing", ["refuse", "mask"])
 def test_the_largest_numbers_are_remembered_with_their_place(missing):
-    checker = BatchChecker(SIZES, DENSE, "train", missing=missing, place_of=lambda *place: f"at {place}")
+    checker = BatchChecker(
+        SIZES, DENSE, "train", missing=missing, place_of=lambda *place: f"at {place}"
+    )
     for step in range(12):
         b = batch(step, 64)
         if step == 2:
@@ -122,6 +142,12 @@ def test_the_largest_numbers_are_remembered_with_their_place(missing):
             b.dense[7, 0] = torch.nan
         checker.check(b)
     found = checker.largest()
-    assert (found["d0"], found["d1"], found["d2"], found["weight"]) == (2e6, 500.0, pytest.approx(3e38), 1.0)
-    assert checker.extremes() == [{"batch": [0, 10], "column": "d2", "value": pytest.approx(-3e38),
-                                   "where": "at (0, 10, 5)"}]
+    assert (found["d0"], found["d1"], found["d2"], found["weight"]) == (
+        2e6,
+        500.0,
+        pytest.approx(3e38),
+        1.0,
+    )
+    assert checker.extremes() == [
+        {"batch": [0, 10], "column": "d2", "value": pytest.approx(-3e38), "where": "at (0, 10, 5)"}
+    ]

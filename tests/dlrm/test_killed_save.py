@@ -32,11 +32,35 @@ runpy.run_module("dlrm.train", run_name="__main__")
 
 @pytest.mark.slow
 def test_a_kill_in_the_middle_of_a_save_leaves_the_one_before_and_the_run_goes_on(tmp_path, forks):
-    small_table(tmp_path / "table", rows=1280, values=50, files=1, row_group_rows=256, splits={"train": 1.0})
-    words = ["--data", tmp_path / "table", "--run-dir", tmp_path / "run", "--batch-size", 128, "--width", 4,
-             "--dense-layers", 8, "--over-layers", 8, "--save-every", 4, "--resume"]
-    killed = subprocess.run([sys.executable, "-c", _PROGRAM, *map(str, words)], cwd=ROOT, capture_output=True,
-                            text=True, env=environment(tmp_path), timeout=150, check=False)
+    small_table(
+        tmp_path / "table", rows=1280, values=50, files=1, row_group_rows=256, splits={"train": 1.0}
+    )
+    words = [
+        "--data",
+        tmp_path / "table",
+        "--run-dir",
+        tmp_path / "run",
+        "--batch-size",
+        128,
+        "--width",
+        4,
+        "--dense-layers",
+        8,
+        "--over-layers",
+        8,
+        "--save-every",
+        4,
+        "--resume",
+    ]
+    killed = subprocess.run(
+        [sys.executable, "-c", _PROGRAM, *map(str, words)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        env=environment(tmp_path),
+        timeout=150,
+        check=False,
+    )
     assert killed.returncode == -signal.SIGKILL, killed.stderr[-3000:]
     checkpoints = tmp_path / "run" / "checkpoints"
     path, meta = latest(checkpoints)

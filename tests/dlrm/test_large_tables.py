@@ -42,23 +42,32 @@ def written(path: Path, row_bytes: int) -> list[int]:
             stop = os.lseek(file.fileno(), at, os.SEEK_HOLE)
             assert stop - at < 2**24, "this file system has no holes"
             file.seek(at)
-            found |= {(at + int(n)) // row_bytes for n in np.flatnonzero(np.frombuffer(file.read(stop - at), np.uint8))}
+            found |= {
+                (at + int(n)) // row_bytes
+                for n in np.flatnonzero(np.frombuffer(file.read(stop - at), np.uint8))
+            }
             at = stop
     return sorted(found)
 
 
 def made(rows, kind, optimiser, *, own=True, count=1):
     found = SplitTableBatchedEmbeddingBagsCodegen(
-        [(rows, WIDTH, EmbeddingLocation.HOST, ComputeDevice.CPU)] * count, weights_precision=kind,
-        optimizer=optimiser, learning_rate=0.25, eps=1e-8, table_names=[f"t{n}" for n in range(count)])
+        [(rows, WIDTH, EmbeddingLocation.HOST, ComputeDevice.CPU)] * count,
+        weights_precision=kind,
+        optimizer=optimiser,
+        learning_rate=0.25,
+        eps=1e-8,
+        table_names=[f"t{n}" for n in range(count)],
+    )
     if own:
         found.__class__ = TorchTables
         found.begin(0, [0], [0])
     return found
 
 
-@pytest.mark.parametrize(("dtype", "kind"), [(torch.float32, SparseType.FP32), (torch.float16, SparseType.FP16)],
-                         ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "kind"), [(torch.float32, SparseType.FP32), (torch.float16, SparseType.FP16)], ids=str
+)
 def test_exactly_the_rows_that_were_looked_up_are_read_and_updated(holes, dtype, kind):
     """By a step that moves each weight by a quarter."""
     tables = made(ROWS, kind, EmbOptimType.EXACT_SGD)
@@ -78,7 +87,9 @@ def test_an_optimisers_state_lies_in_the_rows_places(holes):
     found = tables(torch.tensor(IDS), torch.arange(len(IDS) + 1))
     found.backward(torch.arange(1.0, len(IDS) + 1).unsqueeze(1).expand(-1, WIDTH).contiguous())
     assert written(holes[ROWS], 4) == IDS
-    assert tables.split_optimizer_states()[0][0].flatten()[IDS].tolist() == [n**2 for n in range(1, len(IDS) + 1)]
+    assert tables.split_optimizer_states()[0][0].flatten()[IDS].tolist() == [
+        n**2 for n in range(1, len(IDS) + 1)
+    ]
 
 
 @pytest.mark.parametrize("own", [False, True])
@@ -97,11 +108,16 @@ def test_fbgemm_updates_the_right_rows_of_many_tables_that_are_large_only_togeth
     assert not needs_ours(tables)
     last = [rows - 1 - number for number in range(count)]
     tables(torch.tensor(last), torch.arange(count + 1)).sum().backward()
-    assert written(holes[rows * WIDTH * count], WIDTH * 4) == [n * rows + row for n, row in enumerate(last)]
+    assert written(holes[rows * WIDTH * count], WIDTH * 4) == [
+        n * rows + row for n, row in enumerate(last)
+    ]
 
 
-@pytest.mark.parametrize("optimiser", [EmbOptimType.EXACT_ROWWISE_ADAGRAD, EmbOptimType.EXACT_ADAGRAD,
-                                       EmbOptimType.EXACT_SGD], ids=lambda o: o.value)
+@pytest.mark.parametrize(
+    "optimiser",
+    [EmbOptimType.EXACT_ROWWISE_ADAGRAD, EmbOptimType.EXACT_ADAGRAD, EmbOptimType.EXACT_SGD],
+    ids=lambda o: o.value,
+)
 def test_ours_trains_float32_as_fbgemm_does(optimiser):
     generator = torch.Generator().manual_seed(1)
     theirs, ours = (made(50, SparseType.FP32, optimiser, own=own) for own in (False, True))
@@ -116,7 +132,9 @@ def test_ours_trains_float32_as_fbgemm_does(optimiser):
         torch.testing.assert_close(found[1], found[0])
         for one in found:
             one.backward(direction)
-    torch.testing.assert_close(ours.split_embedding_weights()[0], theirs.split_embedding_weights()[0])
+    torch.testing.assert_close(
+        ours.split_embedding_weights()[0], theirs.split_embedding_weights()[0]
+    )
 
 
 def test_a_checkpoints_rows_are_read_from_their_places(tmp_path):
@@ -126,8 +144,9 @@ def test_a_checkpoints_rows_are_read_from_their_places(tmp_path):
     values = {row: n + 1.0 for n, row in enumerate(sorted({*IDS, half - 1, half}))}
     for rank, (first, rows) in enumerate(parts):
         name = f"rank-{rank:05d}.safetensors"
-        header = json.dumps({"0": {"dtype": "F16", "shape": [rows, WIDTH],
-                                   "data_offsets": [0, rows * WIDTH * 2]}}).encode()
+        header = json.dumps(
+            {"0": {"dtype": "F16", "shape": [rows, WIDTH], "data_offsets": [0, rows * WIDTH * 2]}}
+        ).encode()
         header += b" " * (-len(header) % 8)
         with open(tmp_path / name, "wb") as file:
             file.write(len(header).to_bytes(8, "little") + header)
@@ -137,8 +156,15 @@ def test_a_checkpoints_rows_are_read_from_their_places(tmp_path):
                 file.seek(begin + (row - first) * WIDTH * 2)
                 file.write(np.full(WIDTH, values[row], np.float16).tobytes())
         chunks.append([[first, 0], [rows, WIDTH], name, "0"])
-    (tmp_path / LAYOUT).write_text(json.dumps({
-        "format": FORMAT, "tensors": {key: {"dtype": "F16", "size": [ROWS, WIDTH], "chunks": chunks}}, "values": {}}))
+    (tmp_path / LAYOUT).write_text(
+        json.dumps(
+            {
+                "format": FORMAT,
+                "tensors": {key: {"dtype": "F16", "size": [ROWS, WIDTH], "chunks": chunks}},
+                "values": {},
+            }
+        )
+    )
     reader = CheckpointReader(tmp_path)
     boxes = [TensorBox(key, torch.empty(1, WIDTH, dtype=torch.float16), (row, 0)) for row in values]
     seam = TensorBox(key, torch.empty(4, WIDTH, dtype=torch.float16), (half - 2, 0))

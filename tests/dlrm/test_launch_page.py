@@ -33,7 +33,7 @@ def _torchrun_commands() -> list[list[str]]:
         for line in block.replace("\\\n", " ").splitlines():
             words = shlex.split(line.replace("$SLURM_NNODES", "4"))
             if "torchrun" in words and "dlrm.train" in words:
-                found.append(words[words.index("torchrun"):])
+                found.append(words[words.index("torchrun") :])
     return [list(map(str, words)) for words in found]
 
 
@@ -46,7 +46,7 @@ def table(tmp_path_factory):
 
 @pytest.mark.parametrize("words", _torchrun_commands(), ids=" ".join)
 def test_a_torchrun_command_can_train(table, tmp_path, words):
-    launch, own = words[1:words.index("-m")], words[words.index("dlrm.train") + 1:]
+    launch, own = words[1 : words.index("-m")], words[words.index("dlrm.train") + 1 :]
     options = dict(word.removeprefix("--").split("=", 1) for word in launch)
     hosts, ranks = int(options.get("nnodes", 1)), int(options["nproc-per-node"])
     if hosts > 1:
@@ -71,8 +71,11 @@ def test_every_power_of_two_up_to_64_can_train_with_default_settings(table, tmp_
 
 
 def test_the_pods_that_read_are_given_words_that_a_worker_takes():
-    (pod,) = [document["spec"]["template"]["spec"] for document in yaml.safe_load_all(
-        (ROOT / "docs" / "workers.yaml").read_text()) if document["kind"] == "StatefulSet"]
+    (pod,) = [
+        document["spec"]["template"]["spec"]
+        for document in yaml.safe_load_all((ROOT / "docs" / "workers.yaml").read_text())
+        if document["kind"] == "StatefulSet"
+    ]
     (container,) = pod["containers"]
     assert container["command"][:2] == ["sluice", "worker"]
     options = parse(WorkerOptions, argv=container["command"][2:], prog="sluice worker")
@@ -80,5 +83,7 @@ def test_the_pods_that_read_are_given_words_that_a_worker_takes():
     mounted = {mount["mountPath"] for mount in container["volumeMounts"]}
     files = (options.token_file, options.tls_certificate, options.tls_key)
     assert {str(Path(file).parent) for file in files} <= mounted
-    assert set(container["resources"]["limits"]) == {"cpu", "memory"}, "threads and memory follow the pod's quota"
+    assert set(container["resources"]["limits"]) == {"cpu", "memory"}, (
+        "threads and memory follow the pod's quota"
+    )
     assert container["envFrom"], "an s3 table needs credentials"

@@ -21,12 +21,18 @@ ROWS, RANKS = 50_000, 4
 @pytest.fixture(scope="module")
 def found(tmp_path_factory) -> tuple[Table, torch.Tensor]:
     """A column whose first ids are the frequent ones, through the ETL's own profile; and its ids."""
-    ids = (ROWS ** torch.rand(40_000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)).int()
+    ids = (
+        ROWS ** torch.rand(40_000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    ).int()
     path = tmp_path_factory.mktemp("use") / "part.parquet"
     pq.write_table(pa.table({"C": pa.array(ids.numpy(), pa.int32())}), path)
     fields = (Field(name="C", role="sparse", type="int32", cardinality=ROWS),)
     profile = Profile.of(pq.ParquetFile(path), fields, {}).columns
-    every = (*fields, Field(name="I", role="dense", type="float"), Field(name="y", role="label", type="int8"))
+    every = (
+        *fields,
+        Field(name="I", role="dense", type="float"),
+        Field(name="y", role="label", type="int8"),
+    )
     return tables_of(every, ModelConfig(), profile)[0], ids
 
 
@@ -53,7 +59,9 @@ def test_spread_keeps_the_frequent_ids_off_the_first_rank_and_the_plan_knows(fou
         told = [placement.reads_on(r) / (16 * 4) for r in range(RANKS)]
         assert told == pytest.approx(real.tolist(), abs=0.03)
     assert place([table], machine, asked={"C": "row"}).balance[1] > 3
-    assert place([spread], machine, asked={"C": "row"}).balance[1] < 1.5  # one id alone has 6 % of the lookups
+    assert (
+        place([spread], machine, asked={"C": "row"}).balance[1] < 1.5
+    )  # one id alone has 6 % of the lookups
     assert TARGET < 1.5
 
 
@@ -68,4 +76,6 @@ def test_what_was_chosen_or_is_small_or_even_is_left_alone(found):
 
 
 def test_ids_beyond_a_table_are_counted_within():
-    assert share(runs({"bins": {"octave 20": 5, "null": 5}}, 1000), 1000, 0, 1000) == pytest.approx(1)
+    assert share(runs({"bins": {"octave 20": 5, "null": 5}}, 1000), 1000, 0, 1000) == pytest.approx(
+        1
+    )

@@ -31,9 +31,16 @@ def test_auc_equals_all_pairs_also_with_ties_and_weights(seed):
     assert found == (None if expected is None else pytest.approx(expected, abs=1e-12))
 
 
-@pytest.mark.parametrize(("logits", "labels", "expected"), [
-    ([1, 2, 3], [0, 0, 1], 1.0), ([3, 2, 1], [0, 0, 1], 0.0), ([5, 5, 5], [0, 1, 1], 0.5), ([1, 2], [1, 1], None),
-    ([], [], None)])
+@pytest.mark.parametrize(
+    ("logits", "labels", "expected"),
+    [
+        ([1, 2, 3], [0, 0, 1], 1.0),
+        ([3, 2, 1], [0, 0, 1], 0.0),
+        ([5, 5, 5], [0, 1, 1], 0.5),
+        ([1, 2], [1, 1], None),
+        ([], [], None),
+    ],
+)
 def test_auc_of_known_orders(logits, labels, expected):
     assert auc(np.array(logits, float), np.array(labels, float), np.ones(len(labels))) == expected
 
@@ -44,7 +51,11 @@ def test_auc_tells_logits_apart_that_a_sigmoid_rounds_to_one():
 
 def test_logloss_ne_and_calibration_against_their_definitions():
     rng = np.random.default_rng(1)
-    logits, labels, weights = rng.normal(size=200), rng.integers(0, 2, 200).astype(float), rng.random(200)
+    logits, labels, weights = (
+        rng.normal(size=200),
+        rng.integers(0, 2, 200).astype(float),
+        rng.random(200),
+    )
     p = [1 / (1 + math.exp(-z)) for z in logits]
     total = sum(weights)
     given = [q if y else 1 - q for q, y in zip(p, labels, strict=True)]
@@ -54,7 +65,9 @@ def test_logloss_ne_and_calibration_against_their_definitions():
     found = quality(logits, labels, weights)
     assert found.logloss == pytest.approx(logloss)
     assert found.ne == pytest.approx(logloss / entropy)
-    assert found.calibration == pytest.approx(sum(w * q for w, q in zip(weights, p, strict=True)) / (rate * total))
+    assert found.calibration == pytest.approx(
+        sum(w * q for w, q in zip(weights, p, strict=True)) / (rate * total)
+    )
     assert found.rows == 200
 
 
@@ -92,7 +105,11 @@ def test_bins_of_parts_are_those_of_the_whole_and_near_the_exact_figures():
     exact, rough = quality(logits, labels, weights), whole.quality
     assert rough.auc == pytest.approx(exact.auc, abs=1e-5)
     assert (rough.logloss, rough.ne, rough.calibration, rough.rows) == (
-        exact.logloss, exact.ne, exact.calibration, exact.rows)
+        exact.logloss,
+        exact.ne,
+        exact.calibration,
+        exact.rows,
+    )
     both = (left + right).quality
     assert (both.auc, both.logloss) == pytest.approx((rough.auc, rough.logloss), rel=1e-12)
 
@@ -104,6 +121,12 @@ def test_nothing_is_known_of_predictions_of_which_one_is_no_number(logit, label)
     binned = Binned()
     binned.add(*rows)
     for found in (quality(*rows), binned.quality):
-        assert found.to_dict() == {"auc": None, "ne": None, "logloss": None, "calibration": None, "rows": 3}
+        assert found.to_dict() == {
+            "auc": None,
+            "ne": None,
+            "logloss": None,
+            "calibration": None,
+            "rows": 3,
+        }
     ignored = quality(rows[0], rows[1], np.array([1.0, 0.0, 1.0]))
     assert ignored.auc == 1.0

@@ -19,8 +19,22 @@ from tests.dlrm.test_train import spoil
 pytestmark = pytest.mark.slow
 
 ROWS, BATCH = 4800, 64
-WORDS = ["--batch-size", BATCH, "--width", 8, "--dense-layers", "16", "--over-layers", "16", "--save-every", 3,
-         "--log-every", 20, "--seed", 1]
+WORDS = [
+    "--batch-size",
+    BATCH,
+    "--width",
+    8,
+    "--dense-layers",
+    "16",
+    "--over-layers",
+    "16",
+    "--save-every",
+    3,
+    "--log-every",
+    20,
+    "--seed",
+    1,
+]
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +62,9 @@ def finite(run: Path) -> list[int]:
     return [int(name.removeprefix("step-")) for name in names]
 
 
-def test_a_value_that_ends_the_finite_numbers_is_named_and_costs_no_checkpoint(table, tmp_path, forks: Forks):
+def test_a_value_that_ends_the_finite_numbers_is_named_and_costs_no_checkpoint(
+    table, tmp_path, forks: Forks
+):
     """The run ends at that step, can be resumed without the batch, and has then trained on all others."""
     run = tmp_path / "run"
     ended = forks.train("--run-dir", run, "--data", table, *WORDS, "--model", "dcn", tmp=tmp_path)
@@ -64,21 +80,39 @@ def test_a_value_that_ends_the_finite_numbers_is_named_and_costs_no_checkpoint(t
     assert again.returncode == 0, again.stderr[-3000:]
     result = last_json(again)
     steps = ROWS * 8 // 10 // BATCH
-    assert (result["steps"], result["batches_skipped"], result["rows_trained"]) == (steps, 1, (steps - 1) * BATCH)
+    assert (result["steps"], result["batches_skipped"], result["rows_trained"]) == (
+        steps,
+        1,
+        (steps - 1) * BATCH,
+    )
     assert 0.4 < result["auc"] < 1
     finite(run)
     events = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
-    skipped = [event for event in events if event["kind"] == "warning" and "is left out" in event["text"]]
-    assert [(event["step"], "row group 1, row 100" in event["text"]) for event in skipped] == [(step, True)]
+    skipped = [
+        event for event in events if event["kind"] == "warning" and "is left out" in event["text"]
+    ]
+    assert [(event["step"], "row group 1, row 100" in event["text"]) for event in skipped] == [
+        (step, True)
+    ]
 
 
-def test_a_state_that_is_infinite_after_a_finite_loss_is_not_saved_and_explained(tmp_path, forks: Forks):
+def test_a_state_that_is_infinite_after_a_finite_loss_is_not_saved_and_explained(
+    tmp_path, forks: Forks
+):
     """DLRM multiplies the value less often: where it predicts the wrong label, the loss is large, and only the squares
     of gradients are infinite."""
     small_table(tmp_path / "table", rows=ROWS, files=2, row_group_rows=512)
     for row, label in ((100, 0), (101, 1)):
-        spoil(make_extreme(tmp_path / "table", row), "label", row=512 + row, value=label, statistics=False)
-    ended = forks.train("--run-dir", tmp_path / "run", "--data", tmp_path / "table", *WORDS, tmp=tmp_path)
+        spoil(
+            make_extreme(tmp_path / "table", row),
+            "label",
+            row=512 + row,
+            value=label,
+            statistics=False,
+        )
+    ended = forks.train(
+        "--run-dir", tmp_path / "run", "--data", tmp_path / "table", *WORDS, tmp=tmp_path
+    )
     assert ended.returncode == 2
     text = last_json(ended)["error"]
     assert "is not written: the model holds numbers that are not finite" in text
@@ -90,7 +124,9 @@ def test_a_state_that_is_infinite_after_a_finite_loss_is_not_saved_and_explained
 @pytest.mark.parametrize("rates", [("--lr", 1e30), ("--dense-lr", 1e30)])
 def test_a_rate_that_ends_the_finite_numbers_is_named(tmp_path, forks: Forks, rates):
     small_table(tmp_path / "table", rows=1200)
-    ended = forks.train("--run-dir", tmp_path / "run", "--data", tmp_path / "table", *WORDS, *rates, tmp=tmp_path)
+    ended = forks.train(
+        "--run-dir", tmp_path / "run", "--data", tmp_path / "table", *WORDS, *rates, tmp=tmp_path
+    )
     assert ended.returncode == 2
     text = last_json(ended)["error"]
     assert "No input is beyond 1e+06; the largest are 'I" in text

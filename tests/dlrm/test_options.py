@@ -19,18 +19,67 @@ def test_what_is_not_said_has_the_settings_defaults():
 
 
 def test_everything_said_arrives():
-    config = options.fresh(said(
-        "--data", "t", "--epochs", "3", "--batch-size", "64", "--seed", "5", "--lr", "0.1", "--dense-lr", "0.2",
-        "--dense-optimiser", "adam", "--width", "32", "--dense-layers", "8,4", "--over-layers", "9", "--sharding",
-        "row", "--save-every", "7", "--log-every", "2", "--tuning", "fixed", "--knobs", "read=2", "--memory-limit",
-        "1GiB", "--reader", "arrow", "--table-decay", "0.03", "--dense-decay", "0.1", "--bags", "H=mean,G=decay:0.5"),
-        version=0)
-    assert config.model == ModelConfig(width=32, dense_layers=(8, 4), over_layers=(9,),
-                                       bags={"H": "mean", "G": "decay:0.5"})
+    config = options.fresh(
+        said(
+            "--data",
+            "t",
+            "--epochs",
+            "3",
+            "--batch-size",
+            "64",
+            "--seed",
+            "5",
+            "--lr",
+            "0.1",
+            "--dense-lr",
+            "0.2",
+            "--dense-optimiser",
+            "adam",
+            "--width",
+            "32",
+            "--dense-layers",
+            "8,4",
+            "--over-layers",
+            "9",
+            "--sharding",
+            "row",
+            "--save-every",
+            "7",
+            "--log-every",
+            "2",
+            "--tuning",
+            "fixed",
+            "--knobs",
+            "read=2",
+            "--memory-limit",
+            "1GiB",
+            "--reader",
+            "arrow",
+            "--table-decay",
+            "0.03",
+            "--dense-decay",
+            "0.1",
+            "--bags",
+            "H=mean,G=decay:0.5",
+        ),
+        version=0,
+    )
+    assert config.model == ModelConfig(
+        width=32, dense_layers=(8, 4), over_layers=(9,), bags={"H": "mean", "G": "decay:0.5"}
+    )
     assert (config.optim.table_decay, config.optim.dense_decay) == (0.03, 0.1)
-    assert (config.optim.lr, config.optim.dense_lr, config.optim.dense_optimiser) == (0.1, 0.2, "adam")
+    assert (config.optim.lr, config.optim.dense_lr, config.optim.dense_optimiser) == (
+        0.1,
+        0.2,
+        "adam",
+    )
     assert (config.epochs, config.batch_size, config.seed, config.sharding) == (3, 64, 5, "row")
-    assert (config.save_every, config.log_every, config.tuning, config.knobs) == (7, 2, "fixed", "read=2")
+    assert (config.save_every, config.log_every, config.tuning, config.knobs) == (
+        7,
+        2,
+        "fixed",
+        "read=2",
+    )
     assert (config.memory_limit, config.reader) == (2**30, "arrow")
     assert Config.from_dict(config.to_dict()) == config
 
@@ -38,37 +87,60 @@ def test_everything_said_arrives():
 def test_a_resumed_run_keeps_its_settings_but_for_those_said():
     stored = options.fresh(said("--data", "t", "--lr", "0.1", "--width", "32"), version=0).to_dict()
     now = options.resumed(stored, said("--epochs", "9", "--tuning", "fixed"), ranks=2)
-    assert (now.epochs, now.tuning, now.ranks, now.optim.lr, now.model.width) == (9, "fixed", 2, 0.1, 32)
+    assert (now.epochs, now.tuning, now.ranks, now.optim.lr, now.model.width) == (
+        9,
+        "fixed",
+        2,
+        0.1,
+        32,
+    )
     assert now.data == "t"
 
 
 def test_the_same_words_on_a_resumed_run_keep_what_was_chosen_for_the_other_tables():
     words = ("--data", "/t", "--compress", "C1=hash:9")
     begun = options.fresh(said(*words), version=0)
-    begun = replace(begun, model=replace(begun.model, compress={**begun.model.compress, "C2": "spread"}))
+    begun = replace(
+        begun, model=replace(begun.model, compress={**begun.model.compress, "C2": "spread"})
+    )
     assert options.resumed(begun.to_dict(), said(*words)) == begun
 
 
-@pytest.mark.parametrize(("address", "kept"), [("t", "{here}/t"), ("/a/t", "/a/t"), ("s3://b/t", "s3://b/t")])
-def test_a_resumed_run_can_be_read_from_any_folder_as_a_fresh_one(tmp_path, monkeypatch, address, kept):
+@pytest.mark.parametrize(
+    ("address", "kept"), [("t", "{here}/t"), ("/a/t", "/a/t"), ("s3://b/t", "s3://b/t")]
+)
+def test_a_resumed_run_can_be_read_from_any_folder_as_a_fresh_one(
+    tmp_path, monkeypatch, address, kept
+):
     monkeypatch.chdir(tmp_path)
     begun = options.fresh(said("--data", "/elsewhere/t"), version=0)
-    assert options.resumed(begun.to_dict(), said("--data", address)).data == kept.format(here=tmp_path)
+    assert options.resumed(begun.to_dict(), said("--data", address)).data == kept.format(
+        here=tmp_path
+    )
 
 
 def test_the_version_that_a_run_began_with_does_not_take_one_that_follows_back():
     words = ("--data", "t", "--version", "2")
     for follow, stands in (((), 2), (("--follow",), 5)):
         config = options.fresh(said(*words, *follow))
-        assert options.resumed(replace(config, version=5).to_dict(), said(*words, *follow)).version == stands
+        assert (
+            options.resumed(replace(config, version=5).to_dict(), said(*words, *follow)).version
+            == stands
+        )
 
 
-@pytest.mark.parametrize(("words", "message"), [
-    (("--seed", "1"), "seed was 0 and cannot become 1"), (("--batch-size", "64"), "batch_size was"),
-    (("--streams", "4"), "streams was 8 and cannot become 4"),
-    (("--window-rows", "100"), "window_rows was 32768 and cannot become 100"),
-    (("--last", "drop"), "last was 'pad' and cannot become 'drop'"),
-    (("--over-layers", "3"), "model was"), (("--dense-optimiser", "{other}"), "the dense optimiser was")])
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--seed", "1"), "seed was 0 and cannot become 1"),
+        (("--batch-size", "64"), "batch_size was"),
+        (("--streams", "4"), "streams was 8 and cannot become 4"),
+        (("--window-rows", "100"), "window_rows was 32768 and cannot become 100"),
+        (("--last", "drop"), "last was 'pad' and cannot become 'drop'"),
+        (("--over-layers", "3"), "model was"),
+        (("--dense-optimiser", "{other}"), "the dense optimiser was"),
+    ],
+)
 def test_what_would_train_another_model_is_refused_on_resume(words, message):
     before = options.fresh(said("--data", "t"), version=0)
     other = {"adam": "adagrad", "adagrad": "adam"}[before.optim.dense_optimiser]
@@ -76,13 +148,18 @@ def test_what_would_train_another_model_is_refused_on_resume(words, message):
         options.resumed(before.to_dict(), said(*(w.format(other=other) for w in words)))
 
 
-@pytest.mark.parametrize(("words", "message"), [
-    (("--epochs", "0"), "epochs: 0 is not a whole number of 1 or more"), (("--lr", "nan"), "lr: nan"),
-    (("--batch-size", "x"), "--batch-size: 'x' is not a whole number"),
-    (("--over-layers", "4,-1"), "--over-layers: -1 is not a whole number of 1 or more"),
-    (("--tuning", "magic"), "--tuning: 'magic' is none of auto, "),
-    (("--tuning", "planer"), "did you mean 'planner'"),
-    (("--epoch", "2"), "no option '--epoch' .did you mean '--epochs'")])
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--epochs", "0"), "epochs: 0 is not a whole number of 1 or more"),
+        (("--lr", "nan"), "lr: nan"),
+        (("--batch-size", "x"), "--batch-size: 'x' is not a whole number"),
+        (("--over-layers", "4,-1"), "--over-layers: -1 is not a whole number of 1 or more"),
+        (("--tuning", "magic"), "--tuning: 'magic' is none of auto, "),
+        (("--tuning", "planer"), "did you mean 'planner'"),
+        (("--epoch", "2"), "no option '--epoch' .did you mean '--epochs'"),
+    ],
+)
 def test_nonsense_is_named(words, message):
     with pytest.raises(UsageError, match=message):
         options.fresh(said("--data", "t", *words), version=0)
@@ -93,15 +170,28 @@ DENSE = Field(name="I1", role="dense", type="float")
 SPARSE = Field(name="C1", role="sparse", type="int32", cardinality=5)
 
 
-@pytest.mark.parametrize(("fields", "message"), [
-    ((LABEL, DENSE), "no sparse column"), ((DENSE, SPARSE), "no label"),
-    ((LABEL, DENSE, Field(name="C2", role="sparse", type="int32")), "column 'C2': no cardinality")])
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ((LABEL, DENSE), "no sparse column"),
+        ((DENSE, SPARSE), "no label"),
+        (
+            (LABEL, DENSE, Field(name="C2", role="sparse", type="int32")),
+            "column 'C2': no cardinality",
+        ),
+    ],
+)
 def test_a_table_that_a_dlrm_cannot_use_is_refused_by_name(fields, message):
     with pytest.raises(ConfigError, match=message):
         tables_of(fields, ModelConfig())
 
 
 def test_tables_follow_the_columns_and_their_bags():
-    bag = Field(name="H", role="id_list", type="binary", layout="bytes", cardinality=9, bag=(0, 3.5, 10))
+    bag = Field(
+        name="H", role="id_list", type="binary", layout="bytes", cardinality=9, bag=(0, 3.5, 10)
+    )
     found = tables_of((LABEL, SPARSE, DENSE, bag), ModelConfig(width=8))
-    assert [(t.name, t.rows, t.width, t.lookups) for t in found] == [("C1", 5, 8, 1.0), ("H", 9, 8, 3.5)]
+    assert [(t.name, t.rows, t.width, t.lookups) for t in found] == [
+        ("C1", 5, 8, 1.0),
+        ("H", 9, 8, 3.5),
+    ]

@@ -24,7 +24,18 @@ pytestmark = pytest.mark.slow
 
 MODULE = "tests.dlrm.petastorm_parts"
 BATCH = 64
-SMALL = ("--batch-size", BATCH, "--width", 4, "--dense-layers", 8, "--over-layers", 8, "--tuning", "fixed")
+SMALL = (
+    "--batch-size",
+    BATCH,
+    "--width",
+    4,
+    "--dense-layers",
+    8,
+    "--over-layers",
+    8,
+    "--tuning",
+    "fixed",
+)
 
 
 @pytest.fixture(scope="module")
@@ -39,17 +50,28 @@ def folder(tmp_path_factory):
 def opened(folder, tmp_path):
     """Makes the loaders of all ranks of a run with these options."""
     with ExitStack() as open_loaders:
+
         def make(ranks=1, split="train", **asked):
             named = {option: f"{MODULE}:{function}" for option, function in asked.items()}
             config = Config(data=str(folder), version=0, batch_size=BATCH, ranks=ranks, **named)
-            table = config.changed_table(FeatureTable.open(
-                folder, allow_code=Permission(functions=frozenset(named.values()))))
+            table = config.changed_table(
+                FeatureTable.open(
+                    folder, allow_code=Permission(functions=frozenset(named.values()))
+                )
+            )
             if split != "train":
                 found = [loaders.evaluation(config, table, split, rank=0, local_ranks=1)]
             else:
-                found = [loaders.training(config, table, rank=rank, local_ranks=ranks,
-                                          conditions=loaders.conditions(config, tmp_path, rank))
-                         for rank in range(ranks)]
+                found = [
+                    loaders.training(
+                        config,
+                        table,
+                        rank=rank,
+                        local_ranks=ranks,
+                        conditions=loaders.conditions(config, tmp_path, rank),
+                    )
+                    for rank in range(ranks)
+                ]
             return [open_loaders.enter_context(one) for one in found]
 
         yield make
@@ -61,7 +83,9 @@ def row_numbers(batch):
 
 def global_batches(ranks):
     """The rows of each step, of all ranks together."""
-    return [[row for batch in step for row in row_numbers(batch)] for step in zip(*ranks, strict=True)]
+    return [
+        [row for batch in step for row in row_numbers(batch)] for step in zip(*ranks, strict=True)
+    ]
 
 
 def all_rows(loaders):
@@ -71,22 +95,32 @@ def all_rows(loaders):
 def test_a_predicate_gives_the_same_batches_on_two_ranks_and_after_an_interruption_on_one(opened):
     whole = global_batches(opened(predicate="even_rows"))
     assert sorted(row for step in whole for row in step) == list(range(0, 1600, 2))
-    assert [sorted(step) for step in global_batches(opened(ranks=2, predicate="even_rows"))] == \
-        [sorted(step) for step in whole]
+    assert [sorted(step) for step in global_batches(opened(ranks=2, predicate="even_rows"))] == [
+        sorted(step) for step in whole
+    ]
     two = opened(ranks=2, predicate="even_rows")
     epochs = [iter(one) for one in two]
     begun = [[row for epoch in epochs for row in row_numbers(next(epoch))] for _ in range(5)]
-    resumed, = opened(predicate="even_rows")
+    (resumed,) = opened(predicate="even_rows")
     resumed.load_state_dict(two[0].state_dict())
-    assert [sorted(step) for step in begun + global_batches([resumed])] == [sorted(step) for step in whole]
+    assert [sorted(step) for step in begun + global_batches([resumed])] == [
+        sorted(step) for step in whole
+    ]
 
 
-@pytest.mark.parametrize(("other", "message"), [
-    ({"predicate": "odd_rows"}, r"belongs to other rows \(rows of the predicate: '\w{16}' in the state, '\w{16}' here"),
-    ({}, r"belongs to other rows \(rows of the predicate: '\w{16}' in the state, None here"),
-    ({"predicate": "even_rows", "rowgroup_selector": "FirstGroups"}, "belongs to other rows")])
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        (
+            {"predicate": "odd_rows"},
+            r"belongs to other rows \(rows of the predicate: '\w{16}' in the state, '\w{16}' here",
+        ),
+        ({}, r"belongs to other rows \(rows of the predicate: '\w{16}' in the state, None here"),
+        ({"predicate": "even_rows", "rowgroup_selector": "FirstGroups"}, "belongs to other rows"),
+    ],
+)
 def test_a_state_is_refused_by_other_rows_even_if_they_are_as_many(opened, other, message):
-    loader, = opened(predicate="even_rows")
+    (loader,) = opened(predicate="even_rows")
     state = loader.state_dict()
     opened(predicate="even_rows")[0].load_state_dict(state)
     with pytest.raises(LoaderError, match=message):
@@ -109,35 +143,63 @@ def test_a_cache_is_asked_for_each_row_group_and_changes_no_row(opened):
 
 @pytest.mark.parametrize("split", ["train", "validation"])
 def test_a_transform_spec_changes_the_columns_of_every_split(opened, split):
-    plain, = opened(split=split)
-    changed, = opened(split=split, transform_spec="halved_and_sum")
+    (plain,) = opened(split=split)
+    (changed,) = opened(split=split, transform_spec="halved_and_sum")
     assert set(plain.dense_names) ^ set(changed.dense_names) == {"I3", "both"}
     for before, after in zip(plain, changed, strict=True):
-        was, now = (dict(zip(names, batch.dense.T.numpy(), strict=True))
-                    for names, batch in ((plain.dense_names, before), (changed.dense_names, after)))
+        was, now = (
+            dict(zip(names, batch.dense.T.numpy(), strict=True))
+            for names, batch in ((plain.dense_names, before), (changed.dense_names, after))
+        )
         assert (was["I1"] == now["I1"]).all(), "the order is the same"
         assert np.allclose(was["I2"], 2 * now["I2"])
         rows = (before.weight > 0).numpy()
         assert np.allclose((was["I2"] + was["I3"])[rows], now["both"][rows])
 
 
-@pytest.mark.parametrize(("words", "message"), [
-    (("--predicate", "nowhere"), "--predicate: function = 'nowhere': must be module:function"),
-    (("--predicate", f"{MODULE}:nowhere"), "cannot be imported"),
-    (("--predicate", f"{MODULE}:nothing"), "--predicate tests.dlrm.petastorm_parts:nothing: the function returned not"),
-    (("--predicate", f"{MODULE}:fails"), "the function failed (RuntimeError: no such service)"),
-    (("--predicate", f"{MODULE}:text"), "predicate: 'I1 > 3' is no petastorm.predicates.PredicateBase"),
-    (("--predicate", f"{MODULE}:rows_by_unknown_column"), "predicate: no column 'I14' (did you mean"),
-    (("--predicate", f"{MODULE}:no_rows"), "no rows"),
-    (("--predicate", f"{MODULE}:even_rows", "--rowgroup-cache", f"{MODULE}:Kept"), "keeps no row groups in a cache"),
-    (("--predicate", f"{MODULE}:even_rows", "--reader", "arrow"),
-     "--predicate: Petastorm's Reader does that; take --reader petastorm"),
-    (("--predicate", f"{MODULE}:even_rows", "--sample", "I2"), "rows are sampled as they are stored"),
-    (("--predicate", f"{MODULE}:even_rows", "--workers", "local:1"), "what Petastorm's Reader is asked for"),
-    (("--transform-spec", f"{MODULE}:edited_ids"), "edit_fields names 'C1', a column of ids"),
-    (("--transform-spec", f"{MODULE}:unlabelled"), "no label column")])
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--predicate", "nowhere"), "--predicate: function = 'nowhere': must be module:function"),
+        (("--predicate", f"{MODULE}:nowhere"), "cannot be imported"),
+        (
+            ("--predicate", f"{MODULE}:nothing"),
+            "--predicate tests.dlrm.petastorm_parts:nothing: the function returned not",
+        ),
+        (("--predicate", f"{MODULE}:fails"), "the function failed (RuntimeError: no such service)"),
+        (
+            ("--predicate", f"{MODULE}:text"),
+            "predicate: 'I1 > 3' is no petastorm.predicates.PredicateBase",
+        ),
+        (
+            ("--predicate", f"{MODULE}:rows_by_unknown_column"),
+            "predicate: no column 'I14' (did you mean",
+        ),
+        (("--predicate", f"{MODULE}:no_rows"), "no rows"),
+        (
+            ("--predicate", f"{MODULE}:even_rows", "--rowgroup-cache", f"{MODULE}:Kept"),
+            "keeps no row groups in a cache",
+        ),
+        (
+            ("--predicate", f"{MODULE}:even_rows", "--reader", "arrow"),
+            "--predicate: Petastorm's Reader does that; take --reader petastorm",
+        ),
+        (
+            ("--predicate", f"{MODULE}:even_rows", "--sample", "I2"),
+            "rows are sampled as they are stored",
+        ),
+        (
+            ("--predicate", f"{MODULE}:even_rows", "--workers", "local:1"),
+            "what Petastorm's Reader is asked for",
+        ),
+        (("--transform-spec", f"{MODULE}:edited_ids"), "edit_fields names 'C1', a column of ids"),
+        (("--transform-spec", f"{MODULE}:unlabelled"), "no label column"),
+    ],
+)
 def test_what_cannot_be_is_refused_before_training(folder, tmp_path, capsys, words, message):
-    code = ended(train.main, "--data", folder, "--run-dir", tmp_path / "run", *SMALL, "--check", *words)
+    code = ended(
+        train.main, "--data", folder, "--run-dir", tmp_path / "run", *SMALL, "--check", *words
+    )
     said = capsys.readouterr().err
     assert message in said
     assert code == 2, said
@@ -145,7 +207,9 @@ def test_what_cannot_be_is_refused_before_training(folder, tmp_path, capsys, wor
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")  # torch of torchrec
-def test_a_run_that_pauses_ends_like_one_that_does_not_and_asks_for_the_code_again(folder, tmp_path, forks, capsys):
+def test_a_run_that_pauses_ends_like_one_that_does_not_and_asks_for_the_code_again(
+    folder, tmp_path, forks, capsys
+):
     asked = ("--predicate", f"{MODULE}:even_rows", "--transform-spec", f"{MODULE}:halved_and_sum")
     begin = ("--data", folder, *SMALL, "--epochs", 2, *asked)
     straight = forks.train("--run-dir", tmp_path / "straight", *begin, tmp=tmp_path)
@@ -155,7 +219,9 @@ def test_a_run_that_pauses_ends_like_one_that_does_not_and_asks_for_the_code_aga
     go_on = ("--run-dir", tmp_path / "paused", "--resume")
     refused = forks.train(*go_on, tmp=tmp_path)
     assert refused.returncode == 2
-    assert f"the run's --transform-spec names the function '{MODULE}:halved_and_sum'" in refused.stderr
+    assert (
+        f"the run's --transform-spec names the function '{MODULE}:halved_and_sum'" in refused.stderr
+    )
     other = forks.train(*go_on, "--predicate", f"{MODULE}:odd_rows", tmp=tmp_path)
     assert other.returncode == 2
     assert f"--resume: predicate was '{MODULE}:even_rows' and cannot become" in other.stderr
@@ -172,5 +238,7 @@ def test_a_run_that_pauses_ends_like_one_that_does_not_and_asks_for_the_code_aga
 
 
 def test_the_arrow_reader_is_refused_where_a_run_is_written_down():
-    with pytest.raises(ConfigError, match="--rowgroup-cache: Petastorm's Reader does that; take --reader petastorm"):
+    with pytest.raises(
+        ConfigError, match="--rowgroup-cache: Petastorm's Reader does that; take --reader petastorm"
+    ):
         Config(data="table", version=0, reader="arrow", rowgroup_cache="mine:cache")

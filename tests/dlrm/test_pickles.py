@@ -14,11 +14,21 @@ from sluice.dlrm.checkpoint.meta import CheckpointError, CheckpointMeta, latest
 from sluice.dlrm.checkpoint.partial_read import CheckpointReader
 from tests.dlrm.rig import ROOT
 
-META = CheckpointMeta(config={}, version=0, fingerprint={}, columns={}, dense=(), trained={}, step=7)
+META = CheckpointMeta(
+    config={}, version=0, fingerprint={}, columns={}, dense=(), trained={}, step=7
+)
 
 FORBIDDEN = {"pickle", "_pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
-OBJECTS = {"all_gather_object", "gather_object", "broadcast_object_list", "scatter_object_list", "recv_object_list",
-           "read_pickle", "FileSystemReader", "FileSystemWriter"}
+OBJECTS = {
+    "all_gather_object",
+    "gather_object",
+    "broadcast_object_list",
+    "scatter_object_list",
+    "recv_object_list",
+    "read_pickle",
+    "FileSystemReader",
+    "FileSystemWriter",
+}
 
 
 def reads(tree: ast.AST) -> set[str]:
@@ -32,22 +42,34 @@ def reads(tree: ast.AST) -> set[str]:
             found |= {alias.name for alias in node.names if alias.name in OBJECTS}
         elif isinstance(node, ast.Attribute) and node.attr in OBJECTS:
             found.add(node.attr)
-        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "load":
+        elif (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute)
+            and node.func.attr == "load"
+        ):
             said = {word.arg: getattr(word.value, "value", None) for word in node.keywords}
             owner = ast.unparse(node.func.value)
             if (owner == "torch" and said.get("weights_only") is not True) or (
-                    owner in ("np", "numpy") and said.get("allow_pickle") is not False):
+                owner in ("np", "numpy") and said.get("allow_pickle") is not False
+            ):
                 found.add(f"{owner}.load")
     return found
 
 
 def test_no_module_of_ours_unpickles():
-    assert reads(ast.parse("import pickle\nimport torch\ntorch.load(f)\ndist.all_gather_object(a, b)")) == {
-        "pickle", "torch.load", "all_gather_object"}
-    found = {str(path.relative_to(ROOT)): names for room in ("etl", "ingest", "agent", "dlrm")
-             for path in (ROOT / room).rglob("*.py")
-             if any(word in (text := path.read_text()) for word in (*FORBIDDEN, *OBJECTS, "torch.load", "p.load"))
-             and (names := reads(ast.parse(text)))}
+    assert reads(
+        ast.parse("import pickle\nimport torch\ntorch.load(f)\ndist.all_gather_object(a, b)")
+    ) == {"pickle", "torch.load", "all_gather_object"}
+    found = {
+        str(path.relative_to(ROOT)): names
+        for room in ("etl", "ingest", "agent", "dlrm")
+        for path in (ROOT / room).rglob("*.py")
+        if any(
+            word in (text := path.read_text())
+            for word in (*FORBIDDEN, *OBJECTS, "torch.load", "p.load")
+        )
+        and (names := reads(ast.parse(text)))
+    }
     assert found == {}
 
 
@@ -56,7 +78,9 @@ def test_a_checkpoint_of_pickles_is_refused(tmp_path):
     path.mkdir(parents=True)
     META.write(path, {}, CheckpointDisk())
     (path / ".metadata").write_bytes(b"a pickle, as torch.distributed.checkpoint leaves it")
-    with pytest.raises(CheckpointError, match=r"step-000000007: layout.json cannot be read: FileNotFoundError"):
+    with pytest.raises(
+        CheckpointError, match=r"step-000000007: layout.json cannot be read: FileNotFoundError"
+    ):
         CheckpointReader(latest(path.parent)[0])
 
 

@@ -13,8 +13,34 @@ from sluice.dlrm.sharding.machine import TrainingMachine
 from sluice.dlrm.sharding.placement import TARGET, cuts, place
 from sluice.dlrm.sharding.shard_sizes import DoesNotFit, PlacementError, Storage
 
-MLPERF_ROWS = (40000000, 39060, 17295, 7424, 20265, 3, 7122, 1543, 63, 40000000, 3067956, 405282, 10, 2209, 11938, 155,
-               4, 976, 14, 40000000, 40000000, 40000000, 590152, 12973, 108, 36)
+MLPERF_ROWS = (
+    40000000,
+    39060,
+    17295,
+    7424,
+    20265,
+    3,
+    7122,
+    1543,
+    63,
+    40000000,
+    3067956,
+    405282,
+    10,
+    2209,
+    11938,
+    155,
+    4,
+    976,
+    14,
+    40000000,
+    40000000,
+    40000000,
+    590152,
+    12973,
+    108,
+    36,
+)
 MLPERF_LOOKUPS = (3, 2, 1, 2, 6, 1, 1, 1, 1, 7, 3, 8, 1, 6, 9, 5, 1, 1, 1, 12, 100, 27, 10, 3, 1, 1)
 
 
@@ -32,13 +58,22 @@ def made(rows, lookups=None, width=16):
     return [T(f"t{i}", r, width, n) for i, (r, n) in enumerate(zip(rows, lookups, strict=True))]
 
 
-TABLES = st.lists(st.tuples(st.integers(1, 10**7), st.sampled_from([4, 8, 16, 64, 100, 128]),
-                            st.floats(0.01, 100)), min_size=1, max_size=40)
+TABLES = st.lists(
+    st.tuples(
+        st.integers(1, 10**7), st.sampled_from([4, 8, 16, 64, 100, 128]), st.floats(0.01, 100)
+    ),
+    min_size=1,
+    max_size=40,
+)
 ROOMY = 10**12
 
 
 @settings(max_examples=60, deadline=None)
-@given(TABLES, st.sampled_from([1, 2, 3, 4, 8, 16]), st.sampled_from(["rowwise_adagrad", "adam", "sgd"]))
+@given(
+    TABLES,
+    st.sampled_from([1, 2, 3, 4, 8, 16]),
+    st.sampled_from(["rowwise_adagrad", "adam", "sgd"]),
+)
 def test_every_cell_of_every_table_lies_on_exactly_one_rank(shapes, ranks, optimiser):
     tables = [T(f"t{i}", r, w, n) for i, (r, w, n) in enumerate(shapes)]
     storage = Storage(optimiser=optimiser)
@@ -62,7 +97,9 @@ def test_where_the_tables_allow_the_ranks_are_balanced(shapes, ranks):
     tables = [T(f"t{i}", max(r, 100 * ranks), w, n) for i, (r, w, n) in enumerate(shapes)]
     found = place(tables, TrainingMachine(ranks=ranks, memory_bytes=ROOMY))
     assert max(found.balance) <= TARGET
-    assert found == place(tables, TrainingMachine(ranks=ranks, memory_bytes=ROOMY)), "the same tables, another place"
+    assert found == place(tables, TrainingMachine(ranks=ranks, memory_bytes=ROOMY)), (
+        "the same tables, another place"
+    )
 
 
 def test_no_table_is_cut_without_need():
@@ -74,7 +111,9 @@ def test_no_table_is_cut_without_need():
 def test_a_table_larger_than_a_rank_goes_row_wise_by_itself():
     big = T("big", 3_650_000_000, 64)
     small = T("small", 1000, 64, 0.01)
-    found = place([big, small], TrainingMachine(ranks=8, memory_bytes=80_000_000_000), Storage(dtype="fp16"))
+    found = place(
+        [big, small], TrainingMachine(ranks=8, memory_bytes=80_000_000_000), Storage(dtype="fp16")
+    )
     assert found.places[0].kind == "row"
     assert "larger than a rank" in found.places[0].why
     assert found.places[1].kind == "table"
@@ -99,15 +138,24 @@ def test_mlperf_tables_have_their_published_bytes_and_balance_on_eight_ranks():
 def test_what_is_missing_is_exact():
     tables = made([1_000_000] * 4)  # 64 MB and 4 MB of state each
     enough = 4 * 68_000_000 // 2
-    assert place(tables, TrainingMachine(ranks=2, memory_bytes=enough, reserve=0)).bytes_on(0) == enough
+    assert (
+        place(tables, TrainingMachine(ranks=2, memory_bytes=enough, reserve=0)).bytes_on(0)
+        == enough
+    )
     with pytest.raises(DoesNotFit, match=r"missing in all; it takes 3 such ranks") as caught:
         place(tables, TrainingMachine(ranks=2, memory_bytes=enough - 1, reserve=0))
     assert caught.value.missing == 2
 
 
 def test_whole_tables_that_fit_together_but_not_on_one_rank_say_so():
-    with pytest.raises(DoesNotFit, match="on the fullest rank; cut otherwise they may fit") as caught:
-        place(made([1000]), TrainingMachine(ranks=2, memory_bytes=50_000, reserve=0), asked={"t0": "table"})
+    with pytest.raises(
+        DoesNotFit, match="on the fullest rank; cut otherwise they may fit"
+    ) as caught:
+        place(
+            made([1000]),
+            TrainingMachine(ranks=2, memory_bytes=50_000, reserve=0),
+            asked={"t0": "table"},
+        )
     assert caught.value.missing == 68_000 - 50_000
 
 
@@ -119,7 +167,10 @@ def test_memory_is_kept_where_balance_would_break_it():
 
 
 def test_a_hot_table_of_too_few_rows_is_cut_by_columns():
-    found = place([T("hot", 3, 64, 100.0), T("cold", 100_000, 64)], TrainingMachine(ranks=4, memory_bytes=ROOMY))
+    found = place(
+        [T("hot", 3, 64, 100.0), T("cold", 100_000, 64)],
+        TrainingMachine(ranks=4, memory_bytes=ROOMY),
+    )
     assert found.places[0].kind == "column"
     assert len(found.places[0].ranks) == 4
 
@@ -127,7 +178,9 @@ def test_a_hot_table_of_too_few_rows_is_cut_by_columns():
 def test_what_cannot_be_cut_so_is_refused_with_what_can():
     assert cuts(T("t", 3, 16), 4) == ["column"]
     assert cuts(T("t", 3, 4), 4) == []
-    with pytest.raises(PlacementError, match="3 rows × 16 cannot be cut by row over 4 ranks; use table or column"):
+    with pytest.raises(
+        PlacementError, match="3 rows × 16 cannot be cut by row over 4 ranks; use table or column"
+    ):
         place([T("t", 3, 16)], TrainingMachine(ranks=4, memory_bytes=ROOMY), asked={"t": "row"})
     with pytest.raises(PlacementError, match="'rows' is none of"):
         place([T("t", 3, 16)], TrainingMachine(ranks=4, memory_bytes=ROOMY), asked={"t": "rows"})
@@ -139,7 +192,9 @@ def test_one_rank_holds_all_whole():
 
 
 def test_a_thousand_tables_on_many_ranks_are_placed():
-    tables = made([(i * 7919) % 100_000 + 2_000 for i in range(1000)], [i % 5 + 1.0 for i in range(1000)])
+    tables = made(
+        [(i * 7919) % 100_000 + 2_000 for i in range(1000)], [i % 5 + 1.0 for i in range(1000)]
+    )
     assert max(place(tables, TrainingMachine(ranks=64, memory_bytes=ROOMY)).balance) <= TARGET
 
 
@@ -147,29 +202,46 @@ def test_a_block_of_rows_is_read_as_often_as_its_rows_are_used():
     """The first tenth of the rows gets nine tenths of the lookups: by rows, the first rank reads nearly all."""
     uneven = T("t", 1000, 16, 10.0, use=((0, 100, 0.9), (100, 1000, 0.1)))
     found = place([uneven], TrainingMachine(ranks=2, memory_bytes=ROOMY), asked={"t": "row"})
-    assert [found.reads_on(r) / (10 * 16 * 4) for r in range(2)] == pytest.approx([0.9 + 0.1 * 400 / 900, 50 / 900])
+    assert [found.reads_on(r) / (10 * 16 * 4) for r in range(2)] == pytest.approx(
+        [0.9 + 0.1 * 400 / 900, 50 / 900]
+    )
     assert found.balance[1] > 1.8
 
 
 def test_on_a_gpu_the_largest_tables_spill_to_the_hosts_and_only_as_many_as_must():
     tables = made([1_000_000, 500_000, 1000])  # 68, 34 and 0.07 MB with their states
-    found = place(tables, TrainingMachine(ranks=2, memory_bytes=30_000_000, host_memory_bytes=40_000_000, reserve=0))
+    found = place(
+        tables,
+        TrainingMachine(ranks=2, memory_bytes=30_000_000, host_memory_bytes=40_000_000, reserve=0),
+    )
     assert [p.kernel for p in found.places] == ["uvm_caching", "fused", "fused"]
     assert "spilled to the hosts' memory" in found.places[0].why
-    assert all(found.bytes_on(r) <= 30_000_000 and found.host_bytes_on(r) <= 40_000_000 for r in range(2))
-    assert sum(p.bytes for p in found.places) == sum(Storage().total(t.rows, t.width) for t in tables)
-    for machine in (TrainingMachine(ranks=2, memory_bytes=30_000_000, reserve=0),
-                    TrainingMachine(ranks=2, memory_bytes=30_000_000, host_memory_bytes=10_000_000, reserve=0),
-                    TrainingMachine(ranks=2, memory_bytes=30_000_000, host_memory_bytes=40_000_000, reserve=0,
-                                    device="cpu")):
+    assert all(
+        found.bytes_on(r) <= 30_000_000 and found.host_bytes_on(r) <= 40_000_000 for r in range(2)
+    )
+    assert sum(p.bytes for p in found.places) == sum(
+        Storage().total(t.rows, t.width) for t in tables
+    )
+    for machine in (
+        TrainingMachine(ranks=2, memory_bytes=30_000_000, reserve=0),
+        TrainingMachine(ranks=2, memory_bytes=30_000_000, host_memory_bytes=10_000_000, reserve=0),
+        TrainingMachine(
+            ranks=2, memory_bytes=30_000_000, host_memory_bytes=40_000_000, reserve=0, device="cpu"
+        ),
+    ):
         with pytest.raises(DoesNotFit):
             place(tables, machine)
 
 
 def test_kinds_and_kernels_for_gpus_are_placed_as_asked():
-    machine = TrainingMachine(ranks=4, ranks_per_host=2, memory_bytes=ROOMY, host_memory_bytes=ROOMY)
-    found = place(made([100, 1000, 1000, 1000]), machine,
-                  asked={"t0": "data", "t1": "table_row", "t2": "row:uvm", "t3": "table:uvm_caching"})
+    machine = TrainingMachine(
+        ranks=4, ranks_per_host=2, memory_bytes=ROOMY, host_memory_bytes=ROOMY
+    )
+    found = place(
+        made([100, 1000, 1000, 1000]),
+        machine,
+        asked={"t0": "data", "t1": "table_row", "t2": "row:uvm", "t3": "table:uvm_caching"},
+    )
     small, host, spilled, cached = found.places
     assert [p.rows for p in small.parts] == [100] * 4
     assert sum(p.reads for p in small.parts) == 16 * 4
@@ -180,17 +252,30 @@ def test_kinds_and_kernels_for_gpus_are_placed_as_asked():
     assert (cached.parts[0].bytes, cached.parts[0].host_bytes) == (13_600, 54_400)
 
 
-@pytest.mark.parametrize(("kind", "device", "words"), [
-    ("row:uvm", "cpu", "kernel 'uvm' is for GPUs"),
-    ("data:uvm", "cuda", "no choice of kernels"), ("row:fast", "cuda", "kernel 'fast' is none of"),
-    ("table_row", "cuda", "cannot be cut over the 4 ranks of a host, of 6")])
+@pytest.mark.parametrize(
+    ("kind", "device", "words"),
+    [
+        ("row:uvm", "cpu", "kernel 'uvm' is for GPUs"),
+        ("data:uvm", "cuda", "no choice of kernels"),
+        ("row:fast", "cuda", "kernel 'fast' is none of"),
+        ("table_row", "cuda", "cannot be cut over the 4 ranks of a host, of 6"),
+    ],
+)
 def test_what_there_is_no_kernel_for_is_refused(kind, device, words):
     with pytest.raises(PlacementError, match=words):
-        place(made([100]), TrainingMachine(ranks=6, ranks_per_host=4, memory_bytes=ROOMY, device=device),
-              asked={"t0": kind})
+        place(
+            made([100]),
+            TrainingMachine(ranks=6, ranks_per_host=4, memory_bytes=ROOMY, device=device),
+            asked={"t0": kind},
+        )
 
 
-@pytest.mark.parametrize("storage", [Storage(dtype="fp16"), Storage(dtype="bf16"), Storage(optimiser="adam")])
+@pytest.mark.parametrize(
+    "storage", [Storage(dtype="fp16"), Storage(dtype="bf16"), Storage(optimiser="adam")]
+)
 def test_copies_are_refused_where_their_update_would_be_another_than_other_tables(storage):
-    with pytest.raises(PlacementError, match="table 't0': copies on all ranks are trained in fp32 by rowwise_adagrad"):
+    with pytest.raises(
+        PlacementError,
+        match="table 't0': copies on all ranks are trained in fp32 by rowwise_adagrad",
+    ):
         place(made([100]), TrainingMachine(ranks=2, memory_bytes=ROOMY), storage, {"t0": "data"})

@@ -18,8 +18,13 @@ pytestmark = pytest.mark.slow
 
 
 def plan(repo, *args):
-    done = subprocess.run([sys.executable, "-m", "dlrm.plan", *args], capture_output=True, text=True, cwd=repo,
-                          check=False)
+    done = subprocess.run(
+        [sys.executable, "-m", "dlrm.plan", *args],
+        capture_output=True,
+        text=True,
+        cwd=repo,
+        check=False,
+    )
     lines = done.stdout.strip().splitlines()
     return done.returncode, json.loads(lines[-1]) if lines else None, done.stderr
 
@@ -28,20 +33,28 @@ LARGE = "1825000000,1825000000"
 
 
 def test_large_tables_fit_eight_ranks_by_rows(repo):
-    code, last, text = plan(repo, "--rows", LARGE, "--width", "64", "--dtype", "fp16", "--machine", "8x80GB")
+    code, last, text = plan(
+        repo, "--rows", LARGE, "--width", "64", "--dtype", "fp16", "--machine", "8x80GB"
+    )
     assert code == 0
     assert last["fits"]
     assert (last["weights_bytes"], last["state_bytes"]) == (467_200_000_000, 14_600_000_000)
     assert [table["kind"] for table in last["plan"]] == ["row", "row"]
     assert last["bytes_per_rank"] == [60_225_000_000] * 8
     assert {way: v["fits"] for way, v in last["ways"].items()} == {
-        "auto": True, "row": True, "table": False, "column": False}
+        "auto": True,
+        "row": True,
+        "table": False,
+        "column": False,
+    }
     assert "467.2 GB" in text
     assert "14.6 GB" in text
 
 
 def test_a_plan_that_does_not_fit_is_refused_with_the_missing_bytes(repo):
-    code, last, text = plan(repo, "--rows", LARGE, "--width", "64", "--dtype", "fp16", "--machine", "4x80GB")
+    code, last, text = plan(
+        repo, "--rows", LARGE, "--width", "64", "--dtype", "fp16", "--machine", "4x80GB"
+    )
     assert code == 2
     assert not last["fits"]
     assert last["missing_bytes"] == 481_800_000_000 - 4 * 68_000_000_000
@@ -49,9 +62,14 @@ def test_a_plan_that_does_not_fit_is_refused_with_the_missing_bytes(repo):
 
 
 def test_a_table_of_more_rows_than_ids_can_name_is_refused_as_in_training(repo):
-    code, last, text = plan(repo, "--rows", "10,5000000000", "--width", "64", "--dtype", "fp16", "--machine", "8x80GB")
+    code, last, text = plan(
+        repo, "--rows", "10,5000000000", "--width", "64", "--dtype", "fp16", "--machine", "8x80GB"
+    )
     assert (code, last) == (2, None)
-    assert "table 't1': 5,000,000,000 rows, and a column's ids are numbers of 32 bits" in text.splitlines()[-1]
+    assert (
+        "table 't1': 5,000,000,000 rows, and a column's ids are numbers of 32 bits"
+        in text.splitlines()[-1]
+    )
     large = Field(name="user", role="sparse", type="int64", cardinality=2**32)
     with pytest.raises(ConfigError, match="table 'user': 4,294,967,296 rows"):
         tables_of([large], ModelConfig())
@@ -59,7 +77,10 @@ def test_a_table_of_more_rows_than_ids_can_name_is_refused_as_in_training(repo):
 
 
 def test_wrong_numbers_are_named(repo):
-    assert "--lookups: 2 numbers for 3 tables" in plan(repo, "--rows", "10,20,30", "--lookups", "1,2")[2]
+    assert (
+        "--lookups: 2 numbers for 3 tables"
+        in plan(repo, "--rows", "10,20,30", "--lookups", "1,2")[2]
+    )
     assert "--rows: 'ten' is not a list of numbers" in plan(repo, "--rows", "ten")[2]
 
 
@@ -76,14 +97,20 @@ def test_a_machine_by_name_and_by_file(tmp_path):
     assert read(str(file)).usable_bytes == 36_000_000_000
 
 
-@pytest.mark.parametrize(("values", "words"), [
-    ({"ranks": 4}, "memory_bytes is missing"),
-    ({"ranks": 0, "memory_bytes": 1}, "ranks is 0, not a whole number"),
-    ({"ranks": 1, "memory_bytes": "much"}, "'much' is not a number of bytes"),
-    ({"ranks": 1, "memory_bytes": 1, "network_bandwith": 1}, "did you mean 'network_bandwidth'"),
-    ({"ranks": 1, "memory_bytes": 1, "reserve": 1}, "not a part from 0 to below 1"),
-    ([1], "not an object"),
-])
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"ranks": 4}, "memory_bytes is missing"),
+        ({"ranks": 0, "memory_bytes": 1}, "ranks is 0, not a whole number"),
+        ({"ranks": 1, "memory_bytes": "much"}, "'much' is not a number of bytes"),
+        (
+            {"ranks": 1, "memory_bytes": 1, "network_bandwith": 1},
+            "did you mean 'network_bandwidth'",
+        ),
+        ({"ranks": 1, "memory_bytes": 1, "reserve": 1}, "not a part from 0 to below 1"),
+        ([1], "not an object"),
+    ],
+)
 def test_a_wrong_machine_is_named(tmp_path, values, words):
     file = tmp_path / "machine.json"
     file.write_text(json.dumps(values))
@@ -100,15 +127,21 @@ def test_sending_is_bounded_by_the_slower_of_the_two_ways():
     one_host = TrainingMachine(ranks=8, memory_bytes=1)
     assert one_host.send_seconds(7 * 300e9) == pytest.approx(7.0)
     two_hosts = TrainingMachine(ranks=16, memory_bytes=1)
-    assert two_hosts.send_seconds(15 * 25e9) == pytest.approx(8.0)  # eight of fifteen parts cross the network
+    assert two_hosts.send_seconds(15 * 25e9) == pytest.approx(
+        8.0
+    )  # eight of fifteen parts cross the network
     assert TrainingMachine(ranks=1, memory_bytes=1).send_seconds(1e12) == 0
 
 
 def test_a_feature_tables_columns_are_its_tables(repo, tmp_path):
     table = small_table(tmp_path / "clicks", rows=1000)
     sparse = [f for f in table.fields if f.role == "sparse"]
-    code, last, _ = plan(repo, "--data", str(tmp_path / "clicks"), "--width", "8", "--machine", "2x1MB")
+    code, last, _ = plan(
+        repo, "--data", str(tmp_path / "clicks"), "--width", "8", "--machine", "2x1MB"
+    )
     assert code == 0
-    assert [(p["table"], p["rows"], p["width"]) for p in last["plan"]] == [(f.name, f.cardinality, 8) for f in sparse]
+    assert [(p["table"], p["rows"], p["width"]) for p in last["plan"]] == [
+        (f.name, f.cardinality, 8) for f in sparse
+    ]
     assert max(last["balance"].values()) <= 1.1
     assert "no/such" in plan(repo, "--data", "no/such")[2]

@@ -58,6 +58,8 @@ def test_a_rank_that_alone_refuses_to_start_says_so_itself(second_rank, capsys):
 def test_torchrun_shows_the_reason_in_its_summary(monkeypatch, tmp_path):
     monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "error.json"))
     rank_exit.tell_torchrun("no room")
-    failure = ProcessFailure(local_rank=0, pid=1, exitcode=2, error_file=str(tmp_path / "error.json"))
+    failure = ProcessFailure(
+        local_rank=0, pid=1, exitcode=2, error_file=str(tmp_path / "error.json")
+    )
     assert failure.message["extraInfo"]["py_callstack"] == "error: no room"
     assert failure.message["message"] == "error: no room"

@@ -19,26 +19,43 @@ from sluice.etl.spec.spec import Spec
 from tests.dlrm.rig import FakeBatch
 
 CPU = torch.device("cpu")
-COLUMNS = [Table(name="a", rows=50, width=8), Table(name="h", rows=60, width=8, lookups=2, longest=4),
-           Table(name="b", rows=9, width=8)]
+COLUMNS = [
+    Table(name="a", rows=50, width=8),
+    Table(name="h", rows=60, width=8, lookups=2, longest=4),
+    Table(name="b", rows=9, width=8),
+]
 LENGTHS = torch.tensor([[1, 1, 1], [0, 3, 1], [1, 1, 1]], dtype=torch.int32)
 VALUES = torch.tensor([11, 12, 13, 21, 22, 23, 24, 1, 2, 3], dtype=torch.int32)
 
 
 def batch() -> FakeBatch:
     dense = torch.tensor([[1.0, float("nan")], [2.0, 3.0], [4.0, 5.0]])
-    return FakeBatch(dense=dense, values=VALUES, lengths=LENGTHS.flatten(), label=torch.zeros(3),
-                     weight=torch.ones(3), rows=3)
+    return FakeBatch(
+        dense=dense,
+        values=VALUES,
+        lengths=LENGTHS.flatten(),
+        label=torch.zeros(3),
+        weight=torch.ones(3),
+        rows=3,
+    )
 
 
 def looked_up(config: ModelConfig) -> dict[str, tuple[list[int], list[int]]]:
     _, sparse = TableLayout(config, COLUMNS).features(batch(), CPU)
-    return {key: (sparse[key].values().tolist(), sparse[key].lengths().tolist()) for key in list(sparse.keys())}
+    return {
+        key: (sparse[key].values().tolist(), sparse[key].lengths().tolist())
+        for key in list(sparse.keys())
+    }
 
 
 def test_a_column_may_have_the_name_of_anything_that_torch_knows():
     """Its table has another one, which leads back to the column."""
-    names = ["C1", *(name for name in dir(nn.ModuleDict()) if not name.startswith("__")), "keys", "training"]
+    names = [
+        "C1",
+        *(name for name in dir(nn.ModuleDict()) if not name.startswith("__")),
+        "keys",
+        "training",
+    ]
     columns = [Table(name=name, rows=9, width=4) for name in dict.fromkeys(names)]
     layout = TableLayout(ModelConfig(width=4), columns)
     model = Ranker(ModelConfig(width=4), layout, 1)
@@ -54,25 +71,44 @@ def test_full_tables_take_a_batchs_own_memory():
 
 def test_a_history_is_looked_up_place_by_place():
     found = looked_up(ModelConfig(kind="dien", width=8, history="h", target="b", auxiliary=0.0))
-    assert found == {"a": ([11, 12, 13], [1, 1, 1]), "b": ([1, 2, 3], [1, 1, 1]), "h@0": ([21, 24], [0, 1, 1]),
-                     "h@1": ([22], [0, 1, 0]), "h@2": ([23], [0, 1, 0]), "h@3": ([], [0, 0, 0])}
+    assert found == {
+        "a": ([11, 12, 13], [1, 1, 1]),
+        "b": ([1, 2, 3], [1, 1, 1]),
+        "h@0": ([21, 24], [0, 1, 1]),
+        "h@1": ([22], [0, 1, 0]),
+        "h@2": ([23], [0, 1, 0]),
+        "h@3": ([], [0, 0, 0]),
+    }
 
 
 ITEMS = [replace(t, rows=60) if t.name == "b" else t for t in COLUMNS]
 
 
 def test_a_history_is_looked_up_in_the_targets_table_beside_items_that_did_not_come():
-    config = ModelConfig(kind="dien", width=8, history="h", target="b", history_table="target",
-                         compress={"b": "spread"})
+    config = ModelConfig(
+        kind="dien",
+        width=8,
+        history="h",
+        target="b",
+        history_table="target",
+        compress={"b": "spread"},
+    )
     layout = TableLayout(config, ITEMS)
     assert [(t.name, t.lookups, t.longest) for t in layout.tables] == [("a", 1, 1), ("b", 5, 9)]
     past, others = ([f"h@{n}" for n in range(4)], [f"h@not{n}" for n in range(1, 4)])
     assert layout.keys == {"a": ["a"], "b": ["b", *past, *others]}
     _, sparse = layout.features(batch(), CPU)
-    row = {i: int(codes(torch.tensor(i), ITEMS[2], Compression(kind="spread"))[0]) for i in range(60)}
+    row = {
+        i: int(codes(torch.tensor(i), ITEMS[2], Compression(kind="spread"))[0]) for i in range(60)
+    }
     assert len(set(row.values())) == 60
     assert sparse["b"].values().tolist() == [row[1], row[2], row[3]]
-    assert [sparse[key].values().tolist() for key in past] == [[row[21], row[24]], [row[22]], [row[23]], []]
+    assert [sparse[key].values().tolist() for key in past] == [
+        [row[21], row[24]],
+        [row[22]],
+        [row[23]],
+        [],
+    ]
     assert [sparse[key].lengths().tolist() for key in others] == [[0, 1, 0], [0, 1, 0], [0, 0, 0]]
     with torch.no_grad():
         _, judged = layout.features(batch(), CPU)
@@ -89,29 +125,50 @@ def test_items_that_did_not_come_are_others_spread_evenly_and_depend_on_the_row_
     torch.testing.assert_close(others(places[:, 70:75], 5), drawn[:, 70:75])
     wide = others(places, 10_000)
     assert int(wide.min()) >= 0
-    assert torch.histc(wide.float(), 10, 0, 10_000).sub(10_000).abs().max() < 500  # ± 5 standard deviations
+    assert (
+        torch.histc(wide.float(), 10, 0, 10_000).sub(10_000).abs().max() < 500
+    )  # ± 5 standard deviations
     assert torch.corrcoef(wide.float()).fill_diagonal_(0).abs().max() < 0.04
     assert others(places[:1], 5).shape == (0, 20_000)
 
 
-@pytest.mark.parametrize(("history", "target", "asked", "chosen"), [
-    ("clicked", "item", "auto", "target"), ("clicked", "item", "target", "target"), ("clicked", "item", "own", "own"),
-    ("tags", "item", "auto", "own"), ("genre_pairs", "user", "auto", "own"), ("", "", "auto", "auto")])
-def test_a_history_shares_the_targets_table_where_the_spec_gives_the_same_ids(repo, history, target, asked, chosen):
-    table = SimpleNamespace(record=SimpleNamespace(spec="its text"), fields=(),
-                            spec=lambda: Spec.read(repo / "features/sessions.toml"))
+@pytest.mark.parametrize(
+    ("history", "target", "asked", "chosen"),
+    [
+        ("clicked", "item", "auto", "target"),
+        ("clicked", "item", "target", "target"),
+        ("clicked", "item", "own", "own"),
+        ("tags", "item", "auto", "own"),
+        ("genre_pairs", "user", "auto", "own"),
+        ("", "", "auto", "auto"),
+    ],
+)
+def test_a_history_shares_the_targets_table_where_the_spec_gives_the_same_ids(
+    repo, history, target, asked, chosen
+):
+    table = SimpleNamespace(
+        record=SimpleNamespace(spec="its text"),
+        fields=(),
+        spec=lambda: Spec.read(repo / "features/sessions.toml"),
+    )
     model = ModelConfig(history=history, target=target, history_table=asked)
     assert with_item_table(model, table).history_table == chosen
     if chosen == "own" and asked == "auto":
-        with pytest.raises(ConfigError, match=f"the ids of '{history}' do not mean what those of '{target}' mean"):
+        with pytest.raises(
+            ConfigError, match=f"the ids of '{history}' do not mean what those of '{target}' mean"
+        ):
             with_item_table(replace(model, history_table="target"), table)
 
 
 @pytest.mark.parametrize(("compress", "rows"), [({}, 9), ({"b": "quotient:10"}, 60)])
 def test_a_table_that_cannot_hold_a_history_is_refused(compress, rows):
     columns = [replace(t, rows=rows) if t.name == "b" else t for t in COLUMNS]
-    config = ModelConfig(kind="dien", width=8, history="h", target="b", history_table="target", compress=compress)
-    with pytest.raises(ConfigError, match=f"'h' .60 ids. cannot be looked up in the table of 'b' .{rows} ids"):
+    config = ModelConfig(
+        kind="dien", width=8, history="h", target="b", history_table="target", compress=compress
+    )
+    with pytest.raises(
+        ConfigError, match=f"'h' .60 ids. cannot be looked up in the table of 'b' .{rows} ids"
+    ):
         TableLayout(config, columns)
 
 
@@ -129,12 +186,19 @@ def test_missing_dense_values_are_masked_and_counted_if_asked():
     assert layout.missing.counts == {"d1": 1}
 
 
-@pytest.mark.parametrize(("settings", "message"), [
-    ({"history": "hh", "target": "b"}, r"history: no sparse column 'hh' \(did you mean 'h'"),
-    ({"history": "h", "target": "h"}, "target: no sparse column 'h'"),
-    ({}, "--model dien needs --history COLUMN, .*--target COLUMN"),
-    ({"history": "h"}, "--model dien needs --history COLUMN, .*--target COLUMN"),
-    ({"kind": "dcn", "history": "h"}, "--history and --target are of --model dien alone, not of dcn")])
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"history": "hh", "target": "b"}, r"history: no sparse column 'hh' \(did you mean 'h'"),
+        ({"history": "h", "target": "h"}, "target: no sparse column 'h'"),
+        ({}, "--model dien needs --history COLUMN, .*--target COLUMN"),
+        ({"history": "h"}, "--model dien needs --history COLUMN, .*--target COLUMN"),
+        (
+            {"kind": "dcn", "history": "h"},
+            "--history and --target are of --model dien alone, not of dcn",
+        ),
+    ],
+)
 def test_a_history_that_cannot_be_is_refused(settings, message):
     with pytest.raises(ConfigError, match=message):
         TableLayout(ModelConfig(width=8, **{"kind": "dien", **settings}), COLUMNS)
@@ -142,23 +206,41 @@ def test_a_history_that_cannot_be_is_refused(settings, message):
 
 def test_a_column_with_a_dot_in_its_name_is_told_what_to_be_called():
     columns = [replace(COLUMNS[0], name="device.os"), *COLUMNS[1:]]
-    with pytest.raises(ConfigError, match=r"column 'device.os': .* name = 'device_os' and from = 'device.os'"):
+    with pytest.raises(
+        ConfigError, match=r"column 'device.os': .* name = 'device_os' and from = 'device.os'"
+    ):
         TableLayout(ModelConfig(width=8), columns)
 
 
-@pytest.mark.parametrize(("text", "expected"), [
-    ("sum", [1, 1, 1, 1]), ("mean", [1 / 3, 1 / 3, 1 / 3, 1]), ("sqrt", [3**-0.5, 3**-0.5, 3**-0.5, 1]),
-    ("decay:0.5", [0.25, 0.5, 1, 1])])
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("sum", [1, 1, 1, 1]),
+        ("mean", [1 / 3, 1 / 3, 1 / 3, 1]),
+        ("sqrt", [3**-0.5, 3**-0.5, 3**-0.5, 1]),
+        ("decay:0.5", [0.25, 0.5, 1, 1]),
+    ],
+)
 def test_a_bags_ids_are_weighed_as_asked_and_all_others_count_whole(text, expected):
-    layout = TableLayout(ModelConfig(width=8, bags={"h": text}, compress={"a": "quotient:10:add"}), COLUMNS)
+    layout = TableLayout(
+        ModelConfig(width=8, bags={"h": text}, compress={"a": "quotient:10:add"}), COLUMNS
+    )
     _, sparse = layout.features(batch(), CPU)
     assert sparse["h"].weights().tolist() == pytest.approx(expected)
     assert sparse["a@q"].weights().tolist() == sparse["a@r"].weights().tolist() == [1, 1, 1]
 
 
-@pytest.mark.parametrize(("bags", "message"), [
-    ({"x": "mean"}, "bags: no sparse column 'x'"), ({"h": "means"}, "'means'.*'mean'"), ({"h": "mean:2"}, "write sum"),
-    ({"h": "decay"}, "write sum"), ({"h": "decay:2"}, "2.0 is not above 0"), ({"h": "decay:x"}, "'x' is no number")])
+@pytest.mark.parametrize(
+    ("bags", "message"),
+    [
+        ({"x": "mean"}, "bags: no sparse column 'x'"),
+        ({"h": "means"}, "'means'.*'mean'"),
+        ({"h": "mean:2"}, "write sum"),
+        ({"h": "decay"}, "write sum"),
+        ({"h": "decay:2"}, "2.0 is not above 0"),
+        ({"h": "decay:x"}, "'x' is no number"),
+    ],
+)
 def test_a_weighing_that_cannot_be_is_refused(bags, message):
     with pytest.raises(ConfigError, match=message):
         TableLayout(ModelConfig(width=8, bags=bags), COLUMNS)
@@ -172,7 +254,9 @@ def test_narrow_vectors_repeated_are_a_wide_tables_and_are_pulled_towards_0_once
     for table_width in (4, 0):
         config = ModelConfig(width=8, table_width=table_width, dense_layers=(8,), over_layers=(8,))
         columns = [replace(t, width=table_width or 8) for t in COLUMNS]
-        model = Ranker(config, TableLayout(config, columns), dense=2, decay=0.5 if table_width else 0.0)
+        model = Ranker(
+            config, TableLayout(config, columns), dense=2, decay=0.5 if table_width else 0.0
+        )
         if found:
             model.tower.load_state_dict(found[0][0].tower.state_dict())
         looked_up = {n: v if table_width else torch.cat([v, v], 1) for n, v in narrow.items()}
@@ -195,10 +279,17 @@ class Looked(torch.nn.Module):
         return self.pooled
 
 
-@pytest.mark.parametrize(("how", "message"), [
-    ({"width": 8, "table_width": 3}, "3 cannot be repeated to a width of 8"),
-    ({"width": 8, "table_width": 16}, "16 cannot be repeated to a width of 8"),
-    ({"width": 8, "table_width": 4, "kind": "dien", "history": "h", "target": "b"}, "in dien, which reads")])
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ({"width": 8, "table_width": 3}, "3 cannot be repeated to a width of 8"),
+        ({"width": 8, "table_width": 16}, "16 cannot be repeated to a width of 8"),
+        (
+            {"width": 8, "table_width": 4, "kind": "dien", "history": "h", "target": "b"},
+            "in dien, which reads",
+        ),
+    ],
+)
 def test_a_table_width_that_does_not_fit_is_refused(how, message):
     with pytest.raises(ConfigError, match=message):
         ModelConfig(**how)

@@ -10,7 +10,20 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 # From `dcn` to `dien` with LAMB, schedules and clipping, all but the last with smaller tables; then tables of 16 bits;
 # then a copy of each table on each rank, trained by element-wise Adagrad.
-RUNS = ["adagrad", "adam", "dcn", "deepfm", "xdeepfm", "autoint", "pnn", "dnn", "dien", "fp16", "bf16", "copies"]
+RUNS = [
+    "adagrad",
+    "adam",
+    "dcn",
+    "deepfm",
+    "xdeepfm",
+    "autoint",
+    "pnn",
+    "dnn",
+    "dien",
+    "fp16",
+    "bf16",
+    "copies",
+]
 KINDS = ["auto", "row", "table", "column", "data"]
 
 
@@ -28,7 +41,11 @@ def test_row_wise_and_table_wise_are_in_one_run(found):
     assert set(found[2]["auto"]["kinds"].values()) == {"row", "table"}
     assert found[2]["auto"]["kinds"]["big"] == "row"
     assert set(found[4]["column"]["kinds"].values()) == {"column"}
-    assert set(found[2]["data"]["kinds"].values()) == set(found[4]["data"]["kinds"].values()) == {"data"}
+    assert (
+        set(found[2]["data"]["kinds"].values())
+        == set(found[4]["data"]["kinds"].values())
+        == {"data"}
+    )
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
@@ -40,7 +57,12 @@ def test_training_equals_the_unsharded_twin(found, ranks, how):
 
 @pytest.mark.parametrize("how", KINDS)
 def test_first_weights_do_not_depend_on_ranks_or_sharding(found, how):
-    assert found[1][how]["first"] == found[2][how]["first"] == found[4][how]["first"] == found[1]["auto"]["first"]
+    assert (
+        found[1][how]["first"]
+        == found[2][how]["first"]
+        == found[4][how]["first"]
+        == found[1]["auto"]["first"]
+    )
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
@@ -83,8 +105,13 @@ def test_weights_and_states_are_the_same_element_by_element_on_other_ranks(found
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
-@pytest.mark.parametrize(("model", "how"), [*((m, how) for m in ("bags", "dien", "dien, one table") for how in KINDS),
-                                            ("bags", "table_row")])
+@pytest.mark.parametrize(
+    ("model", "how"),
+    [
+        *((m, how) for m in ("bags", "dien", "dien, one table") for how in KINDS),
+        ("bags", "table_row"),
+    ],
+)
 def test_every_kind_has_the_logits_and_gradients_of_the_unsharded_model(found, ranks, how, model):
     """Weighted bags of no, one or several ids; a history with its loss, in a table of its own or the target's."""
     result = found[ranks]["unsharded"][f"{model} {how}"]
@@ -99,7 +126,9 @@ def test_every_kind_has_the_logits_and_gradients_of_the_unsharded_model(found, r
 def test_a_checkpoint_is_the_same_under_another_sharding_and_on_other_ranks(found, ranks, was, how):
     """Element by element, and the evaluation. Row-wise states of a table cut by columns: the mean of its pieces'."""
     assert found[ranks]["recut"][f"{was} {how}"] == []
-    assert found[ranks]["recut"]["column unlike"] > 0, "all pieces have the same states, which proves nothing"
+    assert found[ranks]["recut"]["column unlike"] > 0, (
+        "all pieces have the same states, which proves nothing"
+    )
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
@@ -111,7 +140,9 @@ def test_training_goes_on_from_a_checkpoint_of_two_ranks_under_another_sharding(
 def test_an_evaluation_covers_all_ranks_rows(found, ranks):
     assert found[ranks]["quality"]["rows"] == 3 * 64
     assert found[ranks]["quality"]["logloss"] == pytest.approx(found[ranks]["loss"], abs=1e-6)
-    assert found[ranks]["quality"]["auc"] == pytest.approx(found[3 - ranks]["quality"]["auc"], abs=1e-4)
+    assert found[ranks]["quality"]["auc"] == pytest.approx(
+        found[3 - ranks]["quality"]["auc"], abs=1e-4
+    )
     assert sum(found[ranks]["slices"].values()) == 3 * 64
     assert found[ranks]["slices"] == found[3 - ranks]["slices"]
 
@@ -151,5 +182,7 @@ def test_a_loss_that_is_no_number_ends_all_ranks_with_the_same_words(found, rank
     result = found[ranks]["extreme"]
     assert len(result["said"]) == 4 * ranks
     for text in result["said"]:
-        assert text.startswith("the loss is nan at step 4. Likely: column 'd1' holds 3e+38 (row 5 of a batch)")
+        assert text.startswith(
+            "the loss is nan at step 4. Likely: column 'd1' holds 3e+38 (row 5 of a batch)"
+        )
     assert result["saved"] == 0

@@ -15,11 +15,16 @@ LR, EPS = 0.1, 1e-8
 
 
 def fused(rows, width, kind=RowWiseAdagrad, settings=None):
-    tables = [EmbeddingBagConfig(name="t", feature_names=["t"], num_embeddings=rows, embedding_dim=width)]
-    found = FusedEmbeddingBagCollection(tables, kind, settings or {"lr": LR, "eps": EPS}, device=torch.device("cpu"))
+    tables = [
+        EmbeddingBagConfig(name="t", feature_names=["t"], num_embeddings=rows, embedding_dim=width)
+    ]
+    found = FusedEmbeddingBagCollection(
+        tables, kind, settings or {"lr": LR, "eps": EPS}, device=torch.device("cpu")
+    )
     with torch.no_grad():
         found.state_dict()["embedding_bags.t.weight"].copy_(
-            torch.randn(rows, width, generator=torch.Generator().manual_seed(0)))
+            torch.randn(rows, width, generator=torch.Generator().manual_seed(0))
+        )
     return found
 
 
@@ -28,13 +33,21 @@ def weights(module):
 
 
 def state(module):
-    return module.fused_optimizer().state_dict()["state"]["t.weight"]["t.weight.momentum_1"].detach().clone()
+    return (
+        module.fused_optimizer()
+        .state_dict()["state"]["t.weight"]["t.weight.momentum_1"]
+        .detach()
+        .clone()
+    )
 
 
 def step(module, bags, direction):
     """One backward pass, with a gradient that is given: that of each bag's pooled vector."""
-    keyed = KeyedJaggedTensor(keys=["t"], values=torch.tensor([i for bag in bags for i in bag], dtype=torch.int32),
-                              lengths=torch.tensor([len(bag) for bag in bags], dtype=torch.int32))
+    keyed = KeyedJaggedTensor(
+        keys=["t"],
+        values=torch.tensor([i for bag in bags for i in bag], dtype=torch.int32),
+        lengths=torch.tensor([len(bag) for bag in bags], dtype=torch.int32),
+    )
     (module(keyed)["t"] * direction).sum().backward()
 
 
@@ -72,7 +85,9 @@ def test_a_gradient_that_sums_to_nothing_moves_its_row():
     before = weights(module)
     step(module, [[1]], torch.tensor([[1.0, -1.0, 1.0, -1.0]]))
     moved = weights(module) - before
-    torch.testing.assert_close(moved[1], -LR * torch.tensor([1.0, -1.0, 1.0, -1.0]), rtol=0, atol=1e-6)
+    torch.testing.assert_close(
+        moved[1], -LR * torch.tensor([1.0, -1.0, 1.0, -1.0]), rtol=0, atol=1e-6
+    )
     assert not moved[[0, 2]].any()
     assert state(module).ravel().tolist() == pytest.approx([0.0, 1.0, 0.0])
 
@@ -83,7 +98,9 @@ def test_a_row_has_one_number_of_state():
 
 def test_the_fused_update_takes_the_schedules_rate():
     module = fused(3, 4)
-    scheduled = Scheduled(module.fused_optimizer(), RateSchedule(warmup=4), steps_per_epoch=1, fused=True)
+    scheduled = Scheduled(
+        module.fused_optimizer(), RateSchedule(warmup=4), steps_per_epoch=1, fused=True
+    )
     w, v = weights(module).double().numpy(), np.zeros(3)
     for number in range(6):
         rate = scheduled.begin(number)
@@ -93,8 +110,10 @@ def test_the_fused_update_takes_the_schedules_rate():
     np.testing.assert_allclose(weights(module).numpy(), w, rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize(("kind", "settings"), [(torch.optim.Adagrad, {"lr": LR, "eps": EPS}),
-                                                (torch.optim.SGD, {"lr": LR})])
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [(torch.optim.Adagrad, {"lr": LR, "eps": EPS}), (torch.optim.SGD, {"lr": LR})],
+)
 def test_the_other_fused_optimisers_are_torchs(kind, settings):
     """Adam has no kernel for a CPU and is refused there."""
     module = fused(5, 8, kind, settings)
@@ -106,7 +125,12 @@ def test_the_other_fused_optimisers_are_torchs(kind, settings):
         step(module, bags, direction)
         ends = torch.tensor([len(bag) for bag in bags]).cumsum(0)
         optimiser.zero_grad()
-        (table(torch.tensor([i for bag in bags for i in bag]), ends - ends.diff(prepend=torch.tensor([0])))
-         * direction).sum().backward()
+        (
+            table(
+                torch.tensor([i for bag in bags for i in bag]),
+                ends - ends.diff(prepend=torch.tensor([0])),
+            )
+            * direction
+        ).sum().backward()
         optimiser.step()
     torch.testing.assert_close(weights(module), table.weight.detach(), rtol=0, atol=1e-6)

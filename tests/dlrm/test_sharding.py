@@ -17,8 +17,34 @@ from sluice.dlrm.sharding.apply import asked, describe, placed, summary, torchre
 from sluice.dlrm.sharding.machine import TrainingMachine
 from sluice.dlrm.sharding.placement import place
 
-CRITEO = [Table(name=f"C{i}", rows=n, width=16) for i, n in enumerate(
-    [300, 500, 20_000, 6000, 100, 7, 9000, 200, 3, 6000, 4000, 18_000, 2500, 26, 5000, 15_000, 10, 2000, 400, 3], 1)]
+CRITEO = [
+    Table(name=f"C{i}", rows=n, width=16)
+    for i, n in enumerate(
+        [
+            300,
+            500,
+            20_000,
+            6000,
+            100,
+            7,
+            9000,
+            200,
+            3,
+            6000,
+            4000,
+            18_000,
+            2500,
+            26,
+            5000,
+            15_000,
+            10,
+            2000,
+            400,
+            3,
+        ],
+        1,
+    )
+]
 
 
 def config(**settings) -> Config:
@@ -48,12 +74,20 @@ def test_a_file_decides_for_the_tables_it_names(tmp_path):
     file.write_text(json.dumps({"C3": "table", "C5": "row", "C1": "column"}))
     kinds = {p.name: p.kind for p in placed(config(sharding=str(file)), CRITEO, machine(2)).places}
     assert (kinds["C3"], kinds["C5"], kinds["C1"]) == ("table", "row", "column")
-    assert {p.kind for p in placed(config(sharding=str(file)), CRITEO, machine(1)).places} == {"table"}
+    assert {p.kind for p in placed(config(sharding=str(file)), CRITEO, machine(1)).places} == {
+        "table"
+    }
 
 
-@pytest.mark.parametrize(("text", "message"), [
-    ('{"C33": "row"}', r"no table 'C33' \(did you mean 'C3'"), ('{"C3": "rows"}', "'C3': kind 'rows'.*'row'"),
-    ("[1]", "not an object"), ("{", "not a readable JSON")])
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"C33": "row"}', r"no table 'C33' \(did you mean 'C3'"),
+        ('{"C3": "rows"}', "'C3': kind 'rows'.*'row'"),
+        ("[1]", "not an object"),
+        ("{", "not a readable JSON"),
+    ],
+)
 def test_a_wrong_file_says_what_is_wrong(tmp_path, text, message):
     file = tmp_path / "plan.json"
     file.write_text(text)
@@ -77,27 +111,48 @@ def test_the_printed_plan_and_the_stored_one_name_every_table():
 
 def test_kinds_and_kernels_for_gpus_reach_torchrec(tmp_path):
     """On a described machine of two hosts: no GPU is needed to plan for one."""
-    names = {"copied": "data", "host": "table_row", "spilled": "row:uvm", "cached": "table:uvm_caching",
-             "columns": "column", "plain": "row"}
+    names = {
+        "copied": "data",
+        "host": "table_row",
+        "spilled": "row:uvm",
+        "cached": "table:uvm_caching",
+        "columns": "column",
+        "plain": "row",
+    }
     file = tmp_path / "plan.json"
     file.write_text(json.dumps(names))
     tables = [Table(name=n, rows=1000, width=16) for n in names]
-    described = TrainingMachine(ranks=4, ranks_per_host=2, memory_bytes=10**9, host_memory_bytes=10**9)
+    described = TrainingMachine(
+        ranks=4, ranks_per_host=2, memory_bytes=10**9, host_memory_bytes=10**9
+    )
     placement = place(tables, described, asked=asked(str(file), tables, 4))
-    collection = EmbeddingBagCollection(device=torch.device("meta"), tables=[
-        EmbeddingBagConfig(name=t.name, feature_names=[t.name], num_embeddings=t.rows, embedding_dim=t.width)
-        for t in tables])
+    collection = EmbeddingBagCollection(
+        device=torch.device("meta"),
+        tables=[
+            EmbeddingBagConfig(
+                name=t.name, feature_names=[t.name], num_embeddings=t.rows, embedding_dim=t.width
+            )
+            for t in tables
+        ],
+    )
     fuse_tables(collection, OptimConfig())
     world = SimpleNamespace(ranks=4, local_ranks=2, device=torch.device("cuda"))
     plan = torchrecs_plan(collection, placement, world)
     found = {n: (plan[n].sharding_type, plan[n].compute_kernel) for n in names}
-    assert found == {"copied": ("data_parallel", "dense"), "host": ("table_row_wise", "fused"),
-                     "spilled": ("row_wise", "fused_uvm"), "cached": ("table_wise", "fused_uvm_caching"),
-                     "columns": ("column_wise", "fused"), "plain": ("row_wise", "fused")}
+    assert found == {
+        "copied": ("data_parallel", "dense"),
+        "host": ("table_row_wise", "fused"),
+        "spilled": ("row_wise", "fused_uvm"),
+        "cached": ("table_wise", "fused_uvm_caching"),
+        "columns": ("column_wise", "fused"),
+        "plain": ("row_wise", "fused"),
+    }
     for p in placement.places:
         assert tuple(plan[p.name].ranks) == p.ranks
         if p.kind != "data":
-            assert [s.shard_sizes for s in plan[p.name].sharding_spec.shards] == [[q.rows, q.width] for q in p.parts]
+            assert [s.shard_sizes for s in plan[p.name].sharding_spec.shards] == [
+                [q.rows, q.width] for q in p.parts
+            ]
     text = describe(placement, tables, described)
     assert "row:uvm " in text
     assert "table:uvm_caching" in text
@@ -105,18 +160,32 @@ def test_kinds_and_kernels_for_gpus_reach_torchrec(tmp_path):
 
 def test_torchrecs_planner_may_be_asked(monkeypatch, tmp_path):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    placement = placed(config(sharding="torchrec", ranks=2), CRITEO[:4], replace(machine(2), device="cpu"))
+    placement = placed(
+        config(sharding="torchrec", ranks=2), CRITEO[:4], replace(machine(2), device="cpu")
+    )
     assert {p.why for p in placement.places} == {"TorchRec's planner"}
 
 
 TWO = [Table(name="a", rows=100, width=8), Table(name="b", rows=100, width=8, lookups=3.0)]
 
 
-@pytest.mark.parametrize(("how", "vectors", "ids"), [
-    # Two ranks, 64 rows: a rank has 32 of them, and the other 32 are elsewhere.
-    ("table", 32 * 8 + 32 * 16 / 2, 32 * (4 + 2) / 2),      # a table each: 8 columns out; half of 16 gradients out
-    ("row", 32 * 16 + 32 * 16 * 2 / 2, 32 * (4 + 4) / 2),   # a partial sum of every table out; gradients to both parts
-    ("column", 32 * 8 + 32 * 16 / 2, 32 * (8 + 4) / 2)])    # half of each vector out; all ids to both halves
+@pytest.mark.parametrize(
+    ("how", "vectors", "ids"),
+    [
+        # Two ranks, 64 rows: a rank has 32 of them, and the other 32 are elsewhere.
+        (
+            "table",
+            32 * 8 + 32 * 16 / 2,
+            32 * (4 + 2) / 2,
+        ),  # a table each: 8 columns out; half of 16 gradients out
+        (
+            "row",
+            32 * 16 + 32 * 16 * 2 / 2,
+            32 * (4 + 4) / 2,
+        ),  # a partial sum of every table out; gradients to both parts
+        ("column", 32 * 8 + 32 * 16 / 2, 32 * (8 + 4) / 2),
+    ],
+)  # half of each vector out; all ids to both halves
 @pytest.mark.parametrize(("wire", "element"), [("fp32", 4), ("fp16", 2)])
 def test_bytes_per_step_are_counted_as_they_are_sent(how, vectors, ids, wire, element):
     settings = config(sharding=how, wire=wire, batch_size=64, ranks=2, model=ModelConfig(width=8))

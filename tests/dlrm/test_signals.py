@@ -22,7 +22,9 @@ def left(monkeypatch):
 
 def test_an_interrupt_is_seen_while_the_main_thread_is_deaf(left):
     codes, event, leave = left
-    old = signal.signal(signal.SIGINT, lambda *_: None)  # as deaf as a main thread within a collective
+    old = signal.signal(
+        signal.SIGINT, lambda *_: None
+    )  # as deaf as a main thread within a collective
     try:
         with StopSignals(dist.HashStore(), 0, leave=leave):
             os.kill(os.getpid(), signal.SIGINT)

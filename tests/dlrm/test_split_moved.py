@@ -29,7 +29,9 @@ def begun(run: Path, table: FeatureTable) -> Path:
     folder.mkdir(parents=True)
     config = Config(data=table.uri, version=table.version, follow="epochs", epochs=2)
     meta = CheckpointMeta.of(table, config.to_dict())
-    replace(meta, step=5, epoch=1, loader={"epoch": 1, "step": 0}).write(folder, {}, CheckpointDisk())
+    replace(meta, step=5, epoch=1, loader={"epoch": 1, "step": 0}).write(
+        folder, {}, CheckpointDisk()
+    )
     return folder
 
 
@@ -41,8 +43,9 @@ def table(tmp_path) -> FeatureTable:
 def again(tmp_path: Path, *, turned: bool) -> FeatureTable:
     """The same rows once more; turned around the first of train are the test."""
     raw = clicks_table.raw_rows(ROWS)
-    return clicks_table.write(tmp_path / "table", raw.take(list(range(ROWS))[::-1]) if turned else raw,
-                              mode="overwrite")
+    return clicks_table.write(
+        tmp_path / "table", raw.take(list(range(ROWS))[::-1]) if turned else raw, mode="overwrite"
+    )
 
 
 def plan(*words: object) -> StartPoint:
@@ -68,12 +71,18 @@ def test_following_is_refused_with_the_share_or_accepted(table, tmp_path, capsys
     # What it trains on from there on is known beside what it had trained on.
     before, now = read(folder).seen(), going.meta.seen()
     (both,) = now.sketches.values()
-    assert len(both["train"].hashes) == ROWS == len(next(iter(before.sketches.values()))["train"].hashes) + ROWS // 5
+    assert (
+        len(both["train"].hashes)
+        == ROWS
+        == len(next(iter(before.sketches.values()))["train"].hashes) + ROWS // 5
+    )
 
 
 def test_another_table_is_compared_too_and_so_is_one_that_is_evaluated(tmp_path):
     """Their ids are hashed, so that what the training rows hold does not give the tables other shapes."""
-    features = clicks_table.FEATURES.replace('op = "categorify", min_count = 2, oov = 4', 'op = "hash", size = 64')
+    features = clicks_table.FEATURES.replace(
+        'op = "categorify", min_count = 2, oov = 4', 'op = "hash", size = 64'
+    )
     raw, text = clicks_table.raw_rows(ROWS), clicks_table.spec_text(features=features)
     table = clicks_table.write(tmp_path / "table", raw, text=text)
     begun(tmp_path / "run", table)
@@ -84,9 +93,12 @@ def test_another_table_is_compared_too_and_so_is_one_that_is_evaluated(tmp_path)
         evaluate.main([str(word) for word in words])
     meta = read(tmp_path / "run" / "checkpoints" / "step-000000005")
     from sluice.dlrm.follow.versions import seen_in
+
     assert seen_in(other, meta, "accept", split="test") != ""
     assert seen_in(table, meta, "refuse") == ""  # its own
-    moved = clicks_table.write(tmp_path / "moved", raw, text=text)  # the same rows elsewhere, in the same splits
+    moved = clicks_table.write(
+        tmp_path / "moved", raw, text=text
+    )  # the same rows elsewhere, in the same splits
     assert seen_in(moved, meta, "refuse") == ""
 
 
@@ -95,6 +107,10 @@ def test_rows_that_are_known_by_other_columns_cannot_be_told_apart(table, tmp_pa
     text = clicks_table.spec_text().replace("[table]", '[table]\nkey = ["number"]')
     keyed = clicks_table.write(tmp_path / "keyed", clicks_table.raw_rows(ROWS), text=text)
     from sluice.dlrm.follow.versions import seen_in
-    with pytest.raises(SplitMoved, match=r"known by other columns.*first version's input columns.*now the key number"):
+
+    with pytest.raises(
+        SplitMoved,
+        match=r"known by other columns.*first version's input columns.*now the key number",
+    ):
         seen_in(keyed, meta, "refuse")
     assert SplitRows.of(keyed.records.values()).rule.text == "the key number"

@@ -27,13 +27,38 @@ CGROUPS = Path("/sys/fs/cgroup")
 def trainer(tmp_path, request) -> Iterator[subprocess.Popen]:
     """Two ranks, by the words of the test; a run that would go on for long."""
     small_table(tmp_path / "table", rows=3200, values=50, files=2, row_group_rows=256)
-    words = ["--data", tmp_path / "table", "--run-dir", tmp_path / "run", "--batch-size", 64, "--epochs", 10_000,
-             "--save-every", 5, "--log-every", 1, "--width", 4, "--dense-layers", 8, "--over-layers", 8]
+    words = [
+        "--data",
+        tmp_path / "table",
+        "--run-dir",
+        tmp_path / "run",
+        "--batch-size",
+        64,
+        "--epochs",
+        10_000,
+        "--save-every",
+        5,
+        "--log-every",
+        1,
+        "--width",
+        4,
+        "--dense-layers",
+        8,
+        "--over-layers",
+        8,
+    ]
     with open(tmp_path / "out", "w") as out, open(tmp_path / "err", "w") as err:
-        process = subprocess.Popen(command(2, *request.param, *words), cwd=ROOT, env=environment(tmp_path), stdout=out,
-                                   stderr=err)
+        process = subprocess.Popen(
+            command(2, *request.param, *words),
+            cwd=ROOT,
+            env=environment(tmp_path),
+            stdout=out,
+            stderr=err,
+        )
     try:
-        until((tmp_path / "run" / "checkpoints" / "LATEST").exists, 120, (tmp_path / "err").read_text)
+        until(
+            (tmp_path / "run" / "checkpoints" / "LATEST").exists, 120, (tmp_path / "err").read_text
+        )
         yield process
     finally:
         for pid in [*tree(process.pid), process.pid]:
@@ -51,8 +76,11 @@ def until(holds: Callable[[], bool], seconds: float, what: Callable[[], object])
 def tree(pid: int) -> list[int]:
     """All below a process."""
     try:
-        children = [int(p) for task in Path(f"/proc/{pid}/task").iterdir()
-                    for p in (task / "children").read_text().split()]
+        children = [
+            int(p)
+            for task in Path(f"/proc/{pid}/task").iterdir()
+            for p in (task / "children").read_text().split()
+        ]
     except OSError:
         return []
     return [*children, *(below for child in children for below in tree(child))]
@@ -82,7 +110,9 @@ def pins(folder: Path) -> list[str]:
     return [path.name for path in (folder / "table" / "_sluice" / "pins").glob("*.json")]
 
 
-@pytest.mark.parametrize("trainer", [("tests.dlrm.stopping_ranks", "--stall-after", LIMIT_S)], indirect=True)
+@pytest.mark.parametrize(
+    "trainer", [("tests.dlrm.stopping_ranks", "--stall-after", LIMIT_S)], indirect=True
+)
 def test_a_rank_that_is_stopped_is_named_and_all_end(tmp_path, trainer):
     """The first one, which speaks for all as long as it can, in the middle of a step."""
     all_of_them = tree(trainer.pid)
@@ -99,8 +129,11 @@ def test_a_rank_that_is_stopped_is_named_and_all_end(tmp_path, trainer):
 def test_ranks_whose_torchrun_was_killed_end_by_themselves(tmp_path, trainer):
     """With the pin of the table, and the control groups that they made where they may."""
     all_of_them = tree(trainer.pid)
-    groups = [group for group in (*CGROUPS.glob("sluice-*"), *CGROUPS.glob("*/sluice-*"))
-              if group.name.removeprefix("sluice-") in map(str, all_of_them)]
+    groups = [
+        group
+        for group in (*CGROUPS.glob("sluice-*"), *CGROUPS.glob("*/sluice-*"))
+        if group.name.removeprefix("sluice-") in map(str, all_of_them)
+    ]
     assert len(pins(tmp_path)) == 1
     trainer.kill()
     until(lambda: not there(all_of_them), 60, lambda: there(all_of_them))

@@ -45,18 +45,24 @@ def test_chance_is_what_random_order_gives():
     assert np.std(found + [-x for x in found]) == pytest.approx(limit / 4, rel=0.15)
 
 
-@pytest.mark.parametrize(("change", "words"), [
-    ({"auc": None, "positives": 0}, "all 100000 rows evaluated have label 0"),
-    ({"auc": None, "positives": 100_000}, "have label 1"),
-    ({"auc": 0.31}, "below chance: labels turned round"),
-    ({"ne": math.nan}, "no longer numbers"),
-    ({"constant": ("C1", "C2", "C3", "C4"), "columns": 6}, r"4 of 6 sparse columns have one id .*C1, C2, C3 …"),
-    ({"largest_dense": ("I3", 65535.0)}, "column 'I3' reaches 65535: scale it"),
-    ({"spread": 0.0, "lr": 1e-6}, "all predictions are the same .* rate of 1e-06 is too small"),
-    ({"ne": 4.2, "lr": 15.0}, "NE 4.20.*rate of 15 is too large"),
-    ({"train_ne": 0.8}, "training rows are learned"),
-    ({}, "try a tenth and ten times"),
-])
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"auc": None, "positives": 0}, "all 100000 rows evaluated have label 0"),
+        ({"auc": None, "positives": 100_000}, "have label 1"),
+        ({"auc": 0.31}, "below chance: labels turned round"),
+        ({"ne": math.nan}, "no longer numbers"),
+        (
+            {"constant": ("C1", "C2", "C3", "C4"), "columns": 6},
+            r"4 of 6 sparse columns have one id .*C1, C2, C3 …",
+        ),
+        ({"largest_dense": ("I3", 65535.0)}, "column 'I3' reaches 65535: scale it"),
+        ({"spread": 0.0, "lr": 1e-6}, "all predictions are the same .* rate of 1e-06 is too small"),
+        ({"ne": 4.2, "lr": 15.0}, "NE 4.20.*rate of 15 is too large"),
+        ({"train_ne": 0.8}, "training rows are learned"),
+        ({}, "try a tenth and ten times"),
+    ],
+)
 def test_the_likely_cause_is_named(change, words):
     text = stuck(replace(LOST, **change), after=0)
     assert text is not None
@@ -66,26 +72,43 @@ def test_the_likely_cause_is_named(change, words):
 GOOD = replace(LOST, auc=0.78, ne=0.9, calibration=1.02)
 
 
-@pytest.mark.parametrize(("change", "words"), [
-    ({}, []),
-    ({"ne": 1.0, "calibration": 0.5}, []),
-    ({"calibration": 2.0}, []),
-    ({"ne": 1.01}, ["NE 1.010 on validation is above 1.*learned by heart"]),
-    ({"ne": 1.01, "step": 199}, ["Likely: 199 steps are too few: take a smaller --batch-size"]),
-    ({"ne": math.nan}, ["no longer numbers"]),
-    ({"ne": 1.2, "largest_dense": ("I3", 65535.0)}, ["column 'I3' reaches 65535: scale it"]),
-    ({"calibration": 0.49}, ["0.49 times as many positives are predicted .*negatives are sampled"]),
-    ({"ne": 1.7, "calibration": 2.01, "step": 3}, ["3 steps are too few", "2.01 times as many .*3 steps"]),
-])
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({}, []),
+        ({"ne": 1.0, "calibration": 0.5}, []),
+        ({"calibration": 2.0}, []),
+        ({"ne": 1.01}, ["NE 1.010 on validation is above 1.*learned by heart"]),
+        ({"ne": 1.01, "step": 199}, ["Likely: 199 steps are too few: take a smaller --batch-size"]),
+        ({"ne": math.nan}, ["no longer numbers"]),
+        ({"ne": 1.2, "largest_dense": ("I3", 65535.0)}, ["column 'I3' reaches 65535: scale it"]),
+        (
+            {"calibration": 0.49},
+            ["0.49 times as many positives are predicted .*negatives are sampled"],
+        ),
+        (
+            {"ne": 1.7, "calibration": 2.01, "step": 3},
+            ["3 steps are too few", "2.01 times as many .*3 steps"],
+        ),
+    ],
+)
 def test_predictions_that_are_off_are_named_with_a_likely_cause(change, words):
     found = bad_predictions(replace(GOOD, **change))
     assert len(found) == len(words)
     assert all(re.search(pattern, text) for pattern, text in zip(words, found, strict=True)), found
 
 
-@pytest.mark.parametrize(("aucs", "noise", "falls"), [
-    ({5: 0.7}, 0, False), ({5: 0.7, 10: 0.69}, 0, True), ({6: 0.7, 10: 0.69}, 0, False), ({5: 0.7, 10: 0.71}, 0, False),
-    ({5: 0.7, 10: 0.699}, 0, False), ({5: 0.7, 10: 0.69}, 0.02, False)])
+@pytest.mark.parametrize(
+    ("aucs", "noise", "falls"),
+    [
+        ({5: 0.7}, 0, False),
+        ({5: 0.7, 10: 0.69}, 0, True),
+        ({6: 0.7, 10: 0.69}, 0, False),
+        ({5: 0.7, 10: 0.71}, 0, False),
+        ({5: 0.7, 10: 0.699}, 0, False),
+        ({5: 0.7, 10: 0.69}, 0.02, False),
+    ],
+)
 def test_a_third_of_an_epoch_below_the_best_by_more_than_noise_is_a_fall(aucs, noise, falls):
     assert bool(falling(aucs, 15, noise)) == falls
 
@@ -109,8 +132,10 @@ def test_mlperf_lines_are_as_its_tools_read_them():
     log.write("eval_accuracy", 0.80275, epoch_num=0.95)
     log.write("run_stop", status="success")
     lines = out.getvalue().splitlines()
-    assert lines[0] == (':::MLLOG {"namespace": "", "time_ms": 12345, "event_type": "INTERVAL_START", '
-                        '"key": "run_start", "value": null, "metadata": {}}')
+    assert lines[0] == (
+        ':::MLLOG {"namespace": "", "time_ms": 12345, "event_type": "INTERVAL_START", '
+        '"key": "run_start", "value": null, "metadata": {}}'
+    )
     events = [json.loads(line.removeprefix(":::MLLOG ")) for line in lines]
     assert [e["event_type"] for e in events] == ["INTERVAL_START", "POINT_IN_TIME", "INTERVAL_END"]
     assert events[1]["value"] == 0.80275
@@ -119,11 +144,24 @@ def test_mlperf_lines_are_as_its_tools_read_them():
 
 def test_mlperf_settings_name_every_key_the_rules_ask_for():
     out = io.StringIO()
-    MlLog(out, clock=lambda: 0.0).settings(batch_size=65536, seed=7, train_rows=10, eval_rows=2, optimiser="adagrad",
-                                           lr=0.004, eps=1e-8)
+    MlLog(out, clock=lambda: 0.0).settings(
+        batch_size=65536,
+        seed=7,
+        train_rows=10,
+        eval_rows=2,
+        optimiser="adagrad",
+        lr=0.004,
+        eps=1e-8,
+    )
     events = [json.loads(line.removeprefix(":::MLLOG ")) for line in out.getvalue().splitlines()]
     found = {e["key"]: e["value"] for e in events}
     assert found["opt_base_learning_rate"] == 0.004
     assert found["global_batch_size"] == 65536
-    assert {"seed", "opt_name", "train_samples", "eval_samples", "opt_adagrad_epsilon"} <= found.keys()
+    assert {
+        "seed",
+        "opt_name",
+        "train_samples",
+        "eval_samples",
+        "opt_adagrad_epsilon",
+    } <= found.keys()
     assert {e["event_type"] for e in events} == {"POINT_IN_TIME"}

@@ -20,15 +20,25 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
 from sluice.dlrm.optim.torch_tables import _BITS, TorchTables, rounded
 
 KINDS = {torch.float16: SparseType.FP16, torch.bfloat16: SparseType.BF16}
-OPTIMISERS = [EmbOptimType.EXACT_ROWWISE_ADAGRAD, EmbOptimType.EXACT_ADAGRAD, EmbOptimType.EXACT_SGD]
+OPTIMISERS = [
+    EmbOptimType.EXACT_ROWWISE_ADAGRAD,
+    EmbOptimType.EXACT_ADAGRAD,
+    EmbOptimType.EXACT_SGD,
+]
 RATE, EPS = 0.05, 1e-8
 
 
 def fbgemms(rows, dtype, optimiser, features, rate=RATE):
     return SplitTableBatchedEmbeddingBagsCodegen(
-        [(n, width, EmbeddingLocation.HOST, ComputeDevice.CPU) for n, width in rows], feature_table_map=features,
-        weights_precision=KINDS[dtype], optimizer=optimiser, learning_rate=rate, eps=EPS, stochastic_rounding=True,
-        table_names=[f"t{i}" for i in range(len(rows))])
+        [(n, width, EmbeddingLocation.HOST, ComputeDevice.CPU) for n, width in rows],
+        feature_table_map=features,
+        weights_precision=KINDS[dtype],
+        optimizer=optimiser,
+        learning_rate=rate,
+        eps=EPS,
+        stochastic_rounding=True,
+        table_names=[f"t{i}" for i in range(len(rows))],
+    )
 
 
 def ours(rows, dtype, optimiser, features, *, seed=0, first_rows=None, rate=RATE):
@@ -47,7 +57,9 @@ def test_a_value_becomes_one_of_its_neighbours_and_stays_on_average(dtype):
     chance = torch.randint(0, 1 << _BITS[dtype], (4000, 200), generator=g, dtype=torch.int32)
     found = rounded(values.expand(4000, 200).contiguous(), dtype, chance)
     nearest = values.to(dtype)
-    gap = torch.nextafter(nearest.abs(), torch.tensor(9, dtype=dtype)).float() - nearest.float().abs()
+    gap = (
+        torch.nextafter(nearest.abs(), torch.tensor(9, dtype=dtype)).float() - nearest.float().abs()
+    )
     assert found.dtype == dtype
     assert ((found.float() - values).abs() < gap * 1.0001).all()
     assert (found[:, :3].float() == values[:3]).all(), "what needs no rounding has moved"
@@ -79,20 +91,30 @@ def test_lookups_and_updates_are_the_formula_to_a_unit(dtype, optimiser, weighte
     rows, features, batch = [(7, 4), (5, 8)], [0, 0, 1], 6
     g = torch.Generator().manual_seed(3)
     lengths = torch.randint(0, 4, (3 * batch,), generator=g)
-    ids = torch.cat([torch.randint(0, rows[t][0], (int(lengths[f * batch:(f + 1) * batch].sum()),), generator=g)
-                     for f, t in enumerate(features)])
+    ids = torch.cat(
+        [
+            torch.randint(
+                0, rows[t][0], (int(lengths[f * batch : (f + 1) * batch].sum()),), generator=g
+            )
+            for f, t in enumerate(features)
+        ]
+    )
     ends = torch.cat([torch.zeros(1, dtype=torch.long), lengths.cumsum(0)])
     per_id = torch.rand(len(ids), generator=g) + 0.5 if weighted else None
     tables = ours(rows, dtype, optimiser, features)
     for weight in tables.split_embedding_weights():
         weight.copy_(torch.randn(weight.shape, generator=g))
     w = [weight.double().numpy() for weight in tables.split_embedding_weights()]
-    v = [np.zeros((n, 1 if optimiser == EmbOptimType.EXACT_ROWWISE_ADAGRAD else d)) for n, d in rows]
+    v = [
+        np.zeros((n, 1 if optimiser == EmbOptimType.EXACT_ROWWISE_ADAGRAD else d)) for n, d in rows
+    ]
     direction = torch.randn(batch, 4 + 4 + 8, generator=g)
     found = tables(ids, ends, per_id)
     found.backward(direction)
     expected, gradients, left = np.zeros((batch, 16)), [np.zeros_like(one) for one in w], 0
-    for f, (table, at) in enumerate(zip(features, (slice(0, 4), slice(4, 8), slice(8, 16)), strict=True)):
+    for f, (table, at) in enumerate(
+        zip(features, (slice(0, 4), slice(4, 8), slice(8, 16)), strict=True)
+    ):
         for b in range(batch):
             for i in range(int(ends[f * batch + b]), int(ends[f * batch + b + 1])):
                 scale = float(per_id[i]) if weighted else 1.0
@@ -104,7 +126,9 @@ def test_lookups_and_updates_are_the_formula_to_a_unit(dtype, optimiser, weighte
         if optimiser != EmbOptimType.EXACT_SGD:
             v[n] += (gradient**2).mean(1, keepdims=True) if v[n].shape[1] == 1 else gradient**2
             step = step / (np.sqrt(v[n]) + EPS)
-            np.testing.assert_allclose(tables.split_optimizer_states()[n][0].view(v[n].shape).numpy(), v[n], rtol=1e-5)
+            np.testing.assert_allclose(
+                tables.split_optimizer_states()[n][0].view(v[n].shape).numpy(), v[n], rtol=1e-5
+            )
         after = tables.split_embedding_weights()[n].double().numpy()
         unit = 2.0 ** -(10 if dtype == torch.float16 else 7)
         assert (np.abs(after - (w[n] - step)) <= unit * np.maximum(np.abs(after), 2.0**-14)).all()
@@ -117,11 +141,18 @@ def test_chance_hangs_on_seed_step_and_place_alone():
     ids, ends = torch.arange(64), torch.arange(65)
 
     def after(seed, step, first=0, count=64):
-        tables = ours([(count, 8)], torch.float16, EmbOptimType.EXACT_SGD, [0], seed=seed, first_rows=[first],
-                      rate=3e-4)
+        tables = ours(
+            [(count, 8)],
+            torch.float16,
+            EmbOptimType.EXACT_SGD,
+            [0],
+            seed=seed,
+            first_rows=[first],
+            rate=3e-4,
+        )
         tables.split_embedding_weights()[0].fill_(1.0)
         tables.step = step
-        tables(ids[:count], ends[:count + 1]).sum().backward()
+        tables(ids[:count], ends[: count + 1]).sum().backward()
         return tables.split_embedding_weights()[0]
 
     whole = after(1, 5)
@@ -166,12 +197,21 @@ print(json.dumps(found))
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not os.access("/proc/self/clear_refs", os.W_OK), reason="Linux alone tells a process's peak anew")
+@pytest.mark.skipif(
+    not os.access("/proc/self/clear_refs", os.W_OK),
+    reason="Linux alone tells a process's peak anew",
+)
 def test_the_backward_pass_holds_at_its_peak_what_the_plan_says(repo):
     """Memory is handed back at once (blocks of 64 KiB are mapped), so the process's size is what is in use. The plan
     says 48 MiB; a table's own gradients would be 73 MiB more in float32."""
-    done = subprocess.run([sys.executable, "-c", PEAK], cwd=repo, capture_output=True, text=True, check=False,
-                          env={**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536", "PYTHONPATH": str(repo)})
+    done = subprocess.run(
+        [sys.executable, "-c", PEAK],
+        cwd=repo,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536", "PYTHONPATH": str(repo)},
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     planned = 4 * 3 * 32_768 * 8 * 16
     for dtype, peak in json.loads(done.stdout.splitlines()[-1]).items():

@@ -22,7 +22,13 @@ from sluice.dlrm.model.interactions import (
 from sluice.dlrm.model.towers import build, tower_of
 from sluice.dlrm.options import MODELS, ConfigError, ModelConfig
 
-SHAPES = [(5, 0, 3, 8), (1, 1, 1, 4), (1, 3, 5, 4), (7, 13, 3, 12), (16, 2, 26, 8)]  # samples, dense, columns, width
+SHAPES = [
+    (5, 0, 3, 8),
+    (1, 1, 1, 4),
+    (1, 3, 5, 4),
+    (7, 13, 3, 12),
+    (16, 2, 26, 8),
+]  # samples, dense, columns, width
 STEPS = 5
 
 
@@ -49,12 +55,19 @@ def inputs(shape, *, lengths=None, seed=0):
 
     if lengths is None:
         lengths = torch.tensor([(3 * i) % (STEPS + 1) for i in range(samples)])
-    return {"dense": normal(samples, dense), "pooled": normal(samples, columns, width),
-            "wide": normal(samples, columns, 4), "history": normal(samples, STEPS, width), "lengths": lengths,
-            "target": normal(samples, width), "negatives": normal(samples, STEPS - 1, width)}
+    return {
+        "dense": normal(samples, dense),
+        "pooled": normal(samples, columns, width),
+        "wide": normal(samples, columns, 4),
+        "history": normal(samples, STEPS, width),
+        "lengths": lengths,
+        "target": normal(samples, width),
+        "negatives": normal(samples, STEPS - 1, width),
+    }
 
 
 # ---- the twins: one sample at a time, weights by name
+
 
 def arrays(module):
     return {name: p.detach().numpy() for name, p in module.named_parameters()}
@@ -79,8 +92,14 @@ def twin_cross(w, x0, config):
         if not config.cross_rank:
             x = x0 * (w[f"cross.layers.{layer}.weight"] @ x + w[f"cross.layers.{layer}.bias"]) + x
         elif config.cross_experts == 1:
-            x = x0 * (w[f"cross.up.{layer}.weight"] @ (w[f"cross.down.{layer}.weight"] @ x)
-                      + w[f"cross.up.{layer}.bias"]) + x
+            x = (
+                x0
+                * (
+                    w[f"cross.up.{layer}.weight"] @ (w[f"cross.down.{layer}.weight"] @ x)
+                    + w[f"cross.up.{layer}.bias"]
+                )
+                + x
+            )
         else:
             gates = np.exp(w["cross.gate.weight"] @ x)
             gates = gates / gates.sum()
@@ -88,7 +107,9 @@ def twin_cross(w, x0, config):
             for e in range(config.cross_experts):
                 inner = np.maximum(w[f"cross.down.{layer}"][e] @ x, 0)
                 inner = np.maximum(w[f"cross.core.{layer}"][e] @ inner, 0)
-                new = new + gates[e] * x0 * (w[f"cross.up.{layer}"][e] @ inner + w[f"cross.bias.{layer}"])
+                new = new + gates[e] * x0 * (
+                    w[f"cross.up.{layer}"][e] @ inner + w[f"cross.bias.{layer}"]
+                )
             x = new
     return x
 
@@ -99,8 +120,11 @@ def twin_gru(w, steps):
     for x in steps:
         i = w["interests.extract.weight_ih_l0"] @ x + w["interests.extract.bias_ih_l0"]
         k = w["interests.extract.weight_hh_l0"] @ h + w["interests.extract.bias_hh_l0"]
-        reset, keep = sigmoid(i[:width] + k[:width]), sigmoid(i[width:2 * width] + k[width:2 * width])
-        h = (1 - keep) * np.tanh(i[2 * width:] + reset * k[2 * width:]) + keep * h
+        reset, keep = (
+            sigmoid(i[:width] + k[:width]),
+            sigmoid(i[width : 2 * width] + k[width : 2 * width]),
+        )
+        h = (1 - keep) * np.tanh(i[2 * width :] + reset * k[2 * width :]) + keep * h
         states.append(h)
     return states
 
@@ -117,8 +141,11 @@ def twin_interest(w, history, target):
     for state, a in zip(states, weights, strict=True):
         i = w["interests.enter.weight"] @ state + w["interests.enter.bias"]
         k = w["interests.keep.weight"] @ h + w["interests.keep.bias"]
-        reset, update = sigmoid(i[:width] + k[:width]), a * sigmoid(i[width:2 * width] + k[width:2 * width])
-        h = (1 - update) * h + update * np.tanh(i[2 * width:] + reset * k[2 * width:])
+        reset, update = (
+            sigmoid(i[:width] + k[:width]),
+            a * sigmoid(i[width : 2 * width] + k[width : 2 * width]),
+        )
+        h = (1 - update) * h + update * np.tanh(i[2 * width :] + reset * k[2 * width :])
     return h
 
 
@@ -126,7 +153,12 @@ def twin_cin(w, vectors):
     """Map by map and pair by pair, as the publication's formula reads."""
     x, sums = vectors, []
     while (name := f"cin.layers.{len(sums)}") in w:
-        x = np.array([sum(kernel[i, j] * x[i] * vectors[j] for i, j in np.ndindex(kernel.shape)) for kernel in w[name]])
+        x = np.array(
+            [
+                sum(kernel[i, j] * x[i] * vectors[j] for i, j in np.ndindex(kernel.shape))
+                for kernel in w[name]
+            ]
+        )
         sums.append(x.sum(1))
     return np.concatenate(sums)
 
@@ -135,14 +167,18 @@ def twin_attention(w, fields, config):
     """Head by head and feature by feature."""
     width = config.width
     for layer in range(config.attention_layers):
-        query, key, value, rest = (np.einsum("oi,fi->fo", w[f"attention.{layer}.{name}.weight"], fields)
-                                   for name in ("query", "key", "value", "rest"))
+        query, key, value, rest = (
+            np.einsum("oi,fi->fo", w[f"attention.{layer}.{name}.weight"], fields)
+            for name in ("query", "key", "value", "rest")
+        )
         new = rest.copy()
         for head in range(config.attention_heads):
             at = slice(head * width, (head + 1) * width)
             for f in range(len(fields)):
                 scores = np.exp([query[f, at] @ key[other, at] for other in range(len(fields))])
-                new[f, at] += sum(s / scores.sum() * value[other, at] for other, s in enumerate(scores))
+                new[f, at] += sum(
+                    s / scores.sum() * value[other, at] for other, s in enumerate(scores)
+                )
         fields = np.maximum(new, 0)
     return fields.ravel()
 
@@ -166,8 +202,12 @@ def twin_of(config, w, data):
         elif config.kind == "dien":
             n = data["lengths"][b]
             interest = twin_interest(w, data["history"][b][:n], data["target"][b])
-            logit = twin_mlp(w, "over", np.concatenate([dense, *pooled, data["target"][b], interest]),
-                             last_linear=True)[0]
+            logit = twin_mlp(
+                w,
+                "over",
+                np.concatenate([dense, *pooled, data["target"][b], interest]),
+                last_linear=True,
+            )[0]
         elif config.kind == "pnn":
             dots = [i @ j for i, j in itertools.combinations(pooled, 2)]
             logit = twin_mlp(w, "over", np.concatenate([dense, *pooled, dots]), last_linear=True)[0]
@@ -181,16 +221,20 @@ def twin_of(config, w, data):
             elif config.kind == "xdeepfm":
                 logit += w["found.weight"][0] @ twin_cin(w, pooled)
             elif config.kind == "autoint":
-                fields = np.array([*(x * v for x, v in zip(dense, w["vectors"], strict=True)), *pooled])
+                fields = np.array(
+                    [*(x * v for x, v in zip(dense, w["vectors"], strict=True)), *pooled]
+                )
                 logit += w["found.weight"][0] @ twin_attention(w, fields, config)
         found.append(logit)
     return np.array(found)
 
 
-CONFIGS = [dict(kind=k) for k in MODELS] + [dict(kind="dcn", cross_rank=3, cross_layers=2),
-                                           dict(kind="dcn", cross_rank=3, cross_experts=4, cross_layers=2),
-                                           dict(kind="xdeepfm", cin_layers=(3, 2, 4)),
-                                           dict(kind="autoint", attention_layers=3, attention_heads=3)]
+CONFIGS = [dict(kind=k) for k in MODELS] + [
+    dict(kind="dcn", cross_rank=3, cross_layers=2),
+    dict(kind="dcn", cross_rank=3, cross_experts=4, cross_layers=2),
+    dict(kind="xdeepfm", cin_layers=(3, 2, 4)),
+    dict(kind="autoint", attention_layers=3, attention_heads=3),
+]
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -231,29 +275,58 @@ def test_a_model_can_be_traced(settings):
     tower = build(config, dense=3, columns=4)
     data = {n: v.float() if v.is_floating_point() else v for n, v in inputs((6, 3, 4, 8)).items()}
     args = [data[name] for name in tower_of(config.kind).inputs]
-    traced = fx.symbolic_trace(tower, concrete_args={"negatives": None} if config.kind == "dien" else None)
+    traced = fx.symbolic_trace(
+        tower, concrete_args={"negatives": None} if config.kind == "dien" else None
+    )
     torch.testing.assert_close(traced(*args), tower(*args))
 
 
 def test_dots_are_torchrecs():
     dense, sparse = torch.randn(3, 8), torch.randn(3, 5, 8)
     ours = Dots(6)(torch.cat([dense.unsqueeze(1), sparse], 1))
-    torch.testing.assert_close(torch.cat([dense, ours], 1), InteractionArch(5)(dense, sparse), rtol=0, atol=1e-6)
+    torch.testing.assert_close(
+        torch.cat([dense, ours], 1), InteractionArch(5)(dense, sparse), rtol=0, atol=1e-6
+    )
 
 
-@pytest.mark.parametrize(("ours", "theirs", "names"), [
-    (CrossLayers(10, 3), CrossNet(10, 3), {"layers.{}.weight": "kernels.{}", "layers.{}.bias": "bias.{}"}),
-    (LowRankCross(10, 3, 4), LowRankCrossNet(10, 3, 4),
-     {"down.{}.weight": "V_kernels.{}", "up.{}.weight": "W_kernels.{}", "up.{}.bias": "bias.{}"}),
-    (MixtureCross(10, 3, 4, 5), LowRankMixtureCrossNet(10, 3, 5, 4),
-     {"down.{}": "V_kernels.{}", "core.{}": "C_kernels.{}", "up.{}": "U_kernels.{}", "bias.{}": "bias.{}"}),
-], ids=["full", "low-rank", "mixture"])
+@pytest.mark.parametrize(
+    ("ours", "theirs", "names"),
+    [
+        (
+            CrossLayers(10, 3),
+            CrossNet(10, 3),
+            {"layers.{}.weight": "kernels.{}", "layers.{}.bias": "bias.{}"},
+        ),
+        (
+            LowRankCross(10, 3, 4),
+            LowRankCrossNet(10, 3, 4),
+            {
+                "down.{}.weight": "V_kernels.{}",
+                "up.{}.weight": "W_kernels.{}",
+                "up.{}.bias": "bias.{}",
+            },
+        ),
+        (
+            MixtureCross(10, 3, 4, 5),
+            LowRankMixtureCrossNet(10, 3, 5, 4),
+            {
+                "down.{}": "V_kernels.{}",
+                "core.{}": "C_kernels.{}",
+                "up.{}": "U_kernels.{}",
+                "bias.{}": "bias.{}",
+            },
+        ),
+    ],
+    ids=["full", "low-rank", "mixture"],
+)
 def test_cross_layers_are_torchrecs(ours, theirs, names):
     randomise(ours)
     theirs.double()
     state, target = ours.state_dict(), theirs.state_dict()
     for (mine, other), layer in itertools.product(names.items(), range(3)):
-        target[other.format(layer)] = state[mine.format(layer)].reshape(target[other.format(layer)].shape)
+        target[other.format(layer)] = state[mine.format(layer)].reshape(
+            target[other.format(layer)].shape
+        )
     if "gate.weight" in state:
         for i, row in enumerate(state["gate.weight"]):
             target[f"gates.{i}.weight"] = row[None]
@@ -269,7 +342,9 @@ def test_the_first_gru_is_torchs_and_padding_changes_nothing():
     other = data["history"].clone()
     for row, n in enumerate(data["lengths"]):
         other[row, n:] = 1e3  # whatever lies behind a history's end
-    torch.testing.assert_close(layer(other, data["lengths"], data["target"])[0], found, rtol=0, atol=1e-12)
+    torch.testing.assert_close(
+        layer(other, data["lengths"], data["target"])[0], found, rtol=0, atol=1e-12
+    )
     assert not found[0].any(), "an empty history is not zeros"
 
 
@@ -278,8 +353,14 @@ def test_histories_that_are_all_empty_train(steps):
     config = ModelConfig(kind="dien", width=4)
     tower = build(config, dense=2, columns=1)
     history = torch.zeros(3, steps, 4, requires_grad=True)
-    logits, auxiliary = tower(torch.zeros(3, 2), torch.zeros(3, 1, 4), history, torch.zeros(3, dtype=torch.long),
-                              torch.ones(3, 4), negatives=torch.zeros(3, 0, 4))
+    logits, auxiliary = tower(
+        torch.zeros(3, 2),
+        torch.zeros(3, 1, 4),
+        history,
+        torch.zeros(3, dtype=torch.long),
+        torch.ones(3, 4),
+        negatives=torch.zeros(3, 0, 4),
+    )
     assert auxiliary == 0
     (logits.sum() + auxiliary).backward()
     assert all(torch.isfinite(p.grad).all() for p in tower.parameters() if p.grad is not None)
@@ -317,12 +398,15 @@ def test_second_order_of_one_column_is_nothing():
     assert second_order(torch.randn(3, 1, 4)).abs().max() < 1e-5
 
 
-@pytest.mark.parametrize(("settings", "words"), [
-    ({"kind": "dlmr"}, "'dlmr' is none of dlrm, dcn"),
-    ({"width": 0}, "width: 0 is not a whole number of 1"),
-    ({"over_layers": (8, 0)}, "--over-layers: 0 is not a whole number of 1"),
-    ({"kind": "dcn", "cross_experts": 2}, "2 experts need a cross_rank"),
-])
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"kind": "dlmr"}, "'dlmr' is none of dlrm, dcn"),
+        ({"width": 0}, "width: 0 is not a whole number of 1"),
+        ({"over_layers": (8, 0)}, "--over-layers: 0 is not a whole number of 1"),
+        ({"kind": "dcn", "cross_experts": 2}, "2 experts need a cross_rank"),
+    ],
+)
 def test_a_wrong_model_is_named(settings, words):
     with pytest.raises(ConfigError, match=words):
         ModelConfig(**settings)

@@ -43,14 +43,30 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def train(folder: Path, ranks: int, run: str, *words: object) -> subprocess.CompletedProcess[str]:
-    return launch(ranks, "dlrm.train", "--run-dir", folder / run, *_data(folder, words), *words, tmp=folder)
+    return launch(
+        ranks, "dlrm.train", "--run-dir", folder / run, *_data(folder, words), *words, tmp=folder
+    )
 
 
 def _data(folder: Path, words: tuple[object, ...]) -> list[object]:
     if "--resume" in words:
         return []
-    return ["--data", folder / "table", "--batch-size", BATCH, "--log-every", 1, "--width", 8, "--dense-layers", "16",
-            "--over-layers", "16", "--sharding", folder / "sharding.json"]
+    return [
+        "--data",
+        folder / "table",
+        "--batch-size",
+        BATCH,
+        "--log-every",
+        1,
+        "--width",
+        8,
+        "--dense-layers",
+        "16",
+        "--over-layers",
+        "16",
+        "--sharding",
+        folder / "sharding.json",
+    ]
 
 
 def losses(folder: Path, run: str) -> list[float]:
@@ -65,9 +81,18 @@ def spoil(path: str, column: str, *, row: int, value: float, statistics: bool) -
     index = rows.schema.get_field_index(column)
     values = rows[column].to_pylist()
     values[row] = value
-    rows = rows.set_column(index, rows.schema.field(index), pa.array(values, rows.schema.field(index).type))
-    pq.write_table(rows, path, row_group_size=512, write_statistics=statistics, compression="lz4",
-                   use_dictionary=False, write_page_checksum=True)
+    rows = rows.set_column(
+        index, rows.schema.field(index), pa.array(values, rows.schema.field(index).type)
+    )
+    pq.write_table(
+        rows,
+        path,
+        row_group_size=512,
+        write_statistics=statistics,
+        compression="lz4",
+        use_dictionary=False,
+        write_page_checksum=True,
+    )
     data = Path(path).read_bytes()
     footer = len(data) - 8 - int.from_bytes(data[-8:-4], "little")
     Path(path).write_bytes(data[:footer] + bytes(max(0, size - len(data))) + data[footer:])
@@ -99,8 +124,16 @@ def test_the_run_folder_tells_the_run(folder):
     warnings = [e["text"] for e in events if e["kind"] == "warning"]
     assert warnings[0].startswith("40 steps in all: batches of 256 rows are large for 5,120")
     assert all(f"warning: {text}\n" in (folder / "two.err").read_text() for text in warnings)
-    evals = [m for m in map(json.loads, (run / "metrics.jsonl").read_text().splitlines()) if m["kind"] == "eval"]
-    assert [(m["epoch"], m["split"]) for m in evals] == [(1, "validation"), (2, "validation"), (2, "test")]
+    evals = [
+        m
+        for m in map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+        if m["kind"] == "eval"
+    ]
+    assert [(m["epoch"], m["split"]) for m in evals] == [
+        (1, "validation"),
+        (2, "validation"),
+        (2, "test"),
+    ]
     assert json.loads((run / "config.json").read_text())["ranks"] == 2
     assert list((run / "tensorboard").glob("events.*"))
     assert losses(folder, "two")[-1] < losses(folder, "two")[0]
@@ -108,10 +141,16 @@ def test_the_run_folder_tells_the_run(folder):
 
 def test_the_report_shows_plan_optimiser_memory_curves_and_stalls(folder):
     text = Path(json.loads((folder / "two.json").read_text())["report"]).read_text()
-    plan = text[text.index("Sharding plan"):]
+    plan = text[text.index("Sharding plan") :]
     assert all(f">{name}<" in plan for name in ("C1", "C26", "row", "table"))
-    for words in ("the tables&#x27; optimiser keeps", "a rank holds gradients of at most",
-                  "largest over mean load of a rank", "Training loss", "AUC", "time that the trainer waits for input"):
+    for words in (
+        "the tables&#x27; optimiser keeps",
+        "a rank holds gradients of at most",
+        "largest over mean load of a rank",
+        "Training loss",
+        "AUC",
+        "time that the trainer waits for input",
+    ):
         assert words in text
 
 
@@ -125,7 +164,19 @@ def test_people_see_the_plan_and_the_result_and_no_library_noise(folder):
 
 def test_the_same_seed_gives_the_same_result_and_other_knobs_change_nothing(folder):
     """Nor do another policy that turns them meanwhile, and --last where all batches are full."""
-    process = train(folder, 2, "again", "--epochs", 2, "--tuning", "intune", "--knobs", "read=3", "--last", "drop")
+    process = train(
+        folder,
+        2,
+        "again",
+        "--epochs",
+        2,
+        "--tuning",
+        "intune",
+        "--knobs",
+        "read=3",
+        "--last",
+        "drop",
+    )
     assert process.returncode == 0, process.stderr[-3000:]
     run = Run.read(folder / "again")
     assert "'tuning': 'intune'" in str(run.config)
@@ -148,8 +199,15 @@ def test_evaluating_the_checkpoint_gives_what_training_said(folder):
 def test_sigterm_saves_and_a_resumed_run_has_the_losses_of_an_unbroken_one(folder):
     """One process, then two: also a resume on another number of ranks."""
     process = subprocess.Popen(
-        command(0, "dlrm.train", "--run-dir", folder / "broken", *_data(folder, ()), "--epochs", 50), text=True,
-        cwd=ROOT, env=environment(folder), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        command(
+            0, "dlrm.train", "--run-dir", folder / "broken", *_data(folder, ()), "--epochs", 50
+        ),
+        text=True,
+        cwd=ROOT,
+        env=environment(folder),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
     assert process.stderr is not None
     for line in process.stderr:
         if line.startswith("step"):
@@ -165,7 +223,10 @@ def test_sigterm_saves_and_a_resumed_run_has_the_losses_of_an_unbroken_one(folde
     assert f"asked to stop: saved at step {stopped['steps']}\n" in err
     resumed = train(folder, 2, "broken", "--resume", "--epochs", 2)
     assert resumed.returncode == 0, resumed.stderr[-3000:]
-    assert f"going on from step {stopped['steps']} (epoch {stopped['epochs']} of 2)\n" in resumed.stderr
+    assert (
+        f"going on from step {stopped['steps']} (epoch {stopped['epochs']} of 2)\n"
+        in resumed.stderr
+    )
     assert "asked to stop" not in resumed.stderr
     assert losses(folder, "broken") == pytest.approx(losses(folder, "two"), abs=2e-6)
 
@@ -174,7 +235,15 @@ def test_one_command_begins_a_run_and_goes_on_with_it_whatever_ended_it(folder, 
     """As a scheduler types it each time: in the folder of a run that was asked to stop before its first step, in one of
     a run that was killed, and in one whose run is over."""
     run = tmp_path / "run"
-    words = ["dlrm.train", "--run-dir", run, "--resume", *_data(folder, ()), "--compress", "C1=hash:40"]
+    words = [
+        "dlrm.train",
+        "--run-dir",
+        run,
+        "--resume",
+        *_data(folder, ()),
+        "--compress",
+        "C1=hash:40",
+    ]
     with RunFolder.create(run, {"kind": "train"}) as stopped:
         stopped.metric({"kind": "loader", "rows": 0, "rows_per_s": 0.0, "stall": 1.0})
     process = _until('"kind": "checkpoint"', run / "events.jsonl", [*words, "--epochs", 1000])
@@ -194,8 +263,14 @@ def test_one_command_begins_a_run_and_goes_on_with_it_whatever_ended_it(folder, 
 
 def _until(sign: str, file: Path, words: list[object]) -> subprocess.Popen[str]:
     """A training process whose run folder has shown the sign."""
-    process = subprocess.Popen(command(0, *words), cwd=ROOT, env=environment(file.parent.parent), text=True,
-                               stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process = subprocess.Popen(
+        command(0, *words),
+        cwd=ROOT,
+        env=environment(file.parent.parent),
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
     while not (file.exists() and sign in file.read_text()):
         if process.poll() is not None:
             pytest.fail(process.communicate()[1][-3000:])
@@ -203,12 +278,16 @@ def _until(sign: str, file: Path, words: list[object]) -> subprocess.Popen[str]:
     return process
 
 
-def test_a_resume_without_a_checkpoint_or_data_and_in_a_folder_of_something_else_says_so(folder, tmp_path, capsys):
+def test_a_resume_without_a_checkpoint_or_data_and_in_a_folder_of_something_else_says_so(
+    folder, tmp_path, capsys
+):
     from sluice.dlrm.train import main
 
     (tmp_path / "thesis.txt").write_text("mine")
-    for run, words, message in ((tmp_path / "new", [], "holds no checkpoint to go on from; give --data, too"),
-                                (tmp_path, _data(folder, ()), "no run folder .it holds 'thesis.txt'")):
+    for run, words, message in (
+        (tmp_path / "new", [], "holds no checkpoint to go on from; give --data, too"),
+        (tmp_path, _data(folder, ()), "no run folder .it holds 'thesis.txt'"),
+    ):
         with pytest.raises(SystemExit) as ended:
             main(["--run-dir", str(run), "--resume", *map(str, words)])
         assert ended.value.code == 2
@@ -222,9 +301,25 @@ def test_a_version_stays_while_it_is_trained_on_and_one_that_vanished_is_refused
 
     table = small_table(tmp_path / "table", rows=ROWS, values=50, files=2, row_group_rows=512)
     process = subprocess.Popen(
-        command(0, "dlrm.train", "--run-dir", tmp_path / "run", *_data(tmp_path, ()), "--sharding", "auto",
-                "--epochs", 1000, "--inject", "stall-store=600s@50%"), text=True, cwd=ROOT, env=environment(tmp_path),
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        command(
+            0,
+            "dlrm.train",
+            "--run-dir",
+            tmp_path / "run",
+            *_data(tmp_path, ()),
+            "--sharding",
+            "auto",
+            "--epochs",
+            1000,
+            "--inject",
+            "stall-store=600s@50%",
+        ),
+        text=True,
+        cwd=ROOT,
+        env=environment(tmp_path),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
     assert process.stderr is not None
     for line in process.stderr:
         if line.startswith("step"):
@@ -250,14 +345,29 @@ def test_a_version_stays_while_it_is_trained_on_and_one_that_vanished_is_refused
         main(["--run-dir", str(tmp_path / "run"), "--resume"])
     assert ended.value.code == 2
     assert "was this version removed by vacuum?" in json.loads(capsys.readouterr().out)["error"]
-    with pytest.raises(TableError, match=r"part-00000\.parquet.*was this version removed by vacuum\?"):
+    with pytest.raises(
+        TableError, match=r"part-00000\.parquet.*was this version removed by vacuum\?"
+    ):
         check_files(table)
 
 
 def test_an_interrupt_ends_all_ranks(folder):
     process = subprocess.Popen(
-        command(2, "dlrm.train", "--run-dir", folder / "interrupted", *_data(folder, ()), "--epochs", 1000), text=True,
-        cwd=ROOT, env=environment(folder), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        command(
+            2,
+            "dlrm.train",
+            "--run-dir",
+            folder / "interrupted",
+            *_data(folder, ()),
+            "--epochs",
+            1000,
+        ),
+        text=True,
+        cwd=ROOT,
+        env=environment(folder),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
     assert process.stderr is not None
     for line in process.stderr:
         if line.startswith("step"):
@@ -267,27 +377,47 @@ def test_an_interrupt_ends_all_ranks(folder):
     assert process.returncode != 0
 
 
-@pytest.mark.parametrize(("words", "message"), [
-    (["--data", "{}/nothing"], "there is no feature table here"),
-    (["--batch-size", 100000, "--last", "drop"], "larger than an epoch of 5120 rows"),
-    (["--batch-size", 100, "--streams", 8], "not a multiple of the 8 streams: leave streams out, or take 4"),
-    (["--ranks", 3, "--batch-size", 240], "3 ranks cannot share batches of 240 rows out of 8 streams: take 1, 2, 4, 8"),
-    (["--ranks", 8, "--ranks-per-host", 3], "--ranks-per-host 3 does not divide 8 ranks"),
-    (["--knobs", "reed=2"], "no stage 'reed' .did you mean 'read'"),
-    (["--width", 6], "6 is not a multiple of 4"),
-    (["--width", 2**30], "do not fit 1 ranks of .* missing in all"),
-    (["--table-optimiser", "adam"], "'adam' has no kernel for a CPU"),
-    (["--lr", -1], "lr: -1.0 is not a positive number"),
-    (["--sharding", "rows"], "'rows' is none of auto"),
-    (["--epoch", 2, "--batch-siez=2"], "no option '--batch-siez' .did you mean '--batch-size'"),
-    (["--run-dir", "{}/two"], "already holds a run.* --resume"),
-    (["--run-dir", "{}/table", "--resume"], "is not empty and no run folder"),
-])
-def test_check_refuses_with_one_message_before_anything_starts(folder, capsys, monkeypatch, words, message):
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--data", "{}/nothing"], "there is no feature table here"),
+        (["--batch-size", 100000, "--last", "drop"], "larger than an epoch of 5120 rows"),
+        (
+            ["--batch-size", 100, "--streams", 8],
+            "not a multiple of the 8 streams: leave streams out, or take 4",
+        ),
+        (
+            ["--ranks", 3, "--batch-size", 240],
+            "3 ranks cannot share batches of 240 rows out of 8 streams: take 1, 2, 4, 8",
+        ),
+        (["--ranks", 8, "--ranks-per-host", 3], "--ranks-per-host 3 does not divide 8 ranks"),
+        (["--knobs", "reed=2"], "no stage 'reed' .did you mean 'read'"),
+        (["--width", 6], "6 is not a multiple of 4"),
+        (["--width", 2**30], "do not fit 1 ranks of .* missing in all"),
+        (["--table-optimiser", "adam"], "'adam' has no kernel for a CPU"),
+        (["--lr", -1], "lr: -1.0 is not a positive number"),
+        (["--sharding", "rows"], "'rows' is none of auto"),
+        (["--epoch", 2, "--batch-siez=2"], "no option '--batch-siez' .did you mean '--batch-size'"),
+        (["--run-dir", "{}/two"], "already holds a run.* --resume"),
+        (["--run-dir", "{}/table", "--resume"], "is not empty and no run folder"),
+    ],
+)
+def test_check_refuses_with_one_message_before_anything_starts(
+    folder, capsys, monkeypatch, words, message
+):
     from sluice.dlrm.train import main
 
     words = [str(w).format(folder) for w in words]
-    given = ["--data", folder / "table", "--run-dir", folder / "never", "--batch-size", BATCH, "--check", *words]
+    given = [
+        "--data",
+        folder / "table",
+        "--run-dir",
+        folder / "never",
+        "--batch-size",
+        BATCH,
+        "--check",
+        *words,
+    ]
     with pytest.raises(SystemExit) as ended:
         main([str(w) for w in given])
     out, err = capsys.readouterr()
@@ -309,7 +439,15 @@ def test_a_run_without_data_says_what_is_missing(folder, capsys):
 def test_check_prints_the_plan_and_leaves_nothing(folder, capsys):
     from sluice.dlrm.train import main
 
-    words = ["--data", str(folder / "table"), "--run-dir", str(folder / "never"), "--ranks", "2", "--check"]
+    words = [
+        "--data",
+        str(folder / "table"),
+        "--run-dir",
+        str(folder / "never"),
+        "--ranks",
+        "2",
+        "--check",
+    ]
     found = main([*words, "--batch-size", str(BATCH)])
     assert found is not None
     assert (found["ok"], found["steps"]) == (True, 20)
@@ -334,7 +472,10 @@ def test_settings_that_are_not_given_follow_the_rows_and_are_said(folder, capsys
     assert found is not None
     assert (found["settings"]["batch_size"], found["steps"], found["rows"]) == (24, 214, 5120)
     assert found["warnings"] == []
-    assert "chosen for 5,120 training rows: --batch-size 24, --dense-lr 0.001: 214 steps" in capsys.readouterr().err
+    assert (
+        "chosen for 5,120 training rows: --batch-size 24, --dense-lr 0.001: 214 steps"
+        in capsys.readouterr().err
+    )
 
 
 def test_bad_data_on_one_rank_ends_all_and_the_first_rank_says_what_and_where(tmp_path):
@@ -343,8 +484,17 @@ def test_bad_data_on_one_rank_ends_all_and_the_first_rank_says_what_and_where(tm
     table = small_table(tmp_path / "table", rows=ROWS, values=50, files=2, row_group_rows=512)
     spoiled = table.files_of("train")[1].path
     spoil(spoiled, "C7", row=1000, value=999, statistics=False)
-    process = launch(2, "dlrm.train", "--run-dir", tmp_path / "run", "--data", tmp_path / "table", "--batch-size",
-                     BATCH, tmp=tmp_path)
+    process = launch(
+        2,
+        "dlrm.train",
+        "--run-dir",
+        tmp_path / "run",
+        "--data",
+        tmp_path / "table",
+        "--batch-size",
+        BATCH,
+        tmp=tmp_path,
+    )
     assert process.returncode == 1
     error = last_json(process)["error"]
     assert "column 'C7': id 999 is outside its table of 53 rows" in error
@@ -363,7 +513,9 @@ def test_a_checkpoint_with_four_spoilt_bytes_is_refused_by_name(folder, tmp_path
     said = f"checkpoint {newest} is damaged: {part.name} is not as it was written"
     with pytest.raises(CheckpointError, match=re.escape(said)):
         evaluate.main(["--run-dir", str(tmp_path / "run")])
-    process = launch(2, "dlrm.train", "--resume", "--epochs", 3, "--run-dir", tmp_path / "run", tmp=tmp_path)
+    process = launch(
+        2, "dlrm.train", "--resume", "--epochs", 3, "--run-dir", tmp_path / "run", tmp=tmp_path
+    )
     assert process.returncode == 1  # torchrun's
     assert said in process.stderr
 
@@ -375,18 +527,33 @@ def test_statistics_stop_a_wrong_id_before_the_first_step(folder, tmp_path, caps
     spoiled = table.files_of("train")[0].path
     spoil(spoiled, "label", row=600, value=2, statistics=True)
     with pytest.raises(SystemExit) as ended:
-        main(["--data", str(tmp_path / "table"), "--run-dir", str(tmp_path / "run"), "--batch-size", str(BATCH),
-              "--check"])
+        main(
+            [
+                "--data",
+                str(tmp_path / "table"),
+                "--run-dir",
+                str(tmp_path / "run"),
+                "--batch-size",
+                str(BATCH),
+                "--check",
+            ]
+        )
     assert ended.value.code == 2
-    assert f"{spoiled}, row group 1: label 'label' holds 2" in json.loads(capsys.readouterr().out)["error"]
+    assert (
+        f"{spoiled}, row group 1: label 'label' holds 2"
+        in json.loads(capsys.readouterr().out)["error"]
+    )
 
 
 def test_a_resume_that_does_not_fit_says_what_differs(folder, capsys):
     from sluice.dlrm.train import main
 
     small_table(folder / "other", rows=ROWS, values=60, files=2, row_group_rows=512)
-    for words, message in ((["--data", folder / "other"], "column 'C1': 53 rows in the checkpoint, 63 in the table"),
-                           (["--seed", 5], "seed was 0 and cannot become 5"), (["--width", 16], "model was")):
+    for words, message in (
+        (["--data", folder / "other"], "column 'C1': 53 rows in the checkpoint, 63 in the table"),
+        (["--seed", 5], "seed was 0 and cannot become 5"),
+        (["--width", 16], "model was"),
+    ):
         with pytest.raises(SystemExit) as ended:
             main(["--run-dir", str(folder / "two"), "--resume", "--check", *map(str, words)])
         assert ended.value.code == 2

@@ -55,7 +55,9 @@ class SlowTrainer(Trainer):
     def _step(self, fetched, step):
         self._clock.now += 6  # type: ignore[attr-defined]
         loss = torch.tensor(self.loss)
-        left_out = self.guard.skips and not self.guard.admits(step + 1, (0, fetched.batch.step), loss)
+        left_out = self.guard.skips and not self.guard.admits(
+            step + 1, (0, fetched.batch.step), loss
+        )
         return None if left_out else loss
 
 
@@ -71,11 +73,21 @@ class Alone:
         return [unpacked(packed(value))]
 
 
-def run(steps: int, *, epochs: int = 1, log_every: int = 2, stop_at: int | None = None, loss: float = 0.5,
-        good_at: int | None = None, **settings):
+def run(
+    steps: int,
+    *,
+    epochs: int = 1,
+    log_every: int = 2,
+    stop_at: int | None = None,
+    loss: float = 0.5,
+    good_at: int | None = None,
+    **settings,
+):
     """What came of it, the log's lines, and the steps of what was saved and evaluated, in their order."""
     clock, lines, done = Clock(), [], []
-    config = Config(data="fake", version=0, batch_size=ROWS, epochs=epochs, log_every=log_every, **settings)
+    config = Config(
+        data="fake", version=0, batch_size=ROWS, epochs=epochs, log_every=log_every, **settings
+    )
 
     def evaluate(meta):
         done.append(("evaluated", meta.step))
@@ -85,12 +97,24 @@ def run(steps: int, *, epochs: int = 1, log_every: int = 2, stop_at: int | None 
         clock.now += 100
         done.append(("saved", meta.step))
 
-    trainer = SlowTrainer(config=config, world=Alone(), parts=None, checker=BatchChecker(SIZES, DENSE, "fake"),
-                          save=save, evaluate=evaluate, observe=lines.append, clock=clock, memory_used=lambda: 7,
-                          synced_batches=SyncedBatches(
-                              Alone(), lambda: stop_at is not None and clock.now >= stop_at, clock))
+    trainer = SlowTrainer(
+        config=config,
+        world=Alone(),
+        parts=None,
+        checker=BatchChecker(SIZES, DENSE, "fake"),
+        save=save,
+        evaluate=evaluate,
+        observe=lines.append,
+        clock=clock,
+        memory_used=lambda: 7,
+        synced_batches=SyncedBatches(
+            Alone(), lambda: stop_at is not None and clock.now >= stop_at, clock
+        ),
+    )
     trainer.loss = loss
-    meta = CheckpointMeta(config={}, version=0, fingerprint={}, columns=SIZES, dense=tuple(DENSE), trained={})
+    meta = CheckpointMeta(
+        config={}, version=0, fingerprint={}, columns=SIZES, dense=tuple(DENSE), trained={}
+    )
     return trainer.train(SlowFeed(clock, steps), meta), lines, done
 
 
@@ -151,8 +175,11 @@ def test_a_stop_at_the_end_of_an_epoch_counts_the_epoch():
 
 def test_a_loss_that_is_no_number_ends_the_run_with_advice():
     """At once, not at the next line of the log."""
-    with pytest.raises(NotANumber, match=r"the loss is nan at step 1\. No input is beyond 1e\+06; the largest are .*: "
-                                         r"try a tenth of --lr 0\.05 and --dense-lr 0\.001"):
+    with pytest.raises(
+        NotANumber,
+        match=r"the loss is nan at step 1\. No input is beyond 1e\+06; the largest are .*: "
+        r"try a tenth of --lr 0\.05 and --dense-lr 0\.001",
+    ):
         run(4, loss=float("nan"), log_every=100)
 
 

@@ -28,34 +28,64 @@ def test_the_model_has_what_transforms_add(transformed):
     meta = latest(transformed / "run" / "checkpoints")[1]
     assert meta.dense == ("number", "I1", "I2", "I5", "ratio")
     assert {name: meta.columns[name] for name in ("pair", "both", "C1xpair", "grams")} == {
-        "pair": 50, "both": 7, "C1xpair": 302, "grams": 42}
+        "pair": 50,
+        "both": 7,
+        "C1xpair": 302,
+        "grams": 42,
+    }
 
 
-@pytest.mark.filterwarnings("ignore::FutureWarning",
-                            "ignore::UserWarning")  # torch of torchrec, see sluice.dlrm.telemetry.silence_warnings
-def test_evaluation_and_resume_find_them_and_ask_for_the_code_again(transformed, capsys, monkeypatch):
+@pytest.mark.filterwarnings(
+    "ignore::FutureWarning", "ignore::UserWarning"
+)  # torch of torchrec, see sluice.dlrm.telemetry.silence_warnings
+def test_evaluation_and_resume_find_them_and_ask_for_the_code_again(
+    transformed, capsys, monkeypatch
+):
     run, wanted = transformed / "run", json.loads((transformed / "trained.json").read_text())
-    for main, words in ((train.main, ("--run-dir", run, "--resume", "--epochs", 2, "--check")),
-                        (evaluate.main, ("--run-dir", run))):
+    for main, words in (
+        (train.main, ("--run-dir", run, "--resume", "--epochs", 2, "--check")),
+        (evaluate.main, ("--run-dir", run)),
+    ):
         assert ended(main, *words) == 2
         assert f"transform 'ratio' names the function '{MODULE}:ratio', which must run here" in (
-            capsys.readouterr().err)
+            capsys.readouterr().err
+        )
         assert ended(main, *words, "--allow-code", MODULE) == 0
         found = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert found["auc"] == pytest.approx(wanted["auc"], abs=1e-9)
-    assert ended(train.main, "--run-dir", run, "--resume", "--transform", f"{MODULE}:doubled:I2>I2") == 2
+    assert (
+        ended(train.main, "--run-dir", run, "--resume", "--transform", f"{MODULE}:doubled:I2>I2")
+        == 2
+    )
     assert f"--resume: transforms was ('{DOUBLED}',) and cannot become" in capsys.readouterr().err
     monkeypatch.setitem(sys.modules, MODULE, None)  # it can no longer be imported
     gone = rf"transform 'ratio': function = '{MODULE}:ratio': cannot be imported .*PYTHONPATH"
-    assert ended(train.main, "--run-dir", run, "--resume", "--epochs", 2, "--check", "--allow-code", MODULE) == 2
+    assert (
+        ended(
+            train.main,
+            "--run-dir",
+            run,
+            "--resume",
+            "--epochs",
+            2,
+            "--check",
+            "--allow-code",
+            MODULE,
+        )
+        == 2
+    )
     assert re.search(gone, capsys.readouterr().err)
 
 
-def test_a_run_goes_on_with_another_version_that_has_their_columns_and_names_those_it_lacks(transformed, tmp_path):
+def test_a_run_goes_on_with_another_version_that_has_their_columns_and_names_those_it_lacks(
+    transformed, tmp_path
+):
     path = tmp_path / "table"
     first = clicks_table.write(path, clicks_table.raw_rows(ROWS), text=SPEC)
     more = SPEC.replace("cardinality = 50", "cardinality = 60")
-    second = clicks_table.write(path, clicks_table.raw_rows(ROWS, first=ROWS), text=more, mode="overwrite")
+    second = clicks_table.write(
+        path, clicks_table.raw_rows(ROWS, first=ROWS), text=more, mode="overwrite"
+    )
     changes = between(first, second)
     assert changes.anew["pair"] == "its transforms make it in another way"
     assert changes.anew["C1xpair"] == "a transform makes it of 'pair', which has changed"
@@ -63,13 +93,28 @@ def test_a_run_goes_on_with_another_version_that_has_their_columns_and_names_tho
     assert "its transforms make it in another way" in changes.dense_changed["ratio"]
     # What the run was asked for on top is applied to the new version, too, which may lack its columns.
     meta = latest(transformed / "run" / "checkpoints")[1]
-    meta = replace(meta, config={**meta.config, "data": str(path), "transforms": [f"{MODULE}:f:C9>x"]})
-    plan = start_on(tmp_path / "run", tmp_path, meta, 1, split_moved="accept", allow_code=Permission.of((MODULE,)))
-    assert (plan.meta.columns["pair"], plan.meta.dense[-1], plan.changes.grown.get("x")) == (60, "x", None)
+    meta = replace(
+        meta, config={**meta.config, "data": str(path), "transforms": [f"{MODULE}:f:C9>x"]}
+    )
+    plan = start_on(
+        tmp_path / "run",
+        tmp_path,
+        meta,
+        1,
+        split_moved="accept",
+        allow_code=Permission.of((MODULE,)),
+    )
+    assert (plan.meta.columns["pair"], plan.meta.dense[-1], plan.changes.grown.get("x")) == (
+        60,
+        "x",
+        None,
+    )
     assert plan.table.permission.modules == {MODULE}
     without = more.replace('match = "C*"', 'match = "C[15]*"')
     third = clicks_table.write(path, clicks_table.raw_rows(ROWS), text=without, mode="overwrite")
-    with pytest.raises(SpecError, match=rf"{path}, version {third.version}: transform 'f': it needs a column 'C9'"):
+    with pytest.raises(
+        SpecError, match=rf"{path}, version {third.version}: transform 'f': it needs a column 'C9'"
+    ):
         start_on(tmp_path / "run", tmp_path, meta, third.version)
 
 

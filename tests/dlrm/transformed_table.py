@@ -32,13 +32,34 @@ outputs = ["grams"]
 """
 SPEC = clicks_table.spec_text(features=clicks_table.FEATURES + TRANSFORMS)
 DOUBLED = f"{MODULE}:doubled:I1>I1"
-SMALL = ("--batch-size", 256, "--width", 8, "--dense-layers", 8, "--over-layers", 8, "--tuning", "fixed")
+SMALL = (
+    "--batch-size",
+    256,
+    "--width",
+    8,
+    "--dense-layers",
+    8,
+    "--over-layers",
+    8,
+    "--tuning",
+    "fixed",
+)
 
 
 def write(path: Path, forks: Forks) -> None:
     """Makes a table whose spec has transforms, and a run of one epoch over it."""
     clicks_table.write(path / "table", clicks_table.raw_rows(ROWS), text=SPEC)
-    process = forks.train("--run-dir", path / "run", "--data", path / "table", *SMALL, "--allow-code", MODULE,
-                          "--transform", DOUBLED, tmp=path)
+    process = forks.train(
+        "--run-dir",
+        path / "run",
+        "--data",
+        path / "table",
+        *SMALL,
+        "--allow-code",
+        MODULE,
+        "--transform",
+        DOUBLED,
+        tmp=path,
+    )
     assert process.returncode == 0, process.stderr[-3000:]
     (path / "trained.json").write_text(json.dumps(last_json(process)))

@@ -27,21 +27,46 @@ def done_with(package: str, folder: Path, *words: object) -> str:
     """What Python prints in the environment that holds the package."""
     environment = ROOT / f".venv-peers-{package}"
     if not (environment / ".stamp").is_file():
-        pytest.skip(f"{package} is not installed: make test-adapters makes {environment.name}, which holds it")
+        pytest.skip(
+            f"{package} is not installed: make test-adapters makes {environment.name}, which holds it"
+        )
     # Ray has sockets in the temporary folder, and the system takes no path of one beyond 107 letters.
     with tempfile.TemporaryDirectory(prefix="r", ignore_cleanup_errors=True) as short:
-        done = subprocess.run([environment / "bin" / "python", *map(str, words)], cwd=folder, capture_output=True,
-                              text=True, timeout=170, check=False,
-                              env={**os.environ, "PYTHONPATH": str(ROOT / "examples"), "TMPDIR": short,
-                                   "OMP_NUM_THREADS": "1"})
+        done = subprocess.run(
+            [environment / "bin" / "python", *map(str, words)],
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            timeout=170,
+            check=False,
+            env={
+                **os.environ,
+                "PYTHONPATH": str(ROOT / "examples"),
+                "TMPDIR": short,
+                "OMP_NUM_THREADS": "1",
+            },
+        )
     assert done.returncode == 0, done.stderr[-4000:]
     return done.stdout
 
 
 @pytest.mark.slow
 def test_fuxictr_trains_from_our_batches_as_well_as_from_its_own(tmp_path):
-    said = json.loads(done_with("fuxictr", tmp_path, ROOT / "examples" / ADAPTERS["fuxictr"], "--rows", 20_000,
-                                "--batch-size", 512, "--rounds", 1, "--workers", 0).splitlines()[-1])
+    said = json.loads(
+        done_with(
+            "fuxictr",
+            tmp_path,
+            ROOT / "examples" / ADAPTERS["fuxictr"],
+            "--rows",
+            20_000,
+            "--batch-size",
+            512,
+            "--rounds",
+            1,
+            "--workers",
+            0,
+        ).splitlines()[-1]
+    )
     assert said["loading_beside_ray"]["beside"] == "Parquet by Ray"
     assert min(said[part]["ratio"] for part in ("loading", "training", "loading_beside_ray")) > 0
     ours, theirs = said["auc"]["sluice"], said["auc"][said["training"]["beside"]]
@@ -51,8 +76,21 @@ def test_fuxictr_trains_from_our_batches_as_well_as_from_its_own(tmp_path):
 
 @pytest.mark.slow
 def test_lightning_resumes_at_the_same_row_and_ends_with_the_same_weights(tmp_path):
-    said = json.loads(done_with("lightning", tmp_path, ROOT / "examples" / ADAPTERS["lightning"], "--rows", 20_000,
-                                "--batch-size", 512, "--rounds", 1, "--workers", 0).splitlines()[-1])
+    said = json.loads(
+        done_with(
+            "lightning",
+            tmp_path,
+            ROOT / "examples" / ADAPTERS["lightning"],
+            "--rows",
+            20_000,
+            "--batch-size",
+            512,
+            "--rounds",
+            1,
+            "--workers",
+            0,
+        ).splitlines()[-1]
+    )
     assert said["resumed_exactly"]
     assert min(said["loading"]["ratio"], said["training"]["ratio"]) > 0
 
@@ -60,8 +98,12 @@ def test_lightning_resumes_at_the_same_row_and_ends_with_the_same_weights(tmp_pa
 @pytest.mark.slow
 @pytest.mark.parametrize("package", ADAPTERS)
 def test_the_page_of_an_adapter_works_on_the_tutorials_files(package, tmp_path):
-    code = "\n".join([blocks("python", "docs/tutorial.md")[0].replace("50_000", "5_000"),
-                      *blocks("py", f"docs/how-to/{package}.md")])
+    code = "\n".join(
+        [
+            blocks("python", "docs/tutorial.md")[0].replace("50_000", "5_000"),
+            *blocks("py", f"docs/how-to/{package}.md"),
+        ]
+    )
     assert "auto" in done_with(package, tmp_path, "-c", code)
 
 
@@ -69,12 +111,20 @@ def test_the_page_of_an_adapter_works_on_the_tutorials_files(package, tmp_path):
 def prepared(tmp_path):
     """A file and a feature map as FuxiCTR's preprocessing leaves them."""
     rows, random = 1000, np.random.default_rng(0)
-    columns = {"price": random.normal(size=rows), "item": np.arange(rows), "query": random.integers(0, 9, rows),
-               "clicked": random.integers(0, 2, rows).astype(np.float64)}
+    columns = {
+        "price": random.normal(size=rows),
+        "item": np.arange(rows),
+        "query": random.integers(0, 9, rows),
+        "clicked": random.integers(0, 2, rows).astype(np.float64),
+    }
     history = random.integers(0, 50, (rows, 4))
     pq.write_table(pa.table({**columns, "history": list(history)}), tmp_path / "train.parquet")
-    features = {"price": {"type": "numeric"}, "item": {"type": "categorical", "vocab_size": rows},
-                "history": {"type": "sequence", "vocab_size": 50, "max_len": 4}, "query": {"type": "meta"}}
+    features = {
+        "price": {"type": "numeric"},
+        "item": {"type": "categorical", "vocab_size": rows},
+        "history": {"type": "sequence", "vocab_size": 50, "max_len": 4},
+        "query": {"type": "meta"},
+    }
     columns["history"] = history
     return str(tmp_path / "train"), SimpleNamespace(features=features, labels=["clicked"]), columns
 
@@ -105,7 +155,9 @@ def test_fuxictr_is_given_every_row_under_the_names_of_its_feature_map(prepared,
     found = rows_of(as_they_lie)
     assert found.keys() == {"price", "item", "history", "query", "clicked"}
     assert all(np.allclose(found[name], columns[name]) for name in columns)
-    mixed = rows_of(fuxictr_loader.SluiceDataLoader(feature_map, path, batch_size=100, shuffle=True))
+    mixed = rows_of(
+        fuxictr_loader.SluiceDataLoader(feature_map, path, batch_size=100, shuffle=True)
+    )
     assert not np.array_equal(mixed["item"], columns["item"])
     assert sorted(mixed["item"]) == sorted(columns["item"])
     assert all(np.allclose(mixed[name], columns[name][mixed["item"]]) for name in columns)

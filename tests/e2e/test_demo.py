@@ -29,8 +29,22 @@ def test_the_demo_shows_its_training_tuned_and_each_figure_is_the_same_everywher
     """Its terminal, its last line, the run's page, its last event and `explain`; on a Spark cluster, and with a
     torchrun agent for each rank."""
     result = subprocess.run(
-        [sys.executable, "-m", "dlrm.demo", "--out", tmp_path / "out", "--rows", "100000", "--cluster"],
-        capture_output=True, text=True, timeout=390, check=False, env={**os.environ, "TMPDIR": str(tmp_path)})
+        [
+            sys.executable,
+            "-m",
+            "dlrm.demo",
+            "--out",
+            tmp_path / "out",
+            "--rows",
+            "100000",
+            "--cluster",
+        ],
+        capture_output=True,
+        text=True,
+        timeout=390,
+        check=False,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+    )
     assert result.returncode == 0, result.stderr[-4000:]
     last = json.loads(result.stdout.splitlines()[-1])
     assert 0.5 < last["auc"] < last["bayes_auc"] < 1
@@ -50,18 +64,35 @@ def test_the_demo_shows_its_training_tuned_and_each_figure_is_the_same_everywher
     (killed,) = (one for one in end["occasions"] if "kill-worker" in one["text"])
     assert "were replaced" in killed["noticed"] or "was replaced" in killed["noticed"]
     assert last["results"] == {one["label"]: one["result"] for one in end["occasions"]}
-    assert {e["order_hash"] for e in (run.of("epoch")[0], Run.read(
-        Path(last["report_one_worker"]).parent).of("epoch")[0])} == {last["order_hash"]}
+    assert {
+        e["order_hash"]
+        for e in (
+            run.of("epoch")[0],
+            Run.read(Path(last["report_one_worker"]).parent).of("epoch")[0],
+        )
+    } == {last["order_hash"]}
     workers = sorted((tmp_path / "out" / "cluster").glob("*worker.Worker.log"))
     assert [log.read_text().count("Asked to launch executor") for log in workers] == [1, 1]
-    for sentence in ("torchrun --nnodes=2 --nproc-per-node=1", "the local engine: the same fingerprint",
-                     "One worker a stage: waiting for input",
-                     "of the way from chance", last["report"], "--tuning shadow"):
+    for sentence in (
+        "torchrun --nnodes=2 --nproc-per-node=1",
+        "the local engine: the same fingerprint",
+        "One worker a stage: waiting for input",
+        "of the way from chance",
+        last["report"],
+        "--tuning shadow",
+    ):
         assert sentence in result.stderr
 
 
-@pytest.mark.parametrize(("told", "there"), [('openjdk version "17.0.2" 2022', True), ('java version "21"', True),
-                                             ('openjdk version "1.8.0_302"', False), ("Segmentation fault", False)])
+@pytest.mark.parametrize(
+    ("told", "there"),
+    [
+        ('openjdk version "17.0.2" 2022', True),
+        ('java version "21"', True),
+        ('openjdk version "1.8.0_302"', False),
+        ("Segmentation fault", False),
+    ],
+)
 def test_java_counts_from_version_17_on(tmp_path, monkeypatch, told, there):
     (tmp_path / "bin").mkdir()
     java = tmp_path / "bin" / "java"
@@ -80,8 +111,13 @@ def test_a_cluster_without_java_is_refused_before_anything_is_made(tmp_path, mon
 
 def test_the_demo_never_empties_a_folder_that_is_not_its_own(tmp_path):
     (tmp_path / "precious").write_text("mine")
-    result = subprocess.run([sys.executable, "-m", "dlrm.demo", "--out", tmp_path], capture_output=True, text=True,
-                            timeout=120, check=False)
+    result = subprocess.run(
+        [sys.executable, "-m", "dlrm.demo", "--out", tmp_path],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
     assert result.returncode == 2
     assert "not made by the demo" in result.stderr
     assert (tmp_path / "precious").read_text() == "mine"
@@ -89,9 +125,12 @@ def test_the_demo_never_empties_a_folder_that_is_not_its_own(tmp_path):
 
 @pytest.mark.timeout(300)
 def test_who_asks_it_to_end_ends_what_it_started(tmp_path):
-    process = subprocess.Popen([sys.executable, "-m", "dlrm.demo", "--out", tmp_path / "out", "--rows", "5000000"],
-                               stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-                               env={**os.environ, "TMPDIR": str(tmp_path)})
+    process = subprocess.Popen(
+        [sys.executable, "-m", "dlrm.demo", "--out", tmp_path / "out", "--rows", "5000000"],
+        stderr=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+    )
     try:
         while not (children := psutil.Process(process.pid).children(recursive=True)):
             assert process.poll() is None
@@ -105,17 +144,34 @@ def test_who_asks_it_to_end_ends_what_it_started(tmp_path):
 @pytest.mark.timeout(300)
 def test_an_interrupt_leaves_nothing_running(tmp_path):
     """In the middle of the Spark step, when its cluster is up: the demo's own log says when that has begun."""
-    process = subprocess.Popen([sys.executable, "-m", "dlrm.demo", "--out", tmp_path / "out", "--rows", "20000",
-                                "--cluster"],
-                               stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True,
-                               env={**os.environ, "TMPDIR": str(tmp_path)})
+    process = subprocess.Popen(
+        [
+            sys.executable,
+            "-m",
+            "dlrm.demo",
+            "--out",
+            tmp_path / "out",
+            "--rows",
+            "20000",
+            "--cluster",
+        ],
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+    )
     with process.stderr as lines:
         try:
             for line in lines:
                 if "spark-submit" in line:
                     break
             children = psutil.Process(process.pid).children(recursive=True)
-            assert len([child for child in children if "spark.deploy" in processes.command_line(child)]) >= 3
+            assert (
+                len(
+                    [child for child in children if "spark.deploy" in processes.command_line(child)]
+                )
+                >= 3
+            )
         finally:
             os.kill(process.pid, signal.SIGINT)
             assert process.wait(60) == 130

@@ -20,21 +20,48 @@ RANKS = 2
 
 
 def _knobs(levels):
-    return {"workers": {"read": 1, **({"levels": levels} if levels else {})}, "backend": {}, "fused": [],
-            "read_ahead_bytes": 2**20, "prefetch_bytes": 2**20}
+    return {
+        "workers": {"read": 1, **({"levels": levels} if levels else {})},
+        "backend": {},
+        "fused": [],
+        "read_ahead_bytes": 2**20,
+        "prefetch_bytes": 2**20,
+    }
 
 
 def _drawn(path, came, after, waiting, decides=False):
     """A run that looks once a second: 10 k rows a second a rank, which fall to 1 k when the new columns come and are
     `after` from the fifth second on."""
-    looks = [{"at": float(at), "kind": "loader", "rows": 1, "rows_per_s": rate, "stall": stall, "away": 0.0,
-              "stages": {}, "knobs": _knobs(at > came)}
-             for at in range(1, came + 31)
-             for rate, stall in [(1e4, 0.0) if at <= came else (1e3, 0.9) if at < came + 5 else (after, waiting)]]
-    events = [{"at": came + 0.5, "kind": "follow", "before": 0, "after": 1, "dense_added": ["I7", "I8"]}]
+    looks = [
+        {
+            "at": float(at),
+            "kind": "loader",
+            "rows": 1,
+            "rows_per_s": rate,
+            "stall": stall,
+            "away": 0.0,
+            "stages": {},
+            "knobs": _knobs(at > came),
+        }
+        for at in range(1, came + 31)
+        for rate, stall in [
+            (1e4, 0.0) if at <= came else (1e3, 0.9) if at < came + 5 else (after, waiting)
+        ]
+    ]
+    events = [
+        {"at": came + 0.5, "kind": "follow", "before": 0, "after": 1, "dense_added": ["I7", "I8"]}
+    ]
     if decides:
-        events.append({"at": came + 3.0, "kind": "decision", "sequence": 1, "before": _knobs(1), "after": _knobs(4),
-                       "reason": {"text": "levels is the bottleneck"}})
+        events.append(
+            {
+                "at": came + 3.0,
+                "kind": "decision",
+                "sequence": 1,
+                "before": _knobs(1),
+                "after": _knobs(4),
+                "reason": {"text": "levels is the bottleneck"},
+            }
+        )
     path.mkdir()
     (path / "config.json").write_text(json.dumps({"kind": "train", "ranks": RANKS}))
     (path / "events.jsonl").write_text("".join(json.dumps(one) + "\n" for one in events))
@@ -45,26 +72,42 @@ def _drawn(path, came, after, waiting, decides=False):
 @pytest.fixture
 def page(tmp_path):
     """The page of two runs that take the new columns up at different times, and its figures."""
-    return compared(_drawn(tmp_path / "agent", 20, 9e3, 0.01, decides=True), _drawn(tmp_path / "frozen", 5, 2e3, 0.7))
+    return compared(
+        _drawn(tmp_path / "agent", 20, 9e3, 0.01, decides=True),
+        _drawn(tmp_path / "frozen", 5, 2e3, 0.7),
+    )
 
 
 def test_the_page_shows_both_runs_from_the_change_on_and_its_figures_are_those_of_the_curves(page):
     text, found = page
-    assert found["headline"] == ("4.5 times the rows with the agent after new columns came (4 k → 18 k rows/s), "
-                                 "waiting for input 70 % → 1.0 %.")
+    assert found["headline"] == (
+        "4.5 times the rows with the agent after new columns came (4 k → 18 k rows/s), "
+        "waiting for input 70 % → 1.0 %."
+    )
     assert found["headline"] in text
     assert not re.search(r"""(src|href)=["']?https?:""", text), "the page must open offline"
-    moments, chart = map(json.loads, re.findall(r'application/json" class="\w*">(.*?)</script>', text))
+    moments, chart = map(
+        json.loads, re.findall(r'application/json" class="\w*">(.*?)</script>', text)
+    )
     rates, waiting = chart["panels"]
     for panel, field in ((rates, "rows_per_s"), (waiting, "waiting")):
-        assert [(one["name"], one["colour"]) for one in panel["series"]] == [(AGENT, 0), (FROZEN, 1)]
-        for one, figures in zip(panel["series"], (found["with_agent"], found["without"]), strict=True):
+        assert [(one["name"], one["colour"]) for one in panel["series"]] == [
+            (AGENT, 0),
+            (FROZEN, 1),
+        ]
+        for one, figures in zip(
+            panel["series"], (found["with_agent"], found["without"]), strict=True
+        ):
             assert one["value"][-1] == pytest.approx(figures[field])
     (change,), (decision,) = moments["bands"], moments["decisions"]
     assert change["from"] == 5.5, "as much as the shorter run has before it"
     assert decision["at"] - change["from"] == 2.5
     for one in rates["series"]:
-        fallen = [value for at, value in zip(one["at"], one["value"], strict=True) if 0 < at - change["from"] < 4]
+        fallen = [
+            value
+            for at, value in zip(one["at"], one["value"], strict=True)
+            if 0 < at - change["from"] < 4
+        ]
         assert set(fallen) == {RANKS * 1e3}
         assert max(one["at"]) <= chart["end"]
     assert text.count(AGENT) == 1 + 2 + 1, "the key, each panel, and the table"
@@ -72,7 +115,9 @@ def test_the_page_shows_both_runs_from_the_change_on_and_its_figures_are_those_o
 
 def test_a_run_that_ended_too_soon_is_said_to_say_nothing(tmp_path):
     tuned, frozen = (_drawn(tmp_path / name, 5, 2e3, 0.7) for name in ("agent", "frozen"))
-    tuned = Run(path=tuned.path, config=tuned.config, events=tuned.events, metrics=tuned.metrics[:8])
+    tuned = Run(
+        path=tuned.path, config=tuned.config, events=tuned.events, metrics=tuned.metrics[:8]
+    )
     assert compared(tuned, frozen)[1]["headline"].startswith("Too little was measured")
 
 
@@ -93,15 +138,33 @@ def test_nothing_overlaps_on_the_page(tmp_path, page, width):
 @pytest.mark.timeout(600)
 def test_two_trainings_take_up_new_columns_and_one_page_tells_of_both(tmp_path):
     result = subprocess.run(
-        [sys.executable, "-m", "dlrm.demo.schema_change", "--out", tmp_path / "out", "--rows", "30000", "--seconds",
-         "2"], capture_output=True, text=True, timeout=590, check=False, env={**os.environ, "TMPDIR": str(tmp_path)})
+        [
+            sys.executable,
+            "-m",
+            "dlrm.demo.schema_change",
+            "--out",
+            tmp_path / "out",
+            "--rows",
+            "30000",
+            "--seconds",
+            "2",
+        ],
+        capture_output=True,
+        text=True,
+        timeout=590,
+        check=False,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+    )
     assert result.returncode == 0, result.stderr[-4000:]
     last = json.loads(result.stdout.splitlines()[-1])
     page = Path(last["report"]).read_text()
     for name in ("agent", "frozen"):
         (followed,) = Run.read(tmp_path / "out" / f"run-{name}").of("follow")
         assert followed["dense_added"] == ["I7", "I8", "I9", "I10", "I11", "I12", "I13"]
-    knobs = {json.dumps(look["knobs"]["workers"]) for look in Run.read(tmp_path / "out" / "run-frozen").of("loader")}
+    knobs = {
+        json.dumps(look["knobs"]["workers"])
+        for look in Run.read(tmp_path / "out" / "run-frozen").of("loader")
+    }
     assert len(knobs) == 2, "the new stage came with one worker, and nothing was turned"
     assert not Run.read(tmp_path / "out" / "run-frozen").of("decision")
     assert page.count("version 1 of the table was taken up") >= 2

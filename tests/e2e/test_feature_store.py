@@ -61,8 +61,11 @@ ops = [{op = "split", separator = " "}, {op = "hash", size = 1000}]
 def lines(rows: int, first: int = 0) -> str:
     """Rows of few users at few times, so that many agree in both; `spent` is the row's number."""
     draw = random.Random(first)
-    return "".join(f"u{draw.randrange(USERS)}\t{draw.randrange(200) / 4}\t{first + n}\t{draw.randrange(2)}\tw{n}\t"
-                   f"{' '.join('abc'[:draw.randrange(4)])}\n" for n in range(rows))
+    return "".join(
+        f"u{draw.randrange(USERS)}\t{draw.randrange(200) / 4}\t{first + n}\t{draw.randrange(2)}\tw{n}\t"
+        f"{' '.join('abc'[: draw.randrange(4)])}\n"
+        for n in range(rows)
+    )
 
 
 @pytest.fixture(scope="module")
@@ -89,14 +92,21 @@ def test_values_as_of_a_time_are_those_of_a_plain_search(made, rows, before):
     found = store.as_of(keys, pa.array(times, pa.float64()), before=before).to_pylist()
     seen = 0
     for key, time, row in zip(keys, times, found, strict=True):
-        known = [r["at"] for r in rows if time is not None and r["user"] == key
-                 and (r["at"] < time if before else r["at"] <= time)]
+        known = [
+            r["at"]
+            for r in rows
+            if time is not None
+            and r["user"] == key
+            and (r["at"] < time if before else r["at"] <= time)
+        ]
         seen += bool(known)
         if not known:
             assert row == dict.fromkeys(row)
         else:
             assert row["at"] == max(known)
-            assert row["spent"] in [r["spent"] for r in rows if (r["user"], r["at"]) == (key, row["at"])]
+            assert row["spent"] in [
+                r["spent"] for r in rows if (r["user"], r["at"]) == (key, row["at"])
+            ]
     assert 300 < seen < 500
 
 
@@ -106,11 +116,17 @@ def test_no_row_sees_its_own_future(made, rows, tmp_path):
     store = FeatureStore.open(made)
     users, times = [r["user"] for r in rows], [r["at"] for r in rows]
     whole = store.as_of(users, times, before=True)
-    later = [row["at"] is not None and row["at"] >= time for row, time in zip(whole.to_pylist(), times, strict=True)]
+    later = [
+        row["at"] is not None and row["at"] >= time
+        for row, time in zip(whole.to_pylist(), times, strict=True)
+    ]
     assert not any(later)
     assert whole["at"].null_count < len(rows) / 10
     moment = 20.0
-    raw = [line.split("\t") for line in (lines(ROWS) + lines(ROWS // 10, ROWS)).splitlines(keepends=True)]
+    raw = [
+        line.split("\t")
+        for line in (lines(ROWS) + lines(ROWS // 10, ROWS)).splitlines(keepends=True)
+    ]
     (tmp_path / "past.tsv").write_text("".join("\t".join(r) for r in raw if float(r[1]) < moment))
     jobs.run(None, tmp_path / "past", tmp_path / "past.tsv", text=SPEC)
     past = FeatureStore.open(tmp_path / "past")
@@ -121,7 +137,9 @@ def test_no_row_sees_its_own_future(made, rows, tmp_path):
     assert now["at"] == then["at"]
     moments = Counter(zip(users, times, strict=True))
     # Of several rows of one user and moment, which comes last is a matter of how files are cut.
-    alone = [moments[user, row["at"]] == 1 for user, row in zip(asked, now.to_pylist(), strict=True)]
+    alone = [
+        moments[user, row["at"]] == 1 for user, row in zip(asked, now.to_pylist(), strict=True)
+    ]
     assert now.filter(alone) == then.filter(alone)
     assert sum(alone) > 1
 
@@ -140,7 +158,11 @@ def test_the_newest_values_of_a_key(made, rows):
     with pytest.raises(KeyError):
         store["nobody"]
     found = store.newest(["nobody", "u1", None]).to_pylist()
-    assert found == [dict.fromkeys(store.values.column_names), store["u1"], dict.fromkeys(store.values.column_names)]
+    assert found == [
+        dict.fromkeys(store.values.column_names),
+        store["u1"],
+        dict.fromkeys(store.values.column_names),
+    ]
     first = FeatureStore.open(made, 0)
     assert max(first.values["spent"].to_pylist()) < ROWS <= max(store.values["spent"].to_pylist())
 
@@ -149,13 +171,24 @@ def test_a_table_without_a_key_or_a_time_is_refused_by_name(made, tmp_path):
     with pytest.raises(TableError, match=r"'spent' is no column of role key .there are: user"):
         FeatureStore.open(made, key="spent")
     (tmp_path / "rows.tsv").write_text(lines(50))
-    jobs.run(None, tmp_path / "t", tmp_path / "rows.tsv", text=SPEC.replace(
-        'role = "time"', 'role = "dense"\nops = [{op = "fill", value = 0}]'))
-    with pytest.raises(TableError, match=r'needs one column of role time, .* none: add one to the spec .role = "time"'):
+    jobs.run(
+        None,
+        tmp_path / "t",
+        tmp_path / "rows.tsv",
+        text=SPEC.replace('role = "time"', 'role = "dense"\nops = [{op = "fill", value = 0}]'),
+    )
+    with pytest.raises(
+        TableError,
+        match=r'needs one column of role time, .* none: add one to the spec .role = "time"',
+    ):
         FeatureStore.open(tmp_path / "t")
     store = FeatureStore.open(made)
     with pytest.raises(ValueError, match="2 keys, but 1 times"):
         store.as_of(["u1", "u2"], [1.0])
-    with pytest.raises(ValueError, match=r"times: are timestamp.*; give numbers as the table's times are"):
+    with pytest.raises(
+        ValueError, match=r"times: are timestamp.*; give numbers as the table's times are"
+    ):
         store.as_of(["u1"], np.array(["2026-01-01"], "M8[s]"))
-    assert store.as_of(["u1"], [2**60 + 1]).to_pylist() == [store["u1"]], "more digits than a float has"
+    assert store.as_of(["u1"], [2**60 + 1]).to_pylist() == [store["u1"]], (
+        "more digits than a float has"
+    )

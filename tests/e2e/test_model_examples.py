@@ -33,7 +33,10 @@ def test_a_score_is_made_of_each_rows_own_gradient(example):
     compact, clicks = example("compact_network"), example("clicks")
     torch.manual_seed(1)
     rows = 6
-    dense, ids = torch.randn(rows, clicks.NUMBERS), torch.randint(clicks.IDS, (clicks.COLUMNS, rows))
+    dense, ids = (
+        torch.randn(rows, clicks.NUMBERS),
+        torch.randint(clicks.IDS, (clicks.COLUMNS, rows)),
+    )
     clicked = torch.tensor([1.0, 0, 1, 0, 0, 1])
     for kind in compact.KINDS:
         model = compact.Candidate(kind, 2, (4,)).model(0)
@@ -42,7 +45,10 @@ def test_a_score_is_made_of_each_rows_own_gradient(example):
         names = [name for name, _ in model.named_parameters()]
         jacobian = torch.autograd.functional.jacobian(
             lambda *given, model=model, names=names: torch.func.functional_call(
-                model, dict(zip(names, given, strict=True)), (dense, ids)), tuple(weights))
+                model, dict(zip(names, given, strict=True)), (dense, ids)
+            ),
+            tuple(weights),
+        )
         each = torch.cat([part.flatten(1) for part in jacobian], 1).double()
         middle = each - each.mean(0)
         kernel, beyond = middle @ middle.T, (clicked - clicked.mean()).double()
@@ -57,14 +63,20 @@ def test_orders_are_compared_and_ranks_are_averaged(example):
     assert compact.kendall([1, 2, 3], [30, 20, 10]) == -1
     assert compact.kendall([1, 2, 3], [10, 30, 20]) == pytest.approx(1 / 3)
     one = dict.fromkeys(compact.PARTS, 0.0)
-    assert compact.scored([one, {**one, "fit": 1.0}, {**one, "fit": 2.0, "saliency": 5.0}]) == [0, 0.25, 1.0]
+    assert compact.scored([one, {**one, "fit": 1.0}, {**one, "fit": 2.0, "saliency": 5.0}]) == [
+        0,
+        0.25,
+        1.0,
+    ]
     assert len(set(compact.candidates(30, 0))) == 30
 
 
 def test_a_student_learns_half_from_clicks_and_half_from_its_teacher(example):
     transfer = example("transfer")
     teacher, student = transfer.fresh(0), transfer.fresh(0, 2)
-    assert sum(p.numel() for p in student.parameters()) < 0.55 * sum(p.numel() for p in teacher.parameters())
+    assert sum(p.numel() for p in student.parameters()) < 0.55 * sum(
+        p.numel() for p in teacher.parameters()
+    )
     dense, ids = torch.randn(4, 4), torch.randint(100, (8, 4))
     logits, clicks = torch.zeros(4, requires_grad=True), torch.tensor([1.0, 0, 1, 0])
     transfer.taught_by(teacher)(logits, clicks, dense, ids).backward()
@@ -72,11 +84,21 @@ def test_a_student_learns_half_from_clicks_and_half_from_its_teacher(example):
     assert torch.allclose(logits.grad, (0.5 - wanted) / 4)
 
 
-def test_a_checkpoint_that_moves_to_another_shop_is_ahead_of_a_model_that_begins_there(example, tmp_path, monkeypatch):
+def test_a_checkpoint_that_moves_to_another_shop_is_ahead_of_a_model_that_begins_there(
+    example, tmp_path, monkeypatch
+):
     transfer, clicks = example("transfer"), example("clicks")
     monkeypatch.setattr(transfer, "RATES", (0.03,))
-    data, shops = {}, (("here", 20_000, 1, {}), *((name, 1000, seed, {"shop": 1, "drift": 0.1}) for name, seed in
-                                                  (("train", 2), ("held out", 3), ("test", 4))))
+    data, shops = (
+        {},
+        (
+            ("here", 20_000, 1, {}),
+            *(
+                (name, 1000, seed, {"shop": 1, "drift": 0.1})
+                for name, seed in (("train", 2), ("held out", 3), ("test", 4))
+            ),
+        ),
+    )
     for name, rows, seed, other in shops:
         true = clicks.planted_clicks(tmp_path / name, rows, seed=seed, **other)
         data[name] = clicks.batches_of(tmp_path / name)
@@ -100,7 +122,10 @@ def test_the_planted_structure_of_sessions_is_found(example, tmp_path, monkeypat
             before.append(torch.tensor([0] * (sessions.LONGEST - place) + items[:place]))
             then.append(items[place])
     rows, cut = sessions.Sessions(torch.stack(before), torch.tensor(then)), len(then) * 4 // 5
-    train, test = sessions.Sessions(*(each[:cut] for each in rows)), sessions.Sessions(*(each[cut:] for each in rows))
+    train, test = (
+        sessions.Sessions(*(each[:cut] for each in rows)),
+        sessions.Sessions(*(each[cut:] for each in rows)),
+    )
     popular, after, _ = sessions.counted(train, 61)
     assert int(popular.sum()) == cut
     successors = sessions.successors_of_all()
@@ -126,9 +151,15 @@ def test_a_cut_tower_learns_what_the_whole_one_does(example, tmp_path):
     devices.alone(whole, batches)
     for cut in range(1, len(whole)):
         layers, there, back = devices.layers_of(16, 3), Queue(), Queue()
-        first = devices.Part(layers[:cut], True, there.put, lambda shape, back=back: back.get(timeout=60))
-        second = devices.Part(layers[cut:], False, back.put, lambda shape, there=there: there.get(timeout=60).clone())
-        other = threading.Thread(target=lambda second=second: [second.step(batch, 4, 16) for batch in batches])
+        first = devices.Part(
+            layers[:cut], True, there.put, lambda shape, back=back: back.get(timeout=60)
+        )
+        second = devices.Part(
+            layers[cut:], False, back.put, lambda shape, there=there: there.get(timeout=60).clone()
+        )
+        other = threading.Thread(
+            target=lambda second=second: [second.step(batch, 4, 16) for batch in batches]
+        )
         other.start()
         for batch in batches:
             first.step(batch, 4, 16)
@@ -136,17 +167,30 @@ def test_a_cut_tower_learns_what_the_whole_one_does(example, tmp_path):
         for one, cut_one in zip(whole, layers, strict=True):
             for weight, same in zip(one.parameters(), cut_one.parameters(), strict=True):
                 assert torch.allclose(weight, same, rtol=0, atol=1e-6)
-        assert not torch.equal(layers[-1].weight, devices.layers_of(16, 3)[-1].weight), "something was learned"
+        assert not torch.equal(layers[-1].weight, devices.layers_of(16, 3)[-1].weight), (
+            "something was learned"
+        )
 
 
-@pytest.mark.parametrize(("costs", "cut", "micro_batches", "seconds"), [
-    ([(1, 1), (1, 1)], 1, 1, 4),  # nothing to do meanwhile
-    ([(1, 1), (1, 1)], 1, 2, 6),  # forwards at 1 and 2; the second device done at 3 and 5; backwards at 4 and 6
-    ([(1, 2), (3, 3)], 1, 3, 21),  # the second device is never without work from 1 to 19
-    ([(2, 4), (1, 0)], 1, 3, 18)])  # the first one never
+@pytest.mark.parametrize(
+    ("costs", "cut", "micro_batches", "seconds"),
+    [
+        ([(1, 1), (1, 1)], 1, 1, 4),  # nothing to do meanwhile
+        (
+            [(1, 1), (1, 1)],
+            1,
+            2,
+            6,
+        ),  # forwards at 1 and 2; the second device done at 3 and 5; backwards at 4 and 6
+        ([(1, 2), (3, 3)], 1, 3, 21),  # the second device is never without work from 1 to 19
+        ([(2, 4), (1, 0)], 1, 3, 18),
+    ],
+)  # the first one never
 def test_a_steps_length_follows_from_its_parts(example, costs, cut, micro_batches, seconds):
     devices = example("two_devices")
-    assert devices.step_seconds([devices.Cost(*one) for one in costs], cut, micro_batches) == seconds
+    assert (
+        devices.step_seconds([devices.Cost(*one) for one in costs], cut, micro_batches) == seconds
+    )
 
 
 def test_every_example_is_short_and_says_what_it_does(repo):

@@ -34,25 +34,54 @@ def blocks(language: str, page: str = "README.md") -> list[str]:
 
 
 def commands() -> list[str]:
-    lines = "\n".join([*blocks("sh"), *blocks("sh", "docs/spark-cluster.md")]).replace("\\\n", " ").splitlines()
-    return [line.split("  #")[0].strip() for line in lines if line.strip() and not line.startswith("#")]
+    lines = (
+        "\n".join([*blocks("sh"), *blocks("sh", "docs/spark-cluster.md")])
+        .replace("\\\n", " ")
+        .splitlines()
+    )
+    return [
+        line.split("  #")[0].strip() for line in lines if line.strip() and not line.startswith("#")
+    ]
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory) -> Path:
     """A folder that looks like the checkout, with raw logs beside it."""
     here = tmp_path_factory.mktemp("readme")
-    for name in ("sluice", "setup.py", "etl", "ingest", "agent", "dlrm", "features", "spark-defaults.conf", "Makefile",
-                 ".ci", ".venv",
-                 "pyproject.toml", "requirements.lock", "requirements-dev.lock"):
+    for name in (
+        "sluice",
+        "setup.py",
+        "etl",
+        "ingest",
+        "agent",
+        "dlrm",
+        "features",
+        "spark-defaults.conf",
+        "Makefile",
+        ".ci",
+        ".venv",
+        "pyproject.toml",
+        "requirements.lock",
+        "requirements-dev.lock",
+    ):
         (here / name).symlink_to(ROOT / name)
     (here / "tmp").mkdir()
     synth = f"-m etl synth --rows {ROWS} --seed 3 --days 3 --out logs"
     (here / "clicks").mkdir()
     ids = np.arange(3000)
-    pq.write_table(pa.table({"clicked": (ids % 2).astype(np.int8), "price": (ids / 7).astype(np.float32),
-                             "item": ids % 50}), here / "clicks" / "part-0.parquet")
-    subprocess.run([sys.executable, *synth.split()], cwd=here, check=True, capture_output=True, timeout=120)
+    pq.write_table(
+        pa.table(
+            {
+                "clicked": (ids % 2).astype(np.int8),
+                "price": (ids / 7).astype(np.float32),
+                "item": ids % 50,
+            }
+        ),
+        here / "clicks" / "part-0.parquet",
+    )
+    subprocess.run(
+        [sys.executable, *synth.split()], cwd=here, check=True, capture_output=True, timeout=120
+    )
     return here
 
 
@@ -68,9 +97,13 @@ def spark_master(place):
 def small(command: str, master: str) -> list[str]:
     """The README's command with this machine's places, few rows, few seconds."""
     words = shlex.split(command)
-    here = {"spark://HOST:7077": master, "/shared/table": "shared-table", "spark.driver.host=DRIVER":
-            "spark.driver.host=127.0.0.1", "spark.driver.bindAddress=0.0.0.0": "spark.driver.bindAddress=127.0.0.1",
-            "spark.pyspark.python=python3": f"spark.pyspark.python={sys.executable}"}
+    here = {
+        "spark://HOST:7077": master,
+        "/shared/table": "shared-table",
+        "spark.driver.host=DRIVER": "spark.driver.host=127.0.0.1",
+        "spark.driver.bindAddress=0.0.0.0": "spark.driver.bindAddress=127.0.0.1",
+        "spark.pyspark.python=python3": f"spark.pyspark.python={sys.executable}",
+    }
     words = [here.get(w, w) for w in words]
     for flag, value in (("--seconds", "2"), ("--batch-size", "512")):
         if flag in words:
@@ -82,7 +115,9 @@ def small(command: str, master: str) -> list[str]:
 
 def started(words: list[str], place: Path, env: dict[str, str]) -> tuple[subprocess.Popen, str]:
     """A server that stays while the commands after it run, and its port."""
-    server = subprocess.Popen(words, cwd=place, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    server = subprocess.Popen(
+        words, cwd=place, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
     for line in server.stderr:
         if line.startswith("serving"):
             return server, line.split()[-1].rpartition(":")[2]
@@ -94,9 +129,13 @@ def started(words: list[str], place: Path, env: dict[str, str]) -> tuple[subproc
 def test_every_command_of_the_readme_works(place, spark_master):
     done = []
     # What `. .venv/bin/activate` does.
-    env = {**os.environ, "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}", "SPARK_LOCAL_IP": "127.0.0.1",
-           "TMPDIR": str(place / "tmp"),  # torchrun and torch leave theirs there
-           "SPARK_SUBMIT_OPTS": QUICK}
+    env = {
+        **os.environ,
+        "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
+        "SPARK_LOCAL_IP": "127.0.0.1",
+        "TMPDIR": str(place / "tmp"),  # torchrun and torch leave theirs there
+        "SPARK_SUBMIT_OPTS": QUICK,
+    }
     port, servers = "0", []  # any that is free, and that one for whoever asks the server
     for command in commands():
         if command.startswith((*BY_CI, ". .venv")):
@@ -106,9 +145,12 @@ def test_every_command_of_the_readme_works(place, spark_master):
             server, port = started(words[:-1], place, env)
             servers.append(server)
             continue
-        result = subprocess.run(words, cwd=place, capture_output=True, text=True, timeout=240, check=False,
-                                env=env)
-        assert result.returncode == 0, f"{command}\n{result.stdout[-1000:]}\n{result.stderr[-4000:]}"
+        result = subprocess.run(
+            words, cwd=place, capture_output=True, text=True, timeout=240, check=False, env=env
+        )
+        assert result.returncode == 0, (
+            f"{command}\n{result.stdout[-1000:]}\n{result.stderr[-4000:]}"
+        )
         if not command.startswith("make"):
             assert json.loads(result.stdout.strip().splitlines()[-1]), command
         if command.startswith("curl"):
@@ -120,15 +162,24 @@ def test_every_command_of_the_readme_works(place, spark_master):
         assert json.loads(out.strip().splitlines()[-1])["statuses"] == {"200": 1}
     assert len(done) >= 10
     assert any("--py-files" in c for c in done)
-    assert not [p for p in psutil.Process().children(recursive=True)
-                if processes.alive(p) and "dlrm" in processes.command_line(p)]
+    assert not [
+        p
+        for p in psutil.Process().children(recursive=True)
+        if processes.alive(p) and "dlrm" in processes.command_line(p)
+    ]
 
 
 @pytest.mark.slow
 def test_every_python_example_of_the_readme_works(place):
     for block in blocks("python"):
-        result = subprocess.run([sys.executable, "-c", block.replace("8192", "512")], cwd=place, capture_output=True,
-                                text=True, timeout=120, check=False)
+        result = subprocess.run(
+            [sys.executable, "-c", block.replace("8192", "512")],
+            cwd=place,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
         assert result.returncode == 0, result.stderr
         assert result.stdout
     assert (place / "run-loader" / "report.html").exists()
@@ -139,7 +190,13 @@ def test_every_example_for_those_who_come_from_another_loader_works(place):
     """In one process: each begins with its own import."""
     examples = blocks("python", "docs/coming-from.md")
     assert len(examples) == 5
-    result = subprocess.run([sys.executable, "-c", "\n".join(examples)], cwd=place, capture_output=True, text=True,
-                            timeout=120, check=False)
+    result = subprocess.run(
+        [sys.executable, "-c", "\n".join(examples)],
+        cwd=place,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
     assert result.returncode == 0, result.stderr
     assert len(result.stdout.splitlines()) == len(examples)

@@ -17,25 +17,54 @@ from sluice.etl.spec.spec import Spec
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-SMALL = ("--width", "8", "--dense-layers", "16", "--over-layers", "16", "--batch-size", "512", "--epochs", "1",
-         "--evals", "1")
+SMALL = (
+    "--width",
+    "8",
+    "--dense-layers",
+    "16",
+    "--over-layers",
+    "16",
+    "--batch-size",
+    "512",
+    "--epochs",
+    "1",
+    "--evals",
+    "1",
+)
 
 
 def recipe(name: str, lines: Path, out: Path, *words: str, **environment: str) -> dict:
     (out / "tmp").mkdir(parents=True)
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     result = subprocess.run(
-        ["sh", ROOT / "examples" / "recipes" / name, lines, out, *SMALL, *words], cwd=ROOT, capture_output=True,
-        text=True, timeout=300, check=False,
-        env={**os.environ, "PATH": path, "SPARK_LOCAL_IP": "127.0.0.1", "RANKS": "1", "OMP_NUM_THREADS": "1",
-             "TMPDIR": str(out / "tmp"), **environment})
+        ["sh", ROOT / "examples" / "recipes" / name, lines, out, *SMALL, *words],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+        env={
+            **os.environ,
+            "PATH": path,
+            "SPARK_LOCAL_IP": "127.0.0.1",
+            "RANKS": "1",
+            "OMP_NUM_THREADS": "1",
+            "TMPDIR": str(out / "tmp"),
+            **environment,
+        },
+    )
     assert result.returncode == 0, result.stderr[-3000:]
     return json.loads(result.stdout.strip().splitlines()[-1])
 
 
 def synthetic(*words: object) -> None:
-    subprocess.run([sys.executable, "-m", "etl", "synth", "--rows", "20000", "--seed", "1", *map(str, words)], cwd=ROOT,
-                   check=True, capture_output=True, timeout=60)
+    subprocess.run(
+        [sys.executable, "-m", "etl", "synth", "--rows", "20000", "--seed", "1", *map(str, words)],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+        timeout=60,
+    )
 
 
 @pytest.mark.slow
@@ -46,8 +75,15 @@ def test_terabyte_from_days_to_an_auc(tmp_path):
     spec = tmp_path / "spec.toml"  # the same columns, without the 20 GB tables of the five largest
     text = (ROOT / "features" / "criteo_terabyte.toml").read_text()
     spec.write_text(text.replace("size = 40000000", "size = 4000").replace("4194304", "8192"))
-    found = recipe("criteo_terabyte.sh", tmp_path / "days", tmp_path / "out", "--cross-rank", "4", LAST="1",
-                   SPEC=str(spec))
+    found = recipe(
+        "criteo_terabyte.sh",
+        tmp_path / "days",
+        tmp_path / "out",
+        "--cross-rank",
+        "4",
+        LAST="1",
+        SPEC=str(spec),
+    )
     assert found["rows"] == 5000  # the second half of the last day
     assert found["auc"] > 0.55
 

@@ -86,19 +86,43 @@ def test_a_trial_that_fails_costs_no_search(search, tmp_path):
     states = [trial.state.name for trial in found.study.trials]
     assert states[0] == "FAIL"
     assert "FAIL" not in states[1:]
-    assert "WAITING" not in [trial.state.name for trial in search.Search(tmp_path, [], seed=1, auc=None).study.trials]
+    assert "WAITING" not in [
+        trial.state.name for trial in search.Search(tmp_path, [], seed=1, auc=None).study.trials
+    ]
 
 
 def test_a_real_trial_pauses_twice_and_goes_on(search, tmp_path, monkeypatch):
     small_table(tmp_path / "table", rows=4000, values=20, files=2, row_group_rows=512)
     monkeypatch.setattr(search, "SPACE", {"lr": [0.05]})
-    found = search.main(["--data", str(tmp_path / "table"), "--out", str(tmp_path / "out"), "--trials", "1", "--",
-                         "--width", "8", "--dense-layers", "16", "--over-layers", "16", "--batch-size", "128",
-                         "--log-every", "1"])
+    found = search.main(
+        [
+            "--data",
+            str(tmp_path / "table"),
+            "--out",
+            str(tmp_path / "out"),
+            "--trials",
+            "1",
+            "--",
+            "--width",
+            "8",
+            "--dense-layers",
+            "16",
+            "--over-layers",
+            "16",
+            "--batch-size",
+            "128",
+            "--log-every",
+            "1",
+        ]
+    )
     assert (found["trials"], found["settings"], found["reached"]) == (1, {"lr": 0.05}, False)
     assert found["auc"] > 0.5
     (folder,) = (path for path in (tmp_path / "out").iterdir() if path.is_dir())
     aucs = search.aucs_of(folder)
     assert (len(aucs), max(aucs)) == (END, found["auc"])
-    ends = [json.loads(line) for line in folder.with_suffix(".log").read_text().splitlines() if line.startswith("{")]
+    ends = [
+        json.loads(line)
+        for line in folder.with_suffix(".log").read_text().splitlines()
+        if line.startswith("{")
+    ]
     assert [end["stopped"] for end in ends] == [True, True, False]

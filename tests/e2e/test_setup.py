@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 TOOLS = ("bash", "dirname", "id", "sed", "grep", "cat", "sha256sum", "cut", "rm", "env")
-JAVA_17 = 'echo \'openjdk version "17.0.1" 2021-10-19\' >&2'
+JAVA_17 = "echo 'openjdk version \"17.0.1\" 2021-10-19' >&2"
 
 
 @pytest.fixture
@@ -18,7 +18,13 @@ def machine(tmp_path, repo):
     """A checkout on a bare machine: a few tools on the path, no apt, no Java, no Python unless a test adds them."""
     home = tmp_path / "checkout"
     (home / ".ci").mkdir(parents=True)
-    for name in (".ci/setup", "pyproject.toml", "setup.py", "requirements.lock", "requirements-dev.lock"):
+    for name in (
+        ".ci/setup",
+        "pyproject.toml",
+        "setup.py",
+        "requirements.lock",
+        "requirements-dev.lock",
+    ):
         shutil.copy(repo / name, home / name)
     tools = tmp_path / "bin"
     tools.mkdir()
@@ -34,13 +40,28 @@ def add(home: Path, name: str, script: str) -> None:
 
 
 def set_up(home: Path) -> subprocess.CompletedProcess:
-    return subprocess.run(["bash", ".ci/setup"], cwd=home, capture_output=True, text=True, check=False, timeout=60,
-                          env={"PATH": str(home.parent / "bin"), "HOME": os.environ.get("HOME", "/")})
+    return subprocess.run(
+        ["bash", ".ci/setup"],
+        cwd=home,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+        env={"PATH": str(home.parent / "bin"), "HOME": os.environ.get("HOME", "/")},
+    )
 
 
-@pytest.mark.parametrize(("version", "found"), [(None, "none"), ('openjdk version "11.0.2" 2019-01-15', "11"),
-                                                ('java version "1.8.0_202"', "1")])
-def test_without_a_java_that_spark_can_use_it_says_what_to_install_and_goes_on(machine, version, found):
+@pytest.mark.parametrize(
+    ("version", "found"),
+    [
+        (None, "none"),
+        ('openjdk version "11.0.2" 2019-01-15', "11"),
+        ('java version "1.8.0_202"', "1"),
+    ],
+)
+def test_without_a_java_that_spark_can_use_it_says_what_to_install_and_goes_on(
+    machine, version, found
+):
     """Up to the next thing that is missing, a Python: what needs no Spark needs no Java."""
     if version:
         add(machine, "java", f"echo '{version}' >&2")
@@ -61,10 +82,14 @@ def test_without_a_new_enough_python_it_says_what_to_install(machine):
 
 def test_a_failed_download_leaves_no_stamp_so_the_next_call_goes_on(machine):
     add(machine, "java", JAVA_17)
-    add(machine, "python3.11", """
+    add(
+        machine,
+        "python3.11",
+        """
 case "$*" in
   *"-m venv"*) mkdir -p .venv/bin && printf '#!/bin/bash\\nexit 1\\n' > .venv/bin/python && chmod +x .venv/bin/python;;
-esac""")
+esac""",
+    )
     for tool in ("mkdir", "chmod"):
         (machine.parent / "bin" / tool).symlink_to(shutil.which(tool))
     assert set_up(machine).returncode != 0
@@ -74,8 +99,14 @@ esac""")
 def stamp(home: Path) -> None:
     """As if set-up had been there."""
     of = "requirements.lock requirements-dev.lock pyproject.toml setup.py .ci/setup"
-    key = subprocess.run(f"cat {of} | sha256sum | cut -c1-16",
-                         shell=True, cwd=home, capture_output=True, text=True, check=True).stdout
+    key = subprocess.run(
+        f"cat {of} | sha256sum | cut -c1-16",
+        shell=True,
+        cwd=home,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
     (home / ".venv/.stamp").write_text(key)
 
 
@@ -103,7 +134,10 @@ def test_spark_of_the_environment_is_told_once_how_to_start(machine, repo):
     conf = machine / ".venv/lib/python3.11/site-packages/pyspark/conf"
     conf.parent.mkdir(parents=True)
     (machine / ".venv/bin").mkdir()
-    for name, script in (("python", "true"), ("spark-submit", 'echo called >> calls\ntouch "${SPARK_SUBMIT_OPTS#*=}"')):
+    for name, script in (
+        ("python", "true"),
+        ("spark-submit", 'echo called >> calls\ntouch "${SPARK_SUBMIT_OPTS#*=}"'),
+    ):
         (machine / ".venv/bin" / name).write_text(f"#!/bin/bash\n{script}\n")
         (machine / ".venv/bin" / name).chmod(0o755)
     for name in (".ci/spark-env.sh", "etl/log4j2.properties"):
@@ -113,8 +147,12 @@ def test_spark_of_the_environment_is_told_once_how_to_start(machine, repo):
     for _ in range(2):
         assert set_up(machine).returncode == 0
     assert (machine / "calls").read_text() == "called\n"
-    assert sorted(path.name for path in conf.iterdir()) == ["log4j2.properties", "spark-env.sh", "spark.jsa",
-                                                           "spark.jsa.java"]
+    assert sorted(path.name for path in conf.iterdir()) == [
+        "log4j2.properties",
+        "spark-env.sh",
+        "spark.jsa",
+        "spark.jsa.java",
+    ]
     (machine / ".ci/spark-env.sh").write_text("# another")
     (conf / "spark.jsa.java").write_text("another")
     (machine / ".venv/bin/spark-submit").write_text("#!/bin/bash\nexit 1\n")
@@ -124,22 +162,38 @@ def test_spark_of_the_environment_is_told_once_how_to_start(machine, repo):
     assert "having Java note down" not in set_up(machine).stderr
 
 
-def test_sparks_own_start_loses_the_module_that_java_warns_of_and_nothing_else_changes(repo, tmp_path):
-    script = '''
+def test_sparks_own_start_loses_the_module_that_java_warns_of_and_nothing_else_changes(
+    repo, tmp_path
+):
+    script = """
 set -a; . "$1"; set +a
 bash -c 'type -t exec; echo "$SPARK_CONF_DIR $SPARK_SUBMIT_OPTS"'
 exec printf "<%s>" a "b c" --add-modules=jdk.incubator.vector -Dx=y
-'''
+"""
+
     def started() -> list[str]:
-        done = subprocess.run(["bash", "-c", script, "bash", repo / ".ci/spark-env.sh"], capture_output=True, text=True,
-                              check=True, env={"PATH": os.environ["PATH"], "SPARK_CONF_DIR": str(tmp_path),
-                                               "SPARK_SUBMIT_OPTS": "-Xmine"})
+        done = subprocess.run(
+            ["bash", "-c", script, "bash", repo / ".ci/spark-env.sh"],
+            capture_output=True,
+            text=True,
+            check=True,
+            env={
+                "PATH": os.environ["PATH"],
+                "SPARK_CONF_DIR": str(tmp_path),
+                "SPARK_SUBMIT_OPTS": "-Xmine",
+            },
+        )
         return done.stdout.splitlines()
 
     kind, settings, words = started()
     assert (kind, words) == ("builtin", "<a><b c><-Dx=y>")
-    assert settings == f"{tmp_path}/none -Dlog4j2.configurationFile={tmp_path}/log4j2.properties -Xmine"
+    assert (
+        settings
+        == f"{tmp_path}/none -Dlog4j2.configurationFile={tmp_path}/log4j2.properties -Xmine"
+    )
     (tmp_path / "spark.jsa").touch()
     assert f"-XX:SharedArchiveFile={tmp_path}/spark.jsa " in started()[1]
-    (tmp_path / "spark-defaults.conf").touch()  # somebody's settings: Spark must find them on its class path
+    (
+        tmp_path / "spark-defaults.conf"
+    ).touch()  # somebody's settings: Spark must find them on its class path
     assert started()[1].startswith(f"{tmp_path} -Dlog4j2")

@@ -30,14 +30,28 @@ def session() -> Any:
     from sluice.etl.spark.session import DEFAULTS, ROOT
 
     conf = SparkConf().setMaster("local[2]").setAppName("tests").setAll(list(DEFAULTS.items()))
-    conf.setAll([("spark.driver.host", "127.0.0.1"), ("spark.driver.bindAddress", "127.0.0.1"),
-                 ("spark.executorEnv.PYTHONPATH", str(ROOT)), ("spark.sql.shuffle.partitions", "2"),
-                 ("spark.python.daemon.module", "sluice.etl.spark.processes.daemon"),
-                 ("spark.ui.showConsoleProgress", "false"), ("spark.pyspark.python", sys.executable),
-                 # What is short-lived is compiled quickly rather than well.
-                 ("spark.driver.extraJavaOptions", " ".join([
-                     f"-Dlog4j2.configurationFile={ROOT}/etl/log4j2.properties", "-XX:TieredStopAtLevel=1",
-                     "-XX:+UseSerialGC"]))])
+    conf.setAll(
+        [
+            ("spark.driver.host", "127.0.0.1"),
+            ("spark.driver.bindAddress", "127.0.0.1"),
+            ("spark.executorEnv.PYTHONPATH", str(ROOT)),
+            ("spark.sql.shuffle.partitions", "2"),
+            ("spark.python.daemon.module", "sluice.etl.spark.processes.daemon"),
+            ("spark.ui.showConsoleProgress", "false"),
+            ("spark.pyspark.python", sys.executable),
+            # What is short-lived is compiled quickly rather than well.
+            (
+                "spark.driver.extraJavaOptions",
+                " ".join(
+                    [
+                        f"-Dlog4j2.configurationFile={ROOT}/etl/log4j2.properties",
+                        "-XX:TieredStopAtLevel=1",
+                        "-XX:+UseSerialGC",
+                    ]
+                ),
+            ),
+        ]
+    )
     os.environ["PYSPARK_PYTHON"] = sys.executable
     return SparkSession.builder.config(conf=conf).getOrCreate()
 
@@ -69,8 +83,12 @@ def on(spark, job: Job, said: Said | None = None) -> Result:
     return job.run(LocalEngine(job, progress, threads=2))
 
 
-def run(spark, output: Path, *inputs: object, text: str, said: Said | None = None, **options: object) -> Result:
-    job = Job(spec=Spec.own(text), inputs=tuple(map(str, inputs)), store=TableStore(output), **options)
+def run(
+    spark, output: Path, *inputs: object, text: str, said: Said | None = None, **options: object
+) -> Result:
+    job = Job(
+        spec=Spec.own(text), inputs=tuple(map(str, inputs)), store=TableStore(output), **options
+    )
     return on(spark, job, said)
 
 

@@ -48,15 +48,22 @@ MOMENT = "labels of the same moment, or later ones"
 
 
 def column(name: str, ops: str, source: str = "", role: str = "dense") -> str:
-    return (f'[[column]]\nname = "{name}"\nrole = "{role}"\nops = [{ops}]\n'
-            + (f"from = [{source}]\n" if source else ""))
+    return f'[[column]]\nname = "{name}"\nrole = "{role}"\nops = [{ops}]\n' + (
+        f"from = [{source}]\n" if source else ""
+    )
 
 
 def rows(seed: int = 0, count: int = ROWS) -> pa.Table:
     draw = np.random.default_rng(seed)
-    return pa.table({"click": draw.integers(0, 2, count), "user": [f"u{n}" for n in draw.integers(0, 20, count)],
-                     "item": [f"i{n}" for n in draw.integers(0, 9, count)],
-                     "at": draw.integers(0, 100, count).astype(float), "price": draw.random(count)})
+    return pa.table(
+        {
+            "click": draw.integers(0, 2, count),
+            "user": [f"u{n}" for n in draw.integers(0, 20, count)],
+            "item": [f"i{n}" for n in draw.integers(0, 9, count)],
+            "at": draw.integers(0, 100, count).astype(float),
+            "price": draw.random(count),
+        }
+    )
 
 
 @pytest.fixture
@@ -66,7 +73,9 @@ def file(tmp_path):
 
 
 def engine(spark=None):
-    return partial(LocalEngine if spark is None else partial(SparkEngine, spark), progress=JobProgress(Said()))
+    return partial(
+        LocalEngine if spark is None else partial(SparkEngine, spark), progress=JobProgress(Said())
+    )
 
 
 def audited(text: str, file: str, spark=None, flips: int = 20):
@@ -79,15 +88,24 @@ def found(audit) -> set[tuple[str, str, str]]:
     return {(leak.column, leak.operator, leak.holds) for leak in audit.leaks}
 
 
-CLEAN = column("user", '{op = "target"}') + column("price", '{op = "fill_mean"}, {op = "standardise"}') + column(
-    "item", '{op = "categorify"}', role="sparse") + column("mean", '{op = "group"}, {op = "fill"}', '"user", "price"')
+CLEAN = (
+    column("user", '{op = "target"}')
+    + column("price", '{op = "fill_mean"}, {op = "standardise"}')
+    + column("item", '{op = "categorify"}', role="sparse")
+    + column("mean", '{op = "group"}, {op = "fill"}', '"user", "price"')
+)
 
 
 @pytest.mark.parametrize("table", [BY_HASH, BY_TIME])
 def test_a_table_without_leaks_is_said_to_have_none(table, file):
     past = table == BY_TIME
-    text = HEAD % table + (CLEAN.replace('"target"', '"target", past = true').replace('"group"', '"group", past = true')
-                           if past else CLEAN)
+    text = HEAD % table + (
+        CLEAN.replace('"target"', '"target", past = true').replace(
+            '"group"', '"group", past = true'
+        )
+        if past
+        else CLEAN
+    )
     audit = audited(text, file)
     assert audit.leaks == []
     assert (audit.rows, audit.table_rows) == (ROWS, ROWS)
@@ -113,9 +131,13 @@ class Eager(Target):
 
     def apply(self, column, state):
         value, label, times = column.flatten()
-        later = pa.array(np.nextafter(times.to_numpy(zero_copy_only=False), np.inf), mask=times.is_null().to_numpy(
-            zero_copy_only=False))
-        return super().apply(pa.StructArray.from_arrays([value, label, later], ["value", *self.needs]), state)
+        later = pa.array(
+            np.nextafter(times.to_numpy(zero_copy_only=False), np.inf),
+            mask=times.is_null().to_numpy(zero_copy_only=False),
+        )
+        return super().apply(
+            pa.StructArray.from_arrays([value, label, later], ["value", *self.needs]), state
+        )
 
 
 class Prophet(Target):
@@ -125,13 +147,17 @@ class Prophet(Target):
 
     def apply(self, column, state):
         value, label, times = column.flatten()
-        return super().apply(pa.StructArray.from_arrays([value, label, pc.add(times, 10.0)], ["value", *self.needs]),
-                             state)
+        return super().apply(
+            pa.StructArray.from_arrays([value, label, pc.add(times, 10.0)], ["value", *self.needs]),
+            state,
+        )
 
 
 def test_a_rows_own_label_is_found_in_a_target_encoding_without_folds(file, monkeypatch):
     monkeypatch.setitem(ops.OPERATORS, "whole", Whole)
-    audit = audited(HEAD % BY_HASH + column("user", '{op = "whole"}') + column("price", '{op = "fill"}'), file)
+    audit = audited(
+        HEAD % BY_HASH + column("user", '{op = "whole"}') + column("price", '{op = "fill"}'), file
+    )
     assert found(audit) == {("user", "whole", "its own label")}
     leak = audit.leaks[0]
     there = rows().slice(leak.line - 1, 1).to_pylist()[0]
@@ -140,10 +166,16 @@ def test_a_rows_own_label_is_found_in_a_target_encoding_without_folds(file, monk
     assert "--refit" in leak.text
 
 
-@pytest.mark.parametrize(("name", "kind", "holds"), [
-    ("eager", Eager, {"its own label", MOMENT}),
-    ("prophet", Prophet, {"its own label", MOMENT, "rows of later moments"})])
-def test_an_encoding_that_sees_its_own_moment_or_later_ones_is_found(name, kind, holds, file, monkeypatch):
+@pytest.mark.parametrize(
+    ("name", "kind", "holds"),
+    [
+        ("eager", Eager, {"its own label", MOMENT}),
+        ("prophet", Prophet, {"its own label", MOMENT, "rows of later moments"}),
+    ],
+)
+def test_an_encoding_that_sees_its_own_moment_or_later_ones_is_found(
+    name, kind, holds, file, monkeypatch
+):
     monkeypatch.setitem(ops.OPERATORS, name, kind)
     audit = audited(HEAD % BY_TIME + column("user", f'{{op = "{name}", past = true}}'), file)
     assert found(audit) == {("user", name, one) for one in holds}
@@ -154,19 +186,32 @@ def test_a_state_that_is_learned_from_test_rows_is_found(file, monkeypatch):
         return columns, counts.row_keys(columns, spec) if keys is None else keys
 
     monkeypatch.setattr(counts, "_training", everything)
-    audit = audited(HEAD % BY_HASH + column("price", '{op = "standardise"}, {op = "fill"}') + column(
-        "user", '{op = "categorify"}', role="sparse"), file)
+    audit = audited(
+        HEAD % BY_HASH
+        + column("price", '{op = "standardise"}, {op = "fill"}')
+        + column("user", '{op = "categorify"}', role="sparse"),
+        file,
+    )
     assert ("price", "standardise", "rows of split 'test'") in found(audit)
     assert ("user", "categorify", "rows of split 'test'") in found(audit)
 
 
 def test_a_column_made_of_the_label_is_found_also_through_a_users_function(file):
-    text = HEAD % BY_HASH + column("copy", '{op = "fill"}', '"click"') + column(
-        "mixed", '{op = "python", function = "tests.etl.test_audit:mixed", inputs = ["number", "number"], '
-        'output = "number"}, {op = "fill"}', '"price", "click"')
-    assert found(audited(text, file)) == {(name, by, holds) for name, by in (
-        ("copy", LABEL), ("mixed", "tests.etl.test_audit:mixed"))
-        for holds in ("its own label", "its own label, with all flipped at once")}
+    text = (
+        HEAD % BY_HASH
+        + column("copy", '{op = "fill"}', '"click"')
+        + column(
+            "mixed",
+            '{op = "python", function = "tests.etl.test_audit:mixed", inputs = ["number", "number"], '
+            'output = "number"}, {op = "fill"}',
+            '"price", "click"',
+        )
+    )
+    assert found(audited(text, file)) == {
+        (name, by, holds)
+        for name, by in (("copy", LABEL), ("mixed", "tests.etl.test_audit:mixed"))
+        for holds in ("its own label", "its own label, with all flipped at once")
+    }
 
 
 def mixed(price: pa.Array, click: pa.Array) -> pa.Array:
@@ -174,8 +219,12 @@ def mixed(price: pa.Array, click: pa.Array) -> pa.Array:
 
 
 def test_only_allowed_code_runs_in_an_audit_of_a_table(file, tmp_path):
-    text = HEAD % BY_HASH + column("twice", '{op = "python", function = "tests.etl.test_audit:mixed", '
-                                   'inputs = ["number", "number"], output = "number"}, {op = "fill"}', '"price", "at"')
+    text = HEAD % BY_HASH + column(
+        "twice",
+        '{op = "python", function = "tests.etl.test_audit:mixed", '
+        'inputs = ["number", "number"], output = "number"}, {op = "fill"}',
+        '"price", "at"',
+    )
     run(None, tmp_path / "table", file, text=text)
     with pytest.raises(ops.OperatorError, match=r"--allow-code tests\.etl\.test_audit"):
         audit_table(FeatureTable.open(tmp_path / "table"), [file], engine())
@@ -185,18 +234,27 @@ def test_only_allowed_code_runs_in_an_audit_of_a_table(file, tmp_path):
 
 # ---- tables with a history of versions
 
-def test_sums_that_are_kept_while_folds_are_drawn_anew_are_found_in_the_table(tmp_path, monkeypatch):
+
+def test_sums_that_are_kept_while_folds_are_drawn_anew_are_found_in_the_table(
+    tmp_path, monkeypatch
+):
     """A fault that is planted: a job keeps the sums of folds, and a key that is named later moves the folds."""
     monkeypatch.setattr(Spec, "learned_from_labels", {}, raising=False)
     text = HEAD % BY_TIME + column("user", '{op = "target"}')
     first = text.replace('key = ["user", "item", "at"]', "")
-    then = text.replace('"price:float"', '"price:float", "more:int"') + column("more", '{op = "fill"}')
+    then = text.replace('"price:float"', '"price:float", "more:int"') + column(
+        "more", '{op = "fill"}'
+    )
     pq.write_table(rows(), tmp_path / "first.parquet")
-    pq.write_table(rows().append_column("more", pa.array(np.arange(ROWS) % 7)), tmp_path / "then.parquet")
+    pq.write_table(
+        rows().append_column("more", pa.array(np.arange(ROWS) % 7)), tmp_path / "then.parquet"
+    )
     out, files = tmp_path / "table", [str(tmp_path / "then.parquet")]
     run(None, out, tmp_path / "first.parquet", text=first)
     run(None, out, *files, text=then, mode="overwrite", update_state=True)
-    assert ("user", "target", "its own label") in found(audit_table(FeatureTable.open(out), files, engine()))
+    assert ("user", "target", "its own label") in found(
+        audit_table(FeatureTable.open(out), files, engine())
+    )
     run(None, out, *files, text=then, mode="overwrite", refit=True)
     assert audit_table(FeatureTable.open(out), files, engine()).leaks == []
 
@@ -206,7 +264,10 @@ def test_each_row_is_held_against_what_its_own_version_learned(tmp_path):
     text = HEAD % BY_HASH + CLEAN
     pq.write_table(rows(1), tmp_path / "one.parquet")
     pq.write_table(rows(2), tmp_path / "two.parquet")
-    out, both = tmp_path / "table", [str(tmp_path / name) for name in ("one.parquet", "two.parquet")]
+    out, both = (
+        tmp_path / "table",
+        [str(tmp_path / name) for name in ("one.parquet", "two.parquet")],
+    )
     run(None, out, both[0], text=text)
     run(None, out, both[1], text=text, mode="append", update_state=True)
     audit = audit_table(FeatureTable.open(out), both, engine(), flips=5)
@@ -219,8 +280,15 @@ def test_rows_that_were_learned_from_and_then_rejected_are_learned_from_again(tm
     huge = rows().to_pylist()
     huge[3]["price"] = 1e18
     pq.write_table(pa.Table.from_pylist(huge, rows().schema), tmp_path / "rows.parquet")
-    text = HEAD % BY_HASH + column("user", '{op = "target"}') + column(
-        "sum", '{op = "group", of = "sum"}, {op = "scale", by = 1e-30}, {op = "fill"}', '"user", "price"')
+    text = (
+        HEAD % BY_HASH
+        + column("user", '{op = "target"}')
+        + column(
+            "sum",
+            '{op = "group", of = "sum"}, {op = "scale", by = 1e-30}, {op = "fill"}',
+            '"user", "price"',
+        )
+    )
     audit = audited(text, str(tmp_path / "rows.parquet"))
     assert audit.leaks == []
     assert 0 < audit.rows < ROWS - 1
@@ -229,16 +297,25 @@ def test_rows_that_were_learned_from_and_then_rejected_are_learned_from_again(tm
 def test_of_a_table_that_the_input_does_not_make_nothing_is_said(file, tmp_path):
     pq.write_table(rows().slice(0, 300), tmp_path / "some.parquet")
     run(None, tmp_path / "table", file, text=HEAD % BY_HASH + column("user", '{op = "target"}'))
-    with pytest.raises(InputError, match="what target of column 'user' learned cannot be learned again"):
-        audit_table(FeatureTable.open(tmp_path / "table"), [str(tmp_path / "some.parquet")], engine())
+    with pytest.raises(
+        InputError, match="what target of column 'user' learned cannot be learned again"
+    ):
+        audit_table(
+            FeatureTable.open(tmp_path / "table"), [str(tmp_path / "some.parquet")], engine()
+        )
     run(None, tmp_path / "plain", file, text=HEAD % BY_HASH + column("price", '{op = "fill"}'))
     with pytest.raises(InputError, match="only 300 of 400 rows can be recomputed"):
-        audit_table(FeatureTable.open(tmp_path / "plain"), [str(tmp_path / "some.parquet")], engine())
+        audit_table(
+            FeatureTable.open(tmp_path / "plain"), [str(tmp_path / "some.parquet")], engine()
+        )
 
 
 # ---- the command
 
-def test_the_command_ends_with_2_where_it_finds_a_leak_and_names_it(file, tmp_path, monkeypatch, capsys):
+
+def test_the_command_ends_with_2_where_it_finds_a_leak_and_names_it(
+    file, tmp_path, monkeypatch, capsys
+):
     def run_audit(name: str, ops: str) -> int:
         (tmp_path / name).write_text(HEAD % BY_HASH + column("user", ops))
         with pytest.raises(SystemExit) as end:
@@ -252,15 +329,22 @@ def test_the_command_ends_with_2_where_it_finds_a_leak_and_names_it(file, tmp_pa
     assert "no leaks" in said.err
     assert run_audit("leaky.toml", '{op = "whole"}') == 2
     said = capsys.readouterr()
-    assert [(leak["column"], leak["operator"]) for leak in json.loads(said.out)["leaks"]] == [("user", "whole")]
+    assert [(leak["column"], leak["operator"]) for leak in json.loads(said.out)["leaks"]] == [
+        ("user", "whole")
+    ]
     assert "leak: column 'user', whole: it holds its own label" in said.err
 
 
 # ---- rows that meet other rows
 
+
 @pytest.mark.spark
-@pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")  # pyspark 4.1 leaves them to the collector
-def test_joins_and_lags_that_see_a_label_or_what_comes_later_are_found(spark, tmp_path, monkeypatch):
+@pytest.mark.filterwarnings(
+    "ignore:unclosed <socket:ResourceWarning"
+)  # pyspark 4.1 leaves them to the collector
+def test_joins_and_lags_that_see_a_label_or_what_comes_later_are_found(
+    spark, tmp_path, monkeypatch
+):
     from pyspark.sql import Window
     from pyspark.sql import functions as sql
 
@@ -277,18 +361,39 @@ def test_joins_and_lags_that_see_a_label_or_what_comes_later_are_found(spark, tm
     monkeypatch.setattr(joins, "_history", lag)
     monkeypatch.setattr(joins, "_join", join)
     side = tmp_path / "side.parquet"
-    pq.write_table(pa.table({"user": [f"u{n}" for n in draw.integers(0, 20, 200)], "age": draw.integers(0, 90, 200),
-                             "since": draw.integers(0, 100, 200).astype(float)}), side)
+    pq.write_table(
+        pa.table(
+            {
+                "user": [f"u{n}" for n in draw.integers(0, 20, 200)],
+                "age": draw.integers(0, 90, 200),
+                "since": draw.integers(0, 100, 200).astype(float),
+            }
+        ),
+        side,
+    )
     pq.write_table(rows(), tmp_path / "rows.parquet")
-    lags = "".join(f'[[lag]]\nname = "{name}"\nof = "{of}"\nby = "user"\norder = "at"\n'
-                   for name, of in (("tied", "price"), ("seen", "click"), ("ahead", "price")))
-    text = HEAD % BY_TIME + lags + (
-        f'[[join]]\npath = "{side}"\non = ["user"]\ncolumns = ["age:int"]\ntime = "at"\ntheir_time = "since"\n'
-        ) + "".join(column(name, '{op = "fill"}') for name in ("tied", "seen", "ahead", "age", "price"))
+    lags = "".join(
+        f'[[lag]]\nname = "{name}"\nof = "{of}"\nby = "user"\norder = "at"\n'
+        for name, of in (("tied", "price"), ("seen", "click"), ("ahead", "price"))
+    )
+    text = (
+        HEAD % BY_TIME
+        + lags
+        + (
+            f'[[join]]\npath = "{side}"\non = ["user"]\ncolumns = ["age:int"]\ntime = "at"\ntheir_time = "since"\n'
+        )
+        + "".join(
+            column(name, '{op = "fill"}') for name in ("tied", "seen", "ahead", "age", "price")
+        )
+    )
     seen = found(audited(text, str(tmp_path / "rows.parquet"), spark, flips=5))
     later = "rows of later moments"
-    assert {("tied", "[[lag]] tied", MOMENT), ("seen", "[[lag]] seen", MOMENT),
-            ("ahead", "[[lag]] ahead", later), ("age", f"[[join]] {side}", later)} <= seen
+    assert {
+        ("tied", "[[lag]] tied", MOMENT),
+        ("seen", "[[lag]] seen", MOMENT),
+        ("ahead", "[[lag]] ahead", later),
+        ("age", f"[[join]] {side}", later),
+    } <= seen
     assert {name for name, _, holds in seen if holds == later} == {"ahead", "age"}
     assert "price" not in {name for name, _, _ in seen}
 

@@ -27,7 +27,10 @@ from sluice.etl.table.table import FeatureTable, TableError
 from tests.etl.jobs import rows_of, run
 
 # pyspark 4.1 leaves the sockets through which it collects to the garbage collector.
-pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")]
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"),
+]
 
 REST = """
 [table]
@@ -43,7 +46,9 @@ name = "price"
 role = "dense"
 ops = [{op = "fill", value = -1}]
 """
-PARQUET = '[input]\nformat = "parquet"\ncolumns = ["click:int", "item:text", "price:float"]\n' + REST
+PARQUET = (
+    '[input]\nformat = "parquet"\ncolumns = ["click:int", "item:text", "price:float"]\n' + REST
+)
 CSV = '[input]\nformat = "csv"\nheader = true\nmultiline = true\ncolumns = ["click:int", "item:text", "price:float"]\n'
 CSV += REST
 
@@ -56,34 +61,52 @@ def parts(folder: Path, *tables: pa.Table) -> Path:
 
 
 def table(*items: str | None, **others: pa.Array) -> pa.Table:
-    made = {"click": pa.array([1] * len(items), pa.int64()), "item": pa.array(items, pa.string()),
-            "price": pa.array([2.5] * len(items)), **others}
+    made = {
+        "click": pa.array([1] * len(items), pa.int64()),
+        "item": pa.array(items, pa.string()),
+        "price": pa.array([2.5] * len(items)),
+        **others,
+    }
     return pa.table({name: values for name, values in made.items() if values is not None})
 
 
 def test_a_parquet_file_that_lacks_a_column_is_named_or_filled_if_the_spec_says_so(spark, tmp_path):
-    for first, second in ((table("a"), table("b", price=None)), (table("b", price=None), table("a"))):
+    for first, second in (
+        (table("a"), table("b", price=None)),
+        (table("b", price=None), table("a")),
+    ):
         folder = parts(tmp_path / f"in-{first.num_columns}", first, second)
         lacking = 2 if first.num_columns == 3 else 1
-        with pytest.raises(InputError, match=rf"{lacking}\.parquet: there is no column 'price', which .*"
-                                             rf"{3 - lacking}\.parquet has; .*input\.optional"):
+        with pytest.raises(
+            InputError,
+            match=rf"{lacking}\.parquet: there is no column 'price', which .*"
+            rf"{3 - lacking}\.parquet has; .*input\.optional",
+        ):
             run(spark, tmp_path / "t", folder, text=PARQUET)
         text = PARQUET.replace('"price:float"]\n', '"price:float"]\noptional = ["price"]\n')
         out = tmp_path / f"t-{first.num_columns}"
         run(spark, out, folder, text=text)
-        assert sorted((r["item"], r["price"]) for r in rows_of(FeatureTable.open(out))) == [("a", 2.5), ("b", -1.0)]
+        assert sorted((r["item"], r["price"]) for r in rows_of(FeatureTable.open(out))) == [
+            ("a", 2.5),
+            ("b", -1.0),
+        ]
 
 
 def test_parquet_files_that_differ_in_a_type_are_named(spark, tmp_path):
     folder = parts(tmp_path / "in", table("a"), table("b", price=pa.array(["2.5"])))
-    with pytest.raises(InputError, match=r"2\.parquet: column 'price' holds string, in .*1\.parquet it holds double"):
+    with pytest.raises(
+        InputError,
+        match=r"2\.parquet: column 'price' holds string, in .*1\.parquet it holds double",
+    ):
         run(spark, tmp_path / "t", folder, text=PARQUET)
     assert not (tmp_path / "t" / "_delta_log").exists()
 
 
 @pytest.mark.parametrize("engine", ["local", "spark"])
 @pytest.mark.parametrize("kind", [pa.float64(), pa.null()])
-def test_a_column_all_null_in_one_parquet_file_is_no_more_than_missing(spark, tmp_path, engine, kind):
+def test_a_column_all_null_in_one_parquet_file_is_no_more_than_missing(
+    spark, tmp_path, engine, kind
+):
     """Also where its writer could not know its type."""
     files = table("b", price=pa.nulls(1, kind)), table("a")
     session = spark if engine == "spark" else None
@@ -104,7 +127,9 @@ def test_files_that_a_table_has_removed_are_never_read(spark, tmp_path):
     write_deltalake(tmp_path / "in" / "dl", table("a"), partition_by=["item"])
     write_deltalake(tmp_path / "in" / "dl", table("b"), mode="overwrite")
     for path in ("in", "in/dl", "in/dl/item=a", "in/dl/*", "in/*/*/*.parquet"):
-        with pytest.raises(InputError, match=rf'{tmp_path}/in/dl: this is the folder of a Delta .*format = "delta"'):
+        with pytest.raises(
+            InputError, match=rf'{tmp_path}/in/dl: this is the folder of a Delta .*format = "delta"'
+        ):
             run(spark, tmp_path / "t", tmp_path / path, text=PARQUET)
     assert not list((tmp_path / "t").rglob("*.parquet"))
     run(spark, tmp_path / "t", tmp_path / "in" / "dl", text=PARQUET.replace('"parquet"', '"delta"'))
@@ -114,19 +139,39 @@ def test_files_that_a_table_has_removed_are_never_read(spark, tmp_path):
 def test_a_quoted_field_may_hold_lines_if_the_spec_says_so(spark, tmp_path):
     folder = tmp_path / "in"
     folder.mkdir()
-    (folder / "1.csv").write_bytes(b'click,item,price\r\n1,"two\nlines, and a ""quote""",1\r\n0,\xe6\x97\xa5,\r\n'
-                                   b'1,"",7\n0,"caf\xe9",1\n1,"many",lots\n1,short\n1,a,2,long\n')
+    (folder / "1.csv").write_bytes(
+        b'click,item,price\r\n1,"two\nlines, and a ""quote""",1\r\n0,\xe6\x97\xa5,\r\n'
+        b'1,"",7\n0,"caf\xe9",1\n1,"many",lots\n1,short\n1,a,2,long\n'
+    )
     (folder / "2.csv").write_bytes(b'click,item,price\n0,"\r\n\r\n",3')
-    result = run(spark, tmp_path / "t", folder, text=CSV, max_rejects=0.9, rejects=str(tmp_path / "rejects"))
+    result = run(
+        spark, tmp_path / "t", folder, text=CSV, max_rejects=0.9, rejects=str(tmp_path / "rejects")
+    )
     got = sorted((r["item"], r["price"]) for r in rows_of(FeatureTable.open(tmp_path / "t")))
-    assert got == sorted([('two\nlines, and a "quote"', 1.0), ("日", -1.0), ("", 7.0), ("\r\n\r\n", 3.0)])
-    assert result.rejected == {"item: not UTF-8 text": 1, "price: not a number of 64 bits": 1,
-                               "wrong number of fields": 2}
-    kept = [json.loads(line) for part in (tmp_path / "rejects").glob("*.json")
-            for line in part.read_text().splitlines()]
-    assert sorted(row["raw"] for row in kept) == ["0,caf\\xe9,1", "1,a,2,long", "1,many,lots", "1,short"]
-    with pytest.raises(InputError, match=r"4 of 8 rows .*most often: wrong number of fields; for instance in "
-                                         r"file:.*/1\.csv: '1,(short|a,2,long)'"):
+    assert got == sorted(
+        [('two\nlines, and a "quote"', 1.0), ("日", -1.0), ("", 7.0), ("\r\n\r\n", 3.0)]
+    )
+    assert result.rejected == {
+        "item: not UTF-8 text": 1,
+        "price: not a number of 64 bits": 1,
+        "wrong number of fields": 2,
+    }
+    kept = [
+        json.loads(line)
+        for part in (tmp_path / "rejects").glob("*.json")
+        for line in part.read_text().splitlines()
+    ]
+    assert sorted(row["raw"] for row in kept) == [
+        "0,caf\\xe9,1",
+        "1,a,2,long",
+        "1,many,lots",
+        "1,short",
+    ]
+    with pytest.raises(
+        InputError,
+        match=r"4 of 8 rows .*most often: wrong number of fields; for instance in "
+        r"file:.*/1\.csv: '1,(short|a,2,long)'",
+    ):
         run(spark, tmp_path / "t", folder, text=CSV, max_rejects=0.1, mode="overwrite")
 
 
@@ -136,29 +181,44 @@ def test_a_million_rows_in_one_file_and_ten_in_another(spark, tmp_path):
     words = np.array([f"0\tw{i}\n" for i in range(1000)])
     (folder / "large.tsv").write_text("".join(np.tile(words, 1000).tolist()))
     (folder / "small.tsv").write_text("1\tten\n" * 10)  # lines that come twice are two rows
-    text = '[input]\ncolumns = ["click:int", "item:text"]\n' + REST[:REST.index('[[column]]\nname = "item"')] + """
+    text = (
+        '[input]\ncolumns = ["click:int", "item:text"]\n'
+        + REST[: REST.index('[[column]]\nname = "item"')]
+        + """
 [[column]]
 name = "item"
 role = "sparse"
 ops = [{op = "categorify", min_count = 5}]
 """
+    )
     text = text.replace("[table]", "[table]\nfile_rows = 300_000\nrow_group_rows = 100_000")
     result = run(spark, tmp_path / "t", folder, text=text)
     assert (result.rows_in, result.rows_out, result.files) == (1_000_010, 1_000_010, 4)
     made = FeatureTable.open(tmp_path / "t")
     assert made.state()["item/0"].num_rows == 1001
-    assert sum(pq.read_table(f.path, columns=["click"], partitioning=None)["click"].to_numpy().sum()
-               for f in made.files) == 10
+    assert (
+        sum(
+            pq.read_table(f.path, columns=["click"], partitioning=None)["click"].to_numpy().sum()
+            for f in made.files
+        )
+        == 10
+    )
 
 
 @contextmanager
 def mounted(place: Path, options: str):
     """A file system of its own, where this machine lets us make one."""
     place.mkdir()
-    done = subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(place)], capture_output=True, text=True,
-                          check=False)
+    done = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(place)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     if done.returncode:
-        pytest.skip(f"no file system can be mounted here ({done.stderr.strip()}): a real full disk is not tried")
+        pytest.skip(
+            f"no file system can be mounted here ({done.stderr.strip()}): a real full disk is not tried"
+        )
     try:
         yield
     finally:
@@ -170,10 +230,18 @@ def test_a_full_disk_is_said_in_one_line_and_publishes_nothing(spark, tmp_path, 
     """Too small for the state that is saved, or for the rows that are written."""
     path = tmp_path / "rows.parquet"
     pq.write_table(table(*np.random.default_rng(1).integers(0, 2**63, 20_000).astype(str)), path)
-    text = PARQUET.replace('role = "key"', 'role = "sparse"\nops = [{op = "categorify"}]') if size == "16k" else PARQUET
+    text = (
+        PARQUET.replace('role = "key"', 'role = "sparse"\nops = [{op = "categorify"}]')
+        if size == "16k"
+        else PARQUET
+    )
     with mounted(tmp_path / "disk", f"size={size}"):
-        with pytest.raises(JobFailure, match=r"the disk is full: make room .*nothing was published") as error, \
-                clearly():
+        with (
+            pytest.raises(
+                JobFailure, match=r"the disk is full: make room .*nothing was published"
+            ) as error,
+            clearly(),
+        ):
             run(spark, tmp_path / "disk" / "t", path, text=text)
         assert "\n" not in str(error.value)
         assert not list((tmp_path / "disk" / "t").rglob("*.parquet"))
@@ -182,8 +250,14 @@ def test_a_full_disk_is_said_in_one_line_and_publishes_nothing(spark, tmp_path, 
 
 
 def test_an_output_that_is_read_only_is_refused_before_spark_starts(tmp_path):
-    with mounted(tmp_path / "disk", "ro"), pytest.raises(StoreError, match=rf"{tmp_path}/disk/t: cannot be written "
-                                                                           r"\(Read-only file system\); make it"):
+    with (
+        mounted(tmp_path / "disk", "ro"),
+        pytest.raises(
+            StoreError,
+            match=rf"{tmp_path}/disk/t: cannot be written "
+            r"\(Read-only file system\); make it",
+        ),
+    ):
         Job(spec=Spec.parse(PARQUET), inputs=("x",), store=TableStore(tmp_path / "disk" / "t"))
 
 

@@ -15,7 +15,10 @@ from sluice.etl.synth.raw_logs import synthesize
 from tests.etl.jobs import run
 
 ROWS = 3000
-pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")]
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"),
+]
 
 
 @pytest.fixture(scope="module")
@@ -32,8 +35,13 @@ def test_pandas_and_the_loop_make_the_same_features_as_the_job(spark, work):
         out.mkdir()
         assert ARMS[name](raw, out) == ROWS
         found[name] = {"content": content(out), "scaled": 1}
-    text, split = (ROOT / "features/criteo.toml").read_text(), "split = {train = 0.8, validation = 0.1, test = 0.1}"
-    assert split in text  # the others learn from all rows, as the job does of a table that is all training
+    text, split = (
+        (ROOT / "features/criteo.toml").read_text(),
+        "split = {train = 0.8, validation = 0.1, test = 0.1}",
+    )
+    assert (
+        split in text
+    )  # the others learn from all rows, as the job does of a table that is all training
     run(spark, work / "table", raw, text=text.replace(split, "split = {train = 1.0}"))
     found["job"] = {"content": content(work / "table/data"), "scaled": 1}
     assert found["job"]["content"]["rows"] == ROWS
@@ -65,14 +73,17 @@ def test_a_measurement_is_made_once_and_kept(tmp_path):
     assert Results(tmp_path / "r").once(asked, lambda: {"s": 1.5}) == {"s": 1.5}
     assert Results(tmp_path / "r").once(dict(reversed(asked.items())), lambda: 1 / 0) == {"s": 1.5}
     assert table([{"a": 1234, "b": 0.123456}, {"a": True, "c": "x"}]) == (
-        "| a | b | c |\n| --- | --- | --- |\n| 1,234 | 0.123 |  |\n| yes |  | x |")
+        "| a | b | c |\n| --- | --- | --- |\n| 1,234 | 0.123 |  |\n| yes |  | x |"
+    )
 
 
 def test_lines_and_ratios():
     far = on_a_line([(1_000_000, 10.0), (2_000_000, 23.0), (8_000_000, 80.0)])
     assert [round(point["off the line"], 3) for point in far] == [0, 0.15, 0]
     stages = {"fitting": 1.0, "writing": 1.0}
-    pair = [{"kind": "rewrite", "seconds": 2.0, "cpu_s": 3.0}, {"kind": "job", "seconds": 5.0, "cpu_s": 6.0,
-                                                               "stages_cpu_s": stages}]
+    pair = [
+        {"kind": "rewrite", "seconds": 2.0, "cpu_s": 3.0},
+        {"kind": "job", "seconds": 5.0, "cpu_s": 6.0, "stages_cpu_s": stages},
+    ]
     assert beside(100, pair)["job / rewrite"] == 2.5
     assert beside(100, pair)["lowest"] == 50

@@ -33,7 +33,10 @@ from sluice.etl.table.table import FeatureTable
 from tests.etl.jobs import on
 
 # pyspark 4.1 leaves the sockets through which it collects to the garbage collector.
-pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")]
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"),
+]
 
 TEXT = """
 [input]
@@ -70,7 +73,9 @@ COLUMNS = ("label", "I1", "I2", "I3", *(f"C{i}" for i in range(1, 8)))
 
 
 def run(spark, output, *inputs, text=TEXT, **options):
-    job = Job(spec=Spec.parse(text), inputs=tuple(map(str, inputs)), store=TableStore(output), **options)
+    job = Job(
+        spec=Spec.parse(text), inputs=tuple(map(str, inputs)), store=TableStore(output), **options
+    )
     return on(spark, job)
 
 
@@ -95,45 +100,68 @@ def made(spark, raw, tmp_path_factory) -> FeatureTable:
 
 def content(table: FeatureTable, split: str | None = None) -> list[tuple]:
     files = table.files if split is None else table.files_of(split)
-    return [row for f in files for row in zip(*(c.to_pylist() for c in pq.read_table(f.path, partitioning=None)),
-                                              strict=True)]
+    return [
+        row
+        for f in files
+        for row in zip(
+            *(c.to_pylist() for c in pq.read_table(f.path, partitioning=None)), strict=True
+        )
+    ]
 
 
 def splits_of(raw: Path) -> tuple[np.ndarray, np.ndarray]:
     """Each line's key, and the number of its split."""
     from sluice.etl.apply.parse import InputParser
+
     spec, lines = Spec.parse(TEXT), [line + b"\n" for line in raw.read_bytes().splitlines()]
-    columns = InputParser(spec).parse(pa.record_batch([pa.array(lines, pa.binary())], ["line"])).columns
+    columns = (
+        InputParser(spec).parse(pa.record_batch([pa.array(lines, pa.binary())], ["line"])).columns
+    )
     keys = row_keys(columns, spec)
     return keys, FileAssignment.of(spec, len(lines)).split(keys, columns)
 
 
 def twin(raw: Path) -> list[tuple]:
     """Every row of the table, made one at a time from the raw lines; vocabularies from those of the training split."""
-    lines = [dict(zip(COLUMNS, line.split("\t"), strict=True)) for line in raw.read_text().splitlines()]
+    lines = [
+        dict(zip(COLUMNS, line.split("\t"), strict=True)) for line in raw.read_text().splitlines()
+    ]
     _, split = splits_of(raw)
     made = {"label": [int(line["label"]) for line in lines]}
     for i in range(1, 4):
         values = [float(line[f"I{i}"] or 0) for line in lines]
-        made[f"I{i}"] = pa.array([math.log(max(v, -2) + 3) for v in values], pa.float32()).to_pylist()
+        made[f"I{i}"] = pa.array(
+            [math.log(max(v, -2) + 3) for v in values], pa.float32()
+        ).to_pylist()
     for i in range(1, 8):
         name = f"C{i}"
         values = [line[name] or None for line in lines]
         if name == "C3":
-            made[name] = [1 if v is None else 2 + int(hash_texts(pa.array([v]))[0]) % 100 for v in values]
+            made[name] = [
+                1 if v is None else 2 + int(hash_texts(pa.array([v]))[0]) % 100 for v in values
+            ]
             continue
         least, most, oov = (1, 50, 1) if name == "C7" else (3, None, 4)
-        counted = Counter(v for v, number in zip(values, split, strict=True) if v is not None and number == 0)
-        words = sorted((w for w, n in counted.items() if n >= least), key=lambda w: (-counted[w], w.encode()))[:most]
+        counted = Counter(
+            v for v, number in zip(values, split, strict=True) if v is not None and number == 0
+        )
+        words = sorted(
+            (w for w, n in counted.items() if n >= least), key=lambda w: (-counted[w], w.encode())
+        )[:most]
         ids = {w: 2 + oov + place for place, w in enumerate(words)}
-        bucket = {v: 2 + int(hash_texts(pa.array([v]), 0x0F0F)[0]) % oov for v in values if v is not None}
+        bucket = {
+            v: 2 + int(hash_texts(pa.array([v]), 0x0F0F)[0]) % oov for v in values if v is not None
+        }
         made[name] = [1 if v is None else ids.get(v, bucket[v]) for v in values]
     return list(zip(*made.values(), strict=True))
 
 
 def test_a_job_equals_its_slow_twin_row_for_row(made, raw):
     got, want = content(made), twin(raw)
-    rounded = [sorted((row[0], *(round(x, 4) for x in row[1:4]), *row[4:]) for row in rows) for rows in (got, want)]
+    rounded = [
+        sorted((row[0], *(round(x, 4) for x in row[1:4]), *row[4:]) for row in rows)
+        for rows in (got, want)
+    ]
     assert rounded[0] == rounded[1]
 
 
@@ -172,11 +200,15 @@ def test_rows_are_where_their_keys_say(made, raw):
         assert [row[4:] for row in content(made, name)] == [row[4:] for row in by_split[number]]
 
 
-def test_the_content_does_not_depend_on_partitions_or_on_how_the_input_is_cut(spark, made, raw, tmp_path):
+def test_the_content_does_not_depend_on_partitions_or_on_how_the_input_is_cut(
+    spark, made, raw, tmp_path
+):
     lines = raw.read_bytes().splitlines(keepends=True)
     (tmp_path / "in").mkdir()
     for number in range(5):  # in another order, too
-        (tmp_path / "in" / f"{9 - number}.tsv").write_bytes(b"".join(lines[number * 400:(number + 1) * 400]))
+        (tmp_path / "in" / f"{9 - number}.tsv").write_bytes(
+            b"".join(lines[number * 400 : (number + 1) * 400])
+        )
     spark.conf.set("spark.sql.shuffle.partitions", "5")
     spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "301")
     try:
@@ -193,23 +225,36 @@ def test_the_content_does_not_depend_on_partitions_or_on_how_the_input_is_cut(sp
 def test_state_is_saved_and_an_append_keeps_every_id(spark, made, raw, tmp_path):
     run(spark, tmp_path / "t", raw)
     lines = raw.read_text().splitlines(keepends=True)
-    (tmp_path / "more.tsv").write_text("".join(lines[:500]).replace("\n", "\r\n"))  # and with other line ends
+    (tmp_path / "more.tsv").write_text(
+        "".join(lines[:500]).replace("\n", "\r\n")
+    )  # and with other line ends
     result = run(spark, tmp_path / "t", tmp_path / "more.tsv", mode="append")
     table = FeatureTable.open(tmp_path / "t")
     assert (result.version, table.rows, table.record.state, table.record.parent) == (
-        1, ROWS + 500, made.record.state, made.record.state)
+        1,
+        ROWS + 500,
+        made.record.state,
+        made.record.state,
+    )
     assert set(content(table)) == set(content(made))
     assert table.fields == made.fields
     state = table.state()
     assert state is not None
     assert state["C7/0"].num_rows == 50
-    assert state["C1/0"]["count"].to_pylist() == sorted(state["C1/0"]["count"].to_pylist(), reverse=True)
-    assert next(f for f in table.fields if f.name == "C1").cardinality == 2 + 4 + state["C1/0"].num_rows
+    assert state["C1/0"]["count"].to_pylist() == sorted(
+        state["C1/0"]["count"].to_pylist(), reverse=True
+    )
+    assert (
+        next(f for f in table.fields if f.name == "C1").cardinality
+        == 2 + 4 + state["C1/0"].num_rows
+    )
 
 
 def test_another_specs_state_is_not_reused(spark, made, raw):
     with pytest.raises(StateError, match="another spec's"):
-        run(spark, made.uri, raw, mode="append", text=TEXT.replace("min_count = 3", "min_count = 4"))
+        run(
+            spark, made.uri, raw, mode="append", text=TEXT.replace("min_count = 3", "min_count = 4")
+        )
     with pytest.raises(CommitError, match="no table to append"):
         run(spark, made.uri + "-new", raw, mode="append")
 
@@ -226,7 +271,11 @@ def broken(raw, tmp_path) -> Path:
     return path
 
 
-REASONS = {"I1: not a whole number of 64 bits": 1, "label: neither 0 nor 1": 1, "wrong number of fields": 1}
+REASONS = {
+    "I1: not a whole number of 64 bits": 1,
+    "label: neither 0 nor 1": 1,
+    "wrong number of fields": 1,
+}
 
 
 def test_rejects_are_counted_and_kept_with_file_reason_and_text(spark, broken, tmp_path):
@@ -241,8 +290,14 @@ def test_rejects_are_counted_and_kept_with_file_reason_and_text(spark, broken, t
     # The next job's replace them; but nothing goes that no job set aside.
     kept = {place: place.read_text() for place in (broken, *(tmp_path / "rejects").glob("*.json"))}
     (tmp_path / "rejects" / "notes.md").write_text("mine")
-    for place, name in ((tmp_path, "t"), (tmp_path / "rejects", "notes.md"), (broken, "broken.tsv")):
-        with pytest.raises(InputError, match=rf"--rejects {place}: holds '({name}|rejects|broken.tsv)'"):
+    for place, name in (
+        (tmp_path, "t"),
+        (tmp_path / "rejects", "notes.md"),
+        (broken, "broken.tsv"),
+    ):
+        with pytest.raises(
+            InputError, match=rf"--rejects {place}: holds '({name}|rejects|broken.tsv)'"
+        ):
             run(spark, tmp_path / "t", broken, rejects=str(place), mode="overwrite")
     assert kept == {place: place.read_text() for place in kept}
     (tmp_path / "rejects" / "notes.md").unlink()
@@ -250,7 +305,9 @@ def test_rejects_are_counted_and_kept_with_file_reason_and_text(spark, broken, t
 
 
 def test_too_many_rejects_refuse_the_job_and_publish_nothing(spark, broken, tmp_path):
-    with pytest.raises(InputError, match=r"3 of 1,000 rows are rejected, more than --max-rejects 0.002 allows"):
+    with pytest.raises(
+        InputError, match=r"3 of 1,000 rows are rejected, more than --max-rejects 0.002 allows"
+    ):
         run(spark, tmp_path / "t", broken, max_rejects=0.002)
     assert not list((tmp_path / "t").rglob("*.parquet"))
     assert not (tmp_path / "t" / "_delta_log").exists()
@@ -258,7 +315,9 @@ def test_too_many_rejects_refuse_the_job_and_publish_nothing(spark, broken, tmp_
     assert len(list(aside.iterdir())) == 1
     assert list(aside.rglob("*.json"))
     (aside / "mine.json").touch()
-    done = run(spark, tmp_path / "t", broken)  # it makes the table, and removes what the refused one left
+    done = run(
+        spark, tmp_path / "t", broken
+    )  # it makes the table, and removes what the refused one left
     job = FeatureTable.open(tmp_path / "t", done.version).record.job
     assert sorted(path.name for path in aside.iterdir()) == sorted([job, "mine.json"])
 
@@ -285,32 +344,53 @@ def test_other_formats_make_the_same_table(spark, made, raw, tmp_path, form):
     lines = [line.split("\t") for line in raw.read_text().splitlines()]
     path = tmp_path / f"clicks.{form}"
     if form == "csv":
-        with gzip.open(f"{path}.gz", "wt") as file:  # compressed, with a header, and quotes where none are needed
+        with gzip.open(
+            f"{path}.gz", "wt"
+        ) as file:  # compressed, with a header, and quotes where none are needed
             file.write(",".join(COLUMNS) + "\n")
-            file.writelines(",".join([*line[:10], line[10] and f'"{line[10]}"']) + "\n" for line in lines)
+            file.writelines(
+                ",".join([*line[:10], line[10] and f'"{line[10]}"']) + "\n" for line in lines
+            )
     elif form == "json":
-        rows = [{n: v if n[0] == "C" else int(v) for n, v in zip(COLUMNS, line, strict=True) if v} for line in lines]
+        rows = [
+            {n: v if n[0] == "C" else int(v) for n, v in zip(COLUMNS, line, strict=True) if v}
+            for line in lines
+        ]
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     else:
         columns = [[line[i] or None for line in lines] for i in range(len(COLUMNS))]
-        table = pa.table([pa.array(values).cast(pa.int32() if name[0] != "C" else pa.string())
-                          for name, values in zip(COLUMNS, columns, strict=True)], list(COLUMNS))
+        table = pa.table(
+            [
+                pa.array(values).cast(pa.int32() if name[0] != "C" else pa.string())
+                for name, values in zip(COLUMNS, columns, strict=True)
+            ],
+            list(COLUMNS),
+        )
         (write_deltalake(path, table) if form == "delta" else pq.write_table(table, path))
-    text = TEXT.replace("[input]", f'[input]\nformat = "{form}"' + ("\nheader = true" if form == "csv" else ""))
+    text = TEXT.replace(
+        "[input]", f'[input]\nformat = "{form}"' + ("\nheader = true" if form == "csv" else "")
+    )
     run(spark, tmp_path / "t", tmp_path / (path.name + ("" if form == "delta" else "*")), text=text)
     assert content(FeatureTable.open(tmp_path / "t")) == content(made)
 
 
 def test_a_job_that_was_overtaken_publishes_nothing(spark, raw, tmp_path):
     small_table(tmp_path / "t", rows=300)
-    job = Job(spec=Spec.parse(TEXT), inputs=(str(raw),), store=TableStore(tmp_path / "t"), mode="overwrite")
+    job = Job(
+        spec=Spec.parse(TEXT),
+        inputs=(str(raw),),
+        store=TableStore(tmp_path / "t"),
+        mode="overwrite",
+    )
     overtaking = small_table(tmp_path / "t", rows=200, mode="append", first=300)
     with pytest.raises(CommitConflict, match="another job published version 1"):
         on(spark, job)
     assert FeatureTable.open(tmp_path / "t").files == overtaking.files
 
 
-def test_a_failure_while_writing_leaves_the_old_version_and_no_files(spark, raw, tmp_path, monkeypatch):
+def test_a_failure_while_writing_leaves_the_old_version_and_no_files(
+    spark, raw, tmp_path, monkeypatch
+):
     old = small_table(tmp_path / "t", rows=300)
 
     def full(*_args, **_options):
@@ -326,6 +406,7 @@ def test_a_failure_while_writing_leaves_the_old_version_and_no_files(spark, raw,
 
 def test_a_place_that_cannot_be_written_is_refused_before_spark_starts(raw, tmp_path):
     from sluice.etl.table.store import StoreError
+
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(StoreError, match="cannot be written"):
         Job(spec=Spec.parse(TEXT), inputs=(str(raw),), store=TableStore(tmp_path / "file" / "t"))

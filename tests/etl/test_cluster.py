@@ -41,32 +41,75 @@ def cluster(tmp_path):
 
 @pytest.mark.timeout(600)
 def test_two_workers_of_which_one_loses_an_executor_make_what_one_process_makes_from_code_that_travels(
-        repo, cluster, tmp_path):
+    repo, cluster, tmp_path
+):
     """What the lost executor had parsed and counted is parsed again. (One process: the local engine.)"""
     subprocess.run(["make", "dist"], cwd=repo, check=True, capture_output=True, timeout=60)
     (tmp_path / "bare").mkdir()
     (tmp_path / "bare" / "sitecustomize.py").write_text(BARE.format(root=str(repo)))
     python = tmp_path / "python"
-    python.write_text(f'#!/bin/sh\nPYTHONPATH="{tmp_path}/bare:$PYTHONPATH" exec {sys.executable} "$@"\n')
+    python.write_text(
+        f'#!/bin/sh\nPYTHONPATH="{tmp_path}/bare:$PYTHONPATH" exec {sys.executable} "$@"\n'
+    )
     python.chmod(0o755)
     synthesize(tmp_path / "clicks.tsv", rows=2000, seed=2)
     bin_folder = Path(sys.executable).parent
     workers = [cluster.add_worker(), cluster.add_worker()]
-    command = [bin_folder / "spark-submit", "--properties-file", "spark-defaults.conf", "--master", cluster.url,
-               "--py-files", "build/sluice.zip", "--conf", f"spark.pyspark.driver.python={sys.executable}",
-               "--conf", f"spark.pyspark.python={python}", "--conf", "spark.executor.memory=512m",
-               "--conf", f"spark.executor.extraJavaOptions={_QUICK}", "etl/job.py", "--spec", "features/criteo.toml",
-               "--input", tmp_path / "clicks.tsv", "--output", tmp_path / "two"]
-    env = {**os.environ, "PATH": f"{bin_folder}:{os.environ['PATH']}", "SPARK_LOCAL_IP": "127.0.0.1",
-           "JAVA_TOOL_OPTIONS": _QUICK}
+    command = [
+        bin_folder / "spark-submit",
+        "--properties-file",
+        "spark-defaults.conf",
+        "--master",
+        cluster.url,
+        "--py-files",
+        "build/sluice.zip",
+        "--conf",
+        f"spark.pyspark.driver.python={sys.executable}",
+        "--conf",
+        f"spark.pyspark.python={python}",
+        "--conf",
+        "spark.executor.memory=512m",
+        "--conf",
+        f"spark.executor.extraJavaOptions={_QUICK}",
+        "etl/job.py",
+        "--spec",
+        "features/criteo.toml",
+        "--input",
+        tmp_path / "clicks.tsv",
+        "--output",
+        tmp_path / "two",
+    ]
+    env = {
+        **os.environ,
+        "PATH": f"{bin_folder}:{os.environ['PATH']}",
+        "SPARK_LOCAL_IP": "127.0.0.1",
+        "JAVA_TOOL_OPTIONS": _QUICK,
+    }
     came: list[str] = []
-    said = Submitted(subprocess.Popen([str(part) for part in command], cwd=repo, text=True, env=env,
-                                      stdout=subprocess.PIPE, stderr=subprocess.PIPE)).followed(
-        lambda line: line.startswith("writing") and not came and kill("executor", "writing", came))
+    said = Submitted(
+        subprocess.Popen(
+            [str(part) for part in command],
+            cwd=repo,
+            text=True,
+            env=env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+    ).followed(
+        lambda line: line.startswith("writing") and not came and kill("executor", "writing", came)
+    )
     assert came == ["executor killed while writing"]
     assert all("Asked to launch executor" in log.read_text() for log in workers)
-    one = run(None, tmp_path / "one", tmp_path / "clicks.tsv", text=(repo / "features/criteo.toml").read_text())
-    assert said["fingerprint"] == {"layout": one.fingerprint.layout, "vocabulary": one.fingerprint.vocabulary}
+    one = run(
+        None,
+        tmp_path / "one",
+        tmp_path / "clicks.tsv",
+        text=(repo / "features/criteo.toml").read_text(),
+    )
+    assert said["fingerprint"] == {
+        "layout": one.fingerprint.layout,
+        "vocabulary": one.fingerprint.vocabulary,
+    }
     tables = [FeatureTable.open(tmp_path / name) for name in ("one", "two")]
     assert rows_of(tables[0]) == rows_of(tables[1])  # row by row, in order
     assert tables[0].record.state == tables[1].record.state

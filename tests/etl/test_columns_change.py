@@ -10,20 +10,30 @@ from sluice.etl.table.table import FeatureTable
 from tests.etl.jobs import run
 
 # pyspark 4.1 leaves the sockets through which it collects to the garbage collector.
-pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")]
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"),
+]
 
 
 def spec(*columns: str) -> str:
     names = ", ".join(f'"{name}:text"' for name in ("a", "b", "c"))
-    made = "".join(f'\n[[column]]\nname = "{name}"\nrole = "sparse"\nops = [{{op = "categorify"}}]\n'
-                   for name in columns)
-    return (f'[input]\nformat = "parquet"\ncolumns = ["click:int", {names}]\n[table]\nsplit = {{all = 1.0}}\n'
-            f'\n[[column]]\nname = "click"\nrole = "label"\n{made}')
+    made = "".join(
+        f'\n[[column]]\nname = "{name}"\nrole = "sparse"\nops = [{{op = "categorify"}}]\n'
+        for name in columns
+    )
+    return (
+        f'[input]\nformat = "parquet"\ncolumns = ["click:int", {names}]\n[table]\nsplit = {{all = 1.0}}\n'
+        f'\n[[column]]\nname = "click"\nrole = "label"\n{made}'
+    )
 
 
 def test_what_both_specs_learn_alike_keeps_its_ids(spark, tmp_path):
     def write(name: str, **columns: str):
-        pq.write_table(pa.table({"click": [0, 1] * 3, **{n: list(v) for n, v in columns.items()}}), tmp_path / name)
+        pq.write_table(
+            pa.table({"click": [0, 1] * 3, **{n: list(v) for n, v in columns.items()}}),
+            tmp_path / name,
+        )
         return tmp_path / name
 
     def values(column: str) -> list[str]:

@@ -48,11 +48,16 @@ def ends(data: bytes) -> tuple[bytes, bytes]:
 
 def test_a_file_is_whole_only_with_its_end():
     for size in range(200):  # the mark behind the last block begins at any bit
-        data = bz2.compress(LINES[:size * 10])
+        data = bz2.compress(LINES[: size * 10])
         assert fault("a.bz2", *ends(data)) is None
         assert all(fault("a.bz2", *ends(data[:-cut])) for cut in range(1, 12) if cut < len(data))
-        assert fault("a.bz2", *ends(data + b"\n")) == "its end is missing, or something else follows it"
-    assert fault("a.bz2", *ends(bz2.compress(LINES) * 2)) is None  # as some programs write them: one after the other
+        assert (
+            fault("a.bz2", *ends(data + b"\n"))
+            == "its end is missing, or something else follows it"
+        )
+    assert (
+        fault("a.bz2", *ends(bz2.compress(LINES) * 2)) is None
+    )  # as some programs write them: one after the other
     assert fault("a.bz2", *ends(LINES)) == "it is no bzip2 file"
     assert fault("a.gz", *ends(LINES)) == "it is no gzip file"
     assert fault("a.gz", *ends(gzip.compress(LINES))) is None
@@ -61,16 +66,20 @@ def test_a_file_is_whole_only_with_its_end():
 
 
 def test_what_java_says_of_damage_names_the_file_and_what_to_do():
-    trace = ("Caused by: org.apache.spark.SparkException: [FAILED_READ_FILE.NO_HINT] Encountered error while reading "
-             "file file:///data/day_1.csv.gz.  SQLSTATE: KD001\n"
-             "Caused by: java.io.IOException: gzip stream CRC failure")
-    assert cause(trace) == ("file:///data/day_1.csv.gz: it is damaged: copy it here anew (gzip stream CRC failure); "
-                            "nothing was published")
+    trace = (
+        "Caused by: org.apache.spark.SparkException: [FAILED_READ_FILE.NO_HINT] Encountered error while reading "
+        "file file:///data/day_1.csv.gz.  SQLSTATE: KD001\n"
+        "Caused by: java.io.IOException: gzip stream CRC failure"
+    )
+    assert cause(trace) == (
+        "file:///data/day_1.csv.gz: it is damaged: copy it here anew (gzip stream CRC failure); "
+        "nothing was published"
+    )
 
 
 def test_zstandard_is_whole_only_with_the_ends_of_all_its_frames():
     def fault_of(data: bytes) -> str | None:
-        return zstd_fault(lambda start, count: data[start:start + count], len(data))
+        return zstd_fault(lambda start, count: data[start : start + count], len(data))
 
     skipped = b"\x5a\x2a\x4d\x18\x03\0\0\0abc"
     repeated = zstd(b"0" * 400_000)
@@ -78,8 +87,11 @@ def test_zstandard_is_whole_only_with_the_ends_of_all_its_frames():
         data = b"".join(frames)
         assert fault_of(data) is None
         ends = {sum(map(len, frames[:number])) for number in range(len(frames))}
-        assert [cut for cut in range(max(0, len(data) - 3000), len(data)) if fault_of(data[:cut]) is None] == \
-            sorted(ends & {*range(max(0, len(data) - 3000), len(data))})
+        assert [
+            cut
+            for cut in range(max(0, len(data) - 3000), len(data))
+            if fault_of(data[:cut]) is None
+        ] == sorted(ends & {*range(max(0, len(data) - 3000), len(data))})
         assert fault_of(data + b"more") == "something else follows its end"
     assert fault_of(LINES) == "it is no zstd file"
 
@@ -92,7 +104,9 @@ def zstd(data: bytes) -> bytes:
 
 
 @pytest.mark.spark
-@pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")  # pyspark's, of a job that failed
+@pytest.mark.filterwarnings(
+    "ignore:unclosed <socket:ResourceWarning"
+)  # pyspark's, of a job that failed
 @pytest.mark.parametrize("local", [True, False], ids=["local", "spark"])
 def test_zstandard_of_several_frames_is_read_whole_or_refused_by_name(spark, tmp_path, local):
     """Spark alone would read the frames before the one that is cut."""
@@ -105,8 +119,13 @@ def test_zstandard_of_several_frames_is_read_whole_or_refused_by_name(spark, tmp
         (tmp_path / kind / "b.csv").write_bytes(b"1,x\n")
         found = run(engine, tmp_path / f"t-{kind}", tmp_path / kind, text=TEXT)
         assert found.rows_out == (40_001 if kind == "frames" else 1)
-    bad = {"cut": frames[0] + frames[1][:-4], "head": frames[0] + frames[1][:3], "half": frames[0][:-9],
-           "behind": frames[0] + b"more\n" * 9, "none": LINES}
+    bad = {
+        "cut": frames[0] + frames[1][:-4],
+        "head": frames[0] + frames[1][:3],
+        "half": frames[0][:-9],
+        "behind": frames[0] + b"more\n" * 9,
+        "none": LINES,
+    }
     for kind, data in bad.items():
         (tmp_path / kind).mkdir()
         (tmp_path / kind / name).write_bytes(data)
@@ -117,7 +136,9 @@ def test_zstandard_of_several_frames_is_read_whole_or_refused_by_name(spark, tmp
 
 
 @pytest.mark.spark
-@pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")  # pyspark's, of a job that failed
+@pytest.mark.filterwarnings(
+    "ignore:unclosed <socket:ResourceWarning"
+)  # pyspark's, of a job that failed
 def test_a_file_that_is_cut_short_is_refused_by_name(spark, tmp_path):
     """Of bzip2 also one that ends where a block does, which Spark takes for whole."""
     data = bz2.compress(LINES * 6, 1)
@@ -125,11 +146,19 @@ def test_a_file_that_is_cut_short_is_refused_by_name(spark, tmp_path):
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "whole.csv.bz2").write_bytes(data)
     (tmp_path / "in" / "cut.csv.bz2").write_bytes(data[:middle])
-    with pytest.raises(InputError, match=r"/in/cut\.csv\.bz2: its end is missing.*copy it here anew, whole"):
+    with pytest.raises(
+        InputError, match=r"/in/cut\.csv\.bz2: its end is missing.*copy it here anew, whole"
+    ):
         run(spark, tmp_path / "t", tmp_path / "in", text=TEXT)
     (tmp_path / "in" / "cut.csv.bz2").unlink()
     (tmp_path / "in" / "cut.csv.gz").write_bytes(gzip.compress(LINES)[:-4])
-    with pytest.raises(JobFailure, match=r"/in/cut\.csv\.gz: it is cut short: copy it here anew \(.*\); nothing "
-                                           r"was published"), clearly():
+    with (
+        pytest.raises(
+            JobFailure,
+            match=r"/in/cut\.csv\.gz: it is cut short: copy it here anew \(.*\); nothing "
+            r"was published",
+        ),
+        clearly(),
+    ):
         run(spark, tmp_path / "t", tmp_path / "in", text=TEXT)
     assert not list((tmp_path / "t").rglob("*.parquet"))

@@ -21,7 +21,11 @@ MANY = Took(rows=300, seconds=5.0, cpu_s=3.0, bytes=15_000)
 def test_what_a_row_takes_is_told_from_what_a_job_takes():
     """Two seconds a job and 10 ms a row; of the memory 50 bytes a row, of which budgets end at half of the limit."""
     found = Estimate.of(FEW, MANY, share=0.1, base_bytes=1000, limit=10**9)
-    assert (found.rows, found.seconds, found.cpu_s) == (3000, pytest.approx(32.0), pytest.approx(16.5))
+    assert (found.rows, found.seconds, found.cpu_s) == (
+        3000,
+        pytest.approx(32.0),
+        pytest.approx(16.5),
+    )
     assert found.memory == 1000 + 3000 * 50
     assert Estimate.of(FEW, MANY, share=0.1, base_bytes=1000, limit=10_000).memory == 1000 + 5000
 
@@ -52,7 +56,11 @@ def test_a_sample_is_measured_and_nothing_is_left(tmp_path, monkeypatch):
     synthesize(tmp_path / "log", rows=400, seed=1)
     monkeypatch.setattr(estimate, "ROWS", 80)
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    job = Job(spec=Spec.parse(SPEC % "tsv"), inputs=(str(tmp_path / "log"),), store=TableStore(tmp_path / "t"))
+    job = Job(
+        spec=Spec.parse(SPEC % "tsv"),
+        inputs=(str(tmp_path / "log"),),
+        store=TableStore(tmp_path / "t"),
+    )
     before = {path.name for path in tmp_path.iterdir()}
     found = estimated(job)
     assert found is not None

@@ -21,7 +21,10 @@ from tests.dlrm.forks import Forks
 from tests.etl.jobs import alike, in_one_process, rows_of, run
 
 # pyspark 4.1 leaves the sockets through which it collects to the garbage collector.
-pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")]
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"),
+]
 
 
 @pytest.mark.parametrize("shape", [s for s in SHAPES if s != "criteo"])
@@ -35,8 +38,24 @@ def test_the_same_seed_makes_the_same_file(shape, tmp_path):
 def trained(forks: Forks, table: FeatureTable, *words: str) -> dict:
     """What a short run of the trainer on the table says at its end."""
     run = Path(table.uri).with_name("run")
-    done = forks.train("--run-dir", run, "--data", table.uri, "--batch-size", "128", "--epochs", "1", "--tuning",
-                       "fixed", "--dense-layers", "16", "--over-layers", "16", *words, tmp=run.parent)
+    done = forks.train(
+        "--run-dir",
+        run,
+        "--data",
+        table.uri,
+        "--batch-size",
+        "128",
+        "--epochs",
+        "1",
+        "--tuning",
+        "fixed",
+        "--dense-layers",
+        "16",
+        "--over-layers",
+        "16",
+        *words,
+        tmp=run.parent,
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])
 
@@ -50,7 +69,9 @@ def test_avazu(spark, repo, tmp_path, forks):
     assert table.check() == []
     kinds = Spec.parse(text).input.columns
     types = {name: pa.int64() if kind == "int" else pa.string() for name, kind in kinds.items()}
-    raw = pyarrow.csv.read_csv(tmp_path / "a.csv", convert_options=pyarrow.csv.ConvertOptions(column_types=types))
+    raw = pyarrow.csv.read_csv(
+        tmp_path / "a.csv", convert_options=pyarrow.csv.ConvertOptions(column_types=types)
+    )
     columns = {name: raw[name].combine_chunks() for name in raw.column_names}
     got = rows_of(table)
     alike(got, in_one_process(text, table, columns))
@@ -85,8 +106,15 @@ def test_sessions(spark, repo, tmp_path, forks):
         last[row["user"]] = row["at"]
         if row["click"]:
             earlier[row["user"]].append(row["item"])
-    kinds = {"at": pa.int64(), "since": pa.int64(), "click": pa.int64(), "price": pa.float64(),
-             "tags": pa.list_(pa.string()), "liked_tags": pa.list_(pa.string()), "clicked": pa.list_(pa.string())}
+    kinds = {
+        "at": pa.int64(),
+        "since": pa.int64(),
+        "click": pa.int64(),
+        "price": pa.float64(),
+        "tags": pa.list_(pa.string()),
+        "liked_tags": pa.list_(pa.string()),
+        "clicked": pa.list_(pa.string()),
+    }
     names = [*Spec.parse(text).input.columns, "clicked", "since"]
     columns = {n: pa.array([r.get(n) for r in rows], kinds.get(n, pa.string())) for n in names}
     table = FeatureTable.open(tmp_path / "t")
@@ -103,8 +131,22 @@ def test_sessions(spark, repo, tmp_path, forks):
     for column in users:
         changes = sum(a != b for a, b in itertools.pairwise(column))
         assert changes <= len(set(column)) + 2  # two users may share a hashed id
-    assert 0 < trained(forks, table, "--model", "dien", "--history", "clicked", "--target", "item",
-                       "--bags", "tags=mean")["auc"] < 1
+    assert (
+        0
+        < trained(
+            forks,
+            table,
+            "--model",
+            "dien",
+            "--history",
+            "clicked",
+            "--target",
+            "item",
+            "--bags",
+            "tags=mean",
+        )["auc"]
+        < 1
+    )
 
 
 def test_a_thousand_columns(spark, repo, tmp_path):
@@ -114,4 +156,7 @@ def test_a_thousand_columns(spark, repo, tmp_path):
     table = FeatureTable.open(tmp_path / "t")
     assert len(table.fields) == 1000
     raw = pq.read_table(tmp_path / "w.parquet")
-    alike(rows_of(table), in_one_process(text, table, {n: raw[n].combine_chunks() for n in raw.column_names}))
+    alike(
+        rows_of(table),
+        in_one_process(text, table, {n: raw[n].combine_chunks() for n in raw.column_names}),
+    )

@@ -20,13 +20,32 @@ def test_every_key_is_documented_and_every_example_reads(repo):
     page = (repo / "docs" / "features.md").read_text()
     prose = re.sub("```.*?```", "", page, flags=re.DOTALL)
     words = set(re.findall(r"[A-Za-z_!<>=]+", " ".join(re.findall(r"`([^`]+)`", prose))))
-    table = {f.name for kind in (Input, TableSpec) for f in dataclasses.fields(kind)} - {"split_from", "times", "marks"}
-    wanted = {*OPERATORS, *ROLE_KINDS, *FORMATS, *INPUT_TYPES, *DRIFTS, *table, *SECTIONS, "warn", "refuse",
-              *(word for f in FILTERS for word in f.split()),
-              *(f.name for op in OPERATORS.values() for f in dataclasses.fields(op))}
+    table = {f.name for kind in (Input, TableSpec) for f in dataclasses.fields(kind)} - {
+        "split_from",
+        "times",
+        "marks",
+    }
+    wanted = {
+        *OPERATORS,
+        *ROLE_KINDS,
+        *FORMATS,
+        *INPUT_TYPES,
+        *DRIFTS,
+        *table,
+        *SECTIONS,
+        "warn",
+        "refuse",
+        *(word for f in FILTERS for word in f.split()),
+        *(f.name for op in OPERATORS.values() for f in dataclasses.fields(op)),
+    }
     assert wanted - words == set()
-    rows = page[page.index("## Operators"):page.index("## `[[transform]]`")].splitlines()
-    named = {name for row in rows if row.startswith("| `") for name in re.findall(r"`(\w+)`", row.split("|")[1])}
+    rows = page[page.index("## Operators") : page.index("## `[[transform]]`")].splitlines()
+    named = {
+        name
+        for row in rows
+        if row.startswith("| `")
+        for name in re.findall(r"`(\w+)`", row.split("|")[1])
+    }
     assert named == set(OPERATORS)
     for spec in (repo / "features").glob("*.toml"):
         assert Spec.read(spec).columns
@@ -34,27 +53,46 @@ def test_every_key_is_documented_and_every_example_reads(repo):
 
 def test_the_transforms_of_the_page_are_what_a_spec_takes(repo, tmp_path, monkeypatch):
     page = (repo / "docs" / "features.md").read_text()
-    part = page[page.index("## `[[transform]]`"):page.index("## States")]
+    part = page[page.index("## `[[transform]]`") : page.index("## States")]
     text = "\n".join(re.findall(r"```toml\n(.*?)```", part, re.DOTALL))
-    spec = Spec.parse('[input]\nformat = "json"\ncolumns = ["label:int", "I1:int", "I2:int", "C1:text", "C2:text", '
-                      '"tags:texts"]\n[[column]]\nname = "label"\nrole = "label"\n'
-                      '[[column]]\nmatch = "I*"\nrole = "dense"\nops = [{op = "fill"}]\n'
-                      '[[column]]\nmatch = "C*"\nrole = "sparse"\nops = [{op = "hash", size = 8}]\n'
-                      '[[column]]\nname = "tags"\nrole = "id_list"\nops = [{op = "hash", size = 8}]\n' + text)
-    assert {key for line in part.splitlines() if line.startswith("| `")
-            for key in re.findall(r"`(\w+)`", line.split("|")[1])} == {"name", "function", "op", "ops", "inputs",
-                                                                       "outputs"}
+    spec = Spec.parse(
+        '[input]\nformat = "json"\ncolumns = ["label:int", "I1:int", "I2:int", "C1:text", "C2:text", '
+        '"tags:texts"]\n[[column]]\nname = "label"\nrole = "label"\n'
+        '[[column]]\nmatch = "I*"\nrole = "dense"\nops = [{op = "fill"}]\n'
+        '[[column]]\nmatch = "C*"\nrole = "sparse"\nops = [{op = "hash", size = 8}]\n'
+        '[[column]]\nname = "tags"\nrole = "id_list"\nops = [{op = "hash", size = 8}]\n' + text
+    )
+    assert {
+        key
+        for line in part.splitlines()
+        if line.startswith("| `")
+        for key in re.findall(r"`(\w+)`", line.split("|")[1])
+    } == {"name", "function", "op", "ops", "inputs", "outputs"}
     sizes = {c.name: 10 for c in spec.columns if c.role in ("sparse", "id_list")}
     stored = spec.fields(sizes, {"tags": (0, 2.0, 4)})
     monkeypatch.chdir(tmp_path)
     np.save("vectors.npy", np.arange(20, dtype=np.float32).reshape(10, 2))
     built_in = tuple(one for one in spec.transforms if one.ops)
     assert len(built_in) == 6
-    columns = {"I1": np.array([1, 2], np.float32), "I2": np.array([0, 3], np.float32),
-               "C1": np.array([2, 3], np.int32), "C2": np.array([9, 4], np.int32),
-               "tags": np.array([2, 3, 2], np.int32), "tags.lengths": np.array([1, 2], np.int32)}
-    found = ColumnTransforms(bound(built_in, stored, NOTHING), transformed(stored, built_in))(columns, 2)
+    columns = {
+        "I1": np.array([1, 2], np.float32),
+        "I2": np.array([0, 3], np.float32),
+        "C1": np.array([2, 3], np.int32),
+        "C2": np.array([9, 4], np.int32),
+        "tags": np.array([2, 3, 2], np.int32),
+        "tags.lengths": np.array([1, 2], np.int32),
+    }
+    found = ColumnTransforms(bound(built_in, stored, NOTHING), transformed(stored, built_in))(
+        columns, 2
+    )
     assert [found[name].tolist() for name in ("v0", "v1")] == [[18.0, 8.0], [19.0, 9.0]]
-    assert (found["tag_pairs.lengths"].tolist(), found["newest_tags.lengths"].tolist()) == ([0, 1], [1, 2])
+    assert (found["tag_pairs.lengths"].tolist(), found["newest_tags.lengths"].tolist()) == (
+        [0, 1],
+        [1, 2],
+    )
     assert found["I2"][0] == 0.0
-    assert {one.name: [o.name for o in one.outputs] for one in spec.transforms}["ratio"] == ["I1", "ratio", "group"]
+    assert {one.name: [o.name for o in one.outputs] for one in spec.transforms}["ratio"] == [
+        "I1",
+        "ratio",
+        "group",
+    ]

@@ -37,8 +37,12 @@ def positive(values: pa.Array) -> pa.Array:
 
 
 def refuse(tmp_path, head: str = "", environment=None, **options):
-    job = Job(spec=Spec.own(TEXT % head, "clicks.toml"), inputs=(str(tmp_path / "in"),),
-              store=TableStore(tmp_path / "t"), **options)
+    job = Job(
+        spec=Spec.own(TEXT % head, "clicks.toml"),
+        inputs=(str(tmp_path / "in"),),
+        store=TableStore(tmp_path / "t"),
+        **options,
+    )
     refuse_by_first_rows(job, environment or {})
 
 
@@ -55,24 +59,34 @@ def test_a_function_that_fails_on_them_is_named_with_file_column_and_value(tmp_p
     said = r"/in/b\.tsv: column 'price': .*:positive fails at '-2.5': ArithmeticError: no price; nothing was published"
     with pytest.raises(JobFailure, match=said):
         refuse(tmp_path)
-    refuse(tmp_path, environment={"HADOOP_CONF_DIR": "/etc/hadoop"})  # the path may be another store's
+    refuse(
+        tmp_path, environment={"HADOOP_CONF_DIR": "/etc/hadoop"}
+    )  # the path may be another store's
     first.write_text("\n".join([*rows, "0\t2", "0\t-2.5"]) + "\n")  # one row later
     refuse(tmp_path)
     first.unlink()
-    pq.write_table(pa.table({"price": pa.array([1, None, -2], pa.int32()), "click": pa.array([0, 1, 0], pa.int8())}),
-                   first)
+    pq.write_table(
+        pa.table(
+            {"price": pa.array([1, None, -2], pa.int32()), "click": pa.array([0, 1, 0], pa.int8())}
+        ),
+        first,
+    )
     (tmp_path / "in" / "a.tsv").unlink()
     with pytest.raises(JobFailure, match=r"fails at '-2\.0'"):
         refuse(tmp_path, 'format = "parquet"')
-    pq.write_table(pa.table({"price": pa.array([3, -5], pa.timestamp("ms")), "click": pa.array([0, 1])}), first)
+    pq.write_table(
+        pa.table({"price": pa.array([3, -5], pa.timestamp("ms")), "click": pa.array([0, 1])}), first
+    )
     with pytest.raises(JobFailure, match=r"fails at '-0\.005'"):  # a time is seconds, as in the job
         refuse(tmp_path, 'format = "parquet"')
 
 
 def test_rows_of_which_none_parses_are_refused_if_they_are_too_many_in_any_case(tmp_path, first):
     first.write_text("\n".join(f"{n},1.5" for n in range(3000)) + "\n")
-    said = (r"/in/b\.tsv: none of its first 3,000 rows parses, more than --max-rejects 0\.01 allows \(row 1: wrong "
-            r"number of fields: '0,1\.5'\); mend input in clicks\.toml")
+    said = (
+        r"/in/b\.tsv: none of its first 3,000 rows parses, more than --max-rejects 0\.01 allows \(row 1: wrong "
+        r"number of fields: '0,1\.5'\); mend input in clicks\.toml"
+    )
     with pytest.raises(InputError, match=said):
         refuse(tmp_path)
     refuse(tmp_path, max_rejects=1.0)
@@ -84,23 +98,33 @@ def test_rows_of_which_none_parses_are_refused_if_they_are_too_many_in_any_case(
     refuse(tmp_path)
     first.with_suffix(".gz").write_bytes(gzip.compress(b"9\t1\n" * 10))
     first.unlink()
-    with pytest.raises(InputError, match=r"/in/b\.gz: none of its first 10 rows .* \(row 1: click: neither 0 nor 1"):
+    with pytest.raises(
+        InputError, match=r"/in/b\.gz: none of its first 10 rows .* \(row 1: click: neither 0 nor 1"
+    ):
         refuse(tmp_path)
 
 
 def test_a_file_that_is_named_twice_is_refused_before_spark_starts(tmp_path, first):
     first.write_text("1\t2\n")
-    job = Job(spec=Spec.own(TEXT % ""), inputs=(str(first.parent), str(first)), store=TableStore(tmp_path / "t"))
+    job = Job(
+        spec=Spec.own(TEXT % ""),
+        inputs=(str(first.parent), str(first)),
+        store=TableStore(tmp_path / "t"),
+    )
     with pytest.raises(InputError, match=r"/in/b\.tsv: is meant twice"):
         refuse_by_first_rows(job, {})
 
 
 def test_a_header_of_another_order_is_refused_and_other_forms_are_left_to_spark(tmp_path, first):
     first.write_text("price,click\n1,0\n")
-    with pytest.raises(InputError, match="its header has 'price' in column 1, where the spec has 'click'"):
+    with pytest.raises(
+        InputError, match="its header has 'price' in column 1, where the spec has 'click'"
+    ):
         refuse(tmp_path, 'format = "csv"\nheader = true')
     first.write_bytes("click,Größe\n1,0\n".encode("cp1252"))
-    with pytest.raises(InputError, match=r"it is not UTF-8: name its input\.encoding, such as cp1252"):
+    with pytest.raises(
+        InputError, match=r"it is not UTF-8: name its input\.encoding, such as cp1252"
+    ):
         refuse(tmp_path, 'format = "csv"\nheader = true')
     refuse(tmp_path, 'format = "csv"\nheader = true\nmultiline = true')
     first.with_suffix(".lz4").write_bytes(bytes(range(10, 99)))

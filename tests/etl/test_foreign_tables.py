@@ -25,16 +25,33 @@ from sluice.petastorm import make_batch_reader
 from sluice.tools import guess
 from tests.ingest.s3 import S3Server, with_bucket
 
-ROWS = pa.table({"click": [0, 1, 0, 1], "price": [1.0, 2.0, 3.0, 4.0], "day": ["a", "a", "b b", "b b"]})
-MARKS = {"Delta": "_delta_log/00000000000000000000.json", "Iceberg": "metadata/00001-a1.metadata.json",
-         "Hudi": ".hoodie/hoodie.properties"}
-WAYS = {"the folder": "t", "a folder in it": "t/day=a", "a glob": "t/*/*.parquet", "a glob of folders": "t/day=*",
-        "a folder that holds it": ".", "a link to a folder in it": "link", "a file that is a link": "links",
-        "a file": "t/day=a/0.parquet"}
-READERS = {"loader": lambda path: BatchLoader(path, batch_size=2), "facts": facts_of, "paths": parquet_paths,
-           "guess": lambda path: guess.main([path]), "job": lambda path: files_of([path]),
-           "doctor": lambda path: ingest_program(["doctor", path]),
-           "petastorm": lambda path: make_batch_reader(f"file://{path}")}
+ROWS = pa.table(
+    {"click": [0, 1, 0, 1], "price": [1.0, 2.0, 3.0, 4.0], "day": ["a", "a", "b b", "b b"]}
+)
+MARKS = {
+    "Delta": "_delta_log/00000000000000000000.json",
+    "Iceberg": "metadata/00001-a1.metadata.json",
+    "Hudi": ".hoodie/hoodie.properties",
+}
+WAYS = {
+    "the folder": "t",
+    "a folder in it": "t/day=a",
+    "a glob": "t/*/*.parquet",
+    "a glob of folders": "t/day=*",
+    "a folder that holds it": ".",
+    "a link to a folder in it": "link",
+    "a file that is a link": "links",
+    "a file": "t/day=a/0.parquet",
+}
+READERS = {
+    "loader": lambda path: BatchLoader(path, batch_size=2),
+    "facts": facts_of,
+    "paths": parquet_paths,
+    "guess": lambda path: guess.main([path]),
+    "job": lambda path: files_of([path]),
+    "doctor": lambda path: ingest_program(["doctor", path]),
+    "petastorm": lambda path: make_batch_reader(f"file://{path}"),
+}
 
 
 def refused_by(read, path, capsys) -> str:
@@ -62,11 +79,16 @@ def test_no_reader_lists_files_in_a_tables_folder(tmp_path, capsys, kind, way):
     (tmp_path / "links" / "one.parquet").symlink_to(tmp_path / "t" / "day=a" / "0.parquet")
     for name, read in READERS.items():
         path = os.path.normpath(tmp_path / WAYS[way])
-        if (name == "petastorm" and "*" in path) or (name == "doctor" and way == "a file that is a link"):
+        if (name == "petastorm" and "*" in path) or (
+            name == "doctor" and way == "a file that is a link"
+        ):
             continue
         said = refused_by(read, path, capsys)
         assert f"{tmp_path}/t" in said, (name, said)
-        if (kind, way) != ("Delta", "a file"):  # a file that is named may be one of the newest version
+        if (kind, way) != (
+            "Delta",
+            "a file",
+        ):  # a file that is named may be one of the newest version
             assert f"{kind} table" in said, (name, said)
 
 
@@ -75,8 +97,14 @@ def removed(tmp_path):
     """A Delta table in which the rows of a day were replaced."""
     write_deltalake(tmp_path / "t", ROWS, partition_by=["day"])
     old = ParquetFiles.open(sorted(DeltaTable(tmp_path / "t").file_uris())).files
-    write_deltalake(tmp_path / "t", ROWS.slice(2, 1).append_column("n", [[1]]), mode="overwrite", partition_by=["day"],
-                    schema_mode="merge", predicate="day = 'b b'")
+    write_deltalake(
+        tmp_path / "t",
+        ROWS.slice(2, 1).append_column("n", [[1]]),
+        mode="overwrite",
+        partition_by=["day"],
+        schema_mode="merge",
+        predicate="day = 'b b'",
+    )
     return tmp_path / "t", old
 
 
@@ -84,11 +112,16 @@ def test_files_that_are_named_are_read_as_long_as_the_newest_version_holds_them(
     folder, old = removed
     assert sum(file.rows for file in old) == 4
     current = DeltaTable(folder).file_uris()
-    assert sum(file.rows for file in ParquetFiles.open(current, "label=click;dense=price").files) == 3
+    assert (
+        sum(file.rows for file in ParquetFiles.open(current, "label=click;dense=price").files) == 3
+    )
     gone = next(file.path for file in old if file.path not in current)
     for asked in ([file.path for file in old], gone, [gone]):
-        with pytest.raises(ForeignTableError, match=rf"{gone}: the newest version of the Delta table {folder} does not "
-                                                    r"hold this file.*file_uris"):
+        with pytest.raises(
+            ForeignTableError,
+            match=rf"{gone}: the newest version of the Delta table {folder} does not "
+            r"hold this file.*file_uris",
+        ):
             ParquetFiles.open(asked)
 
 
@@ -96,20 +129,30 @@ def test_a_feature_table_is_read_by_its_folder_and_not_by_its_files(tmp_path):
     table = small_table(tmp_path / "clicks", rows=8, files=1)
     assert table_of(str(tmp_path / "clicks")).rows == 8
     folder = os.path.dirname(table.files[0].path)
-    with pytest.raises(ForeignTableError, match=rf"{tmp_path}/clicks: this is the folder of a feature table; name the"):
+    with pytest.raises(
+        ForeignTableError,
+        match=rf"{tmp_path}/clicks: this is the folder of a feature table; name the",
+    ):
         ParquetFiles.open(folder)
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_of_drawn_folders_and_marks_a_path_is_refused_if_and_only_if_a_table_holds_a_file_of_it(tmp_path, seed):
+def test_of_drawn_folders_and_marks_a_path_is_refused_if_and_only_if_a_table_holds_a_file_of_it(
+    tmp_path, seed
+):
     """Loader and local engine, on local files and in a store of fsspec."""
     chance = random.Random(seed)
     folders = ["top"]
     while len(folders) < 8:
-        folders.append(f"{chance.choice(folders)}/{chance.choice(('a', 'b=1', 'metadata', 'data'))}{len(folders)}")
+        folders.append(
+            f"{chance.choice(folders)}/{chance.choice(('a', 'b=1', 'metadata', 'data'))}{len(folders)}"
+        )
     tables = [folder for folder in folders if chance.random() < 0.15]
-    files = [f"{folder}/{chance.randrange(9)}.parquet" for folder in folders
-             if folder in ("top", *tables) or chance.random() < 0.6]
+    files = [
+        f"{folder}/{chance.randrange(9)}.parquet"
+        for folder in folders
+        if folder in ("top", *tables) or chance.random() < 0.6
+    ]
     marks = [f"{folder}/{chance.choice(list(MARKS.values()))}" for folder in tables]
     harmless = [f"{folder}/metadata/notes.json" for folder in folders if chance.random() < 0.2]
     store = fsspec.filesystem("memory")
@@ -121,22 +164,45 @@ def test_of_drawn_folders_and_marks_a_path_is_refused_if_and_only_if_a_table_hol
 
     folder, name = os.path.split(chance.choice(files))
     up = os.path.dirname(folder)
-    asked = chance.choice([folder, "top", f"{folder}/*.parquet", os.path.join(up, "*", name),
-                           os.path.join(up, "*[0-9p]", "*.parquet")])
+    asked = chance.choice(
+        [
+            folder,
+            "top",
+            f"{folder}/*.parquet",
+            os.path.join(up, "*", name),
+            os.path.join(up, "*[0-9p]", "*.parquet"),
+        ]
+    )
     parts = asked.split("/")
-    wanted = [file for file in files if len(file.split("/")) == len(parts) and all(map(
-        fnmatch.fnmatchcase, file.split("/"), parts))] or [file for file in files if file.startswith(f"{asked}/")]
-    held = [table for table in tables if any(file.startswith(f"{table}/") for file in wanted) or table == asked]
+    wanted = [
+        file
+        for file in files
+        if len(file.split("/")) == len(parts)
+        and all(map(fnmatch.fnmatchcase, file.split("/"), parts))
+    ] or [file for file in files if file.startswith(f"{asked}/")]
+    held = [
+        table
+        for table in tables
+        if any(file.startswith(f"{table}/") for file in wanted) or table == asked
+    ]
     try:
-        for read in (lambda: sorted(parquet_paths(f"{tmp_path}/{asked}")),
-                     lambda: [file.path for file in files_of([f"{tmp_path}/{asked}"])],
-                     lambda: [file.path for file in files_of([f"memory://{seed}/{asked}"])]):
+        for read in (
+            lambda: sorted(parquet_paths(f"{tmp_path}/{asked}")),
+            lambda: [file.path for file in files_of([f"{tmp_path}/{asked}"])],
+            lambda: [file.path for file in files_of([f"memory://{seed}/{asked}"])],
+        ):
             if held:
-                with pytest.raises(ForeignTableError, match=rf"/({'|'.join(held)}): this is the folder of an? "):
+                with pytest.raises(
+                    ForeignTableError, match=rf"/({'|'.join(held)}): this is the folder of an? "
+                ):
                     read()
             else:
-                found = [path for path in read() if path.endswith(".parquet")]  # a job takes files of any name
-                assert [path[-len(file):] for path, file in zip(found, sorted(wanted), strict=True)] == sorted(wanted)
+                found = [
+                    path for path in read() if path.endswith(".parquet")
+                ]  # a job takes files of any name
+                assert [
+                    path[-len(file) :] for path, file in zip(found, sorted(wanted), strict=True)
+                ] == sorted(wanted)
     finally:
         store.rm(f"/{seed}", recursive=True)
 
@@ -163,13 +229,16 @@ def test_a_store_far_away_is_asked_no_more_for_many_folders_than_for_few(monkeyp
             with bucket.open_output_stream(f"{top}/{MARKS['Iceberg']}") as out:
                 out.write(b"{}")
             for pattern in ("", "/*", "/*/*.parquet", "/day=1"):
-                with pytest.raises(ForeignTableError, match=f"s3://{top}: this is the folder of an Iceberg table"):
+                with pytest.raises(
+                    ForeignTableError, match=f"s3://{top}: this is the folder of an Iceberg table"
+                ):
                     files_of([f"s3://{top}{pattern}?{server.query}"])
     finally:
         server.close()
     assert set(more.values()) <= {*range(13)}, more
-    assert [more[20, pattern] for pattern in ("", "/*", "/*/*.parquet")] == \
-        [more[2, pattern] for pattern in ("", "/*", "/*/*.parquet")], more
+    assert [more[20, pattern] for pattern in ("", "/*", "/*/*.parquet")] == [
+        more[2, pattern] for pattern in ("", "/*", "/*/*.parquet")
+    ], more
 
 
 @pytest.mark.spark
@@ -185,6 +254,8 @@ def test_spark_looks_through_its_own_file_systems(spark, tmp_path):
         path = tmp_path / "t" / mark
         path.parent.mkdir()
         path.write_text("{}")
-        with pytest.raises(ForeignTableError, match=rf"^viewfs://tables/data/t: this is .* an? {kind} table"):
+        with pytest.raises(
+            ForeignTableError, match=rf"^viewfs://tables/data/t: this is .* an? {kind} table"
+        ):
             refuse_tables(spark, files)
         shutil.rmtree(path.parent)

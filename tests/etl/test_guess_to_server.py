@@ -21,9 +21,15 @@ from sluice.tools.guess import guessed_spec
 from tests.dlrm.rig import last_json
 from tests.etl.jobs import run
 
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning",
-                                                           "ignore::FutureWarning", "ignore::UserWarning")]
-ENGINES = pytest.mark.parametrize("engine", ["local", pytest.param("spark", marks=pytest.mark.spark)])
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings(
+        "ignore:unclosed <socket:ResourceWarning", "ignore::FutureWarning", "ignore::UserWarning"
+    ),
+]
+ENGINES = pytest.mark.parametrize(
+    "engine", ["local", pytest.param("spark", marks=pytest.mark.spark)]
+)
 
 
 def wide_rows(rows: int, seed: int) -> pa.Table:
@@ -37,26 +43,49 @@ def wide_rows(rows: int, seed: int) -> pa.Table:
         return pa.array(values, kind, mask=rng.random(rows) < 0.1)
 
     columns = {
-        "is_clicked": label, "user_id": user * 10**14, "session": pa.array(2**64 - 1 - user.astype(np.uint64)),
-        "City": [f"Ort {one % 31}" for one in user], "city": [f"stadt {one % 7}" for one in user],
+        "is_clicked": label,
+        "user_id": user * 10**14,
+        "session": pa.array(2**64 - 1 - user.astype(np.uint64)),
+        "City": [f"Ort {one % 31}" for one in user],
+        "city": [f"stadt {one % 7}" for one in user],
         "größe, cm": some(rng.normal(180, 9, rows)),
         "views": np.minimum(np.exp(rng.normal(5, 3, rows)), 1e7).astype(int),
-        "at": pa.array([first + datetime.timedelta(minutes=int(one)) for one in n], pa.timestamp("ns")),
-        "seen": some([first + datetime.timedelta(hours=int(one)) for one in user], pa.timestamp("us", "UTC")),
-        "day": some([first.date() + datetime.timedelta(days=int(one) % 40) for one in user], pa.date32()),
-        "refunded_at": pa.array([first if one and n % 2 else None for n, one in enumerate(label)], pa.timestamp("us")),
+        "at": pa.array(
+            [first + datetime.timedelta(minutes=int(one)) for one in n], pa.timestamp("ns")
+        ),
+        "seen": some(
+            [first + datetime.timedelta(hours=int(one)) for one in user], pa.timestamp("us", "UTC")
+        ),
+        "day": some(
+            [first.date() + datetime.timedelta(days=int(one) % 40) for one in user], pa.date32()
+        ),
+        "refunded_at": pa.array(
+            [first if one and n % 2 else None for n, one in enumerate(label)], pa.timestamp("us")
+        ),
         "cost": some([decimal.Decimal(int(one)) / 4 for one in user], pa.decimal128(12, 2)),
-        "flag": some(rng.random(rows) < 0.3), "tiny": rng.integers(-3, 4, rows).astype(np.int8),
-        "tags": [[f"t{k}" for k in range(one % 4)] for one in user], "items": [[int(one), 7] for one in user],
+        "flag": some(rng.random(rows) < 0.3),
+        "tiny": rng.integers(-3, 4, rows).astype(np.int8),
+        "tags": [[f"t{k}" for k in range(one % 4)] for one in user],
+        "items": [[int(one), 7] for one in user],
         "pair": pa.array([[int(one), 1] for one in user], pa.list_(pa.int32(), 2)),
         "vector": pa.array(rng.normal(size=(rows, 3)).tolist(), pa.list_(pa.float32(), 3)),
-        "kind": pa.array([f"k{one % 5}" for one in user]).dictionary_encode(), "none": pa.nulls(rows),
-        "blob": pa.array([b"x"] * rows), "clock": pa.array([1] * rows, pa.time32("ms")),
-        "half": pa.array(rng.normal(size=rows).astype(np.float16)), "split": rng.integers(0, 4, rows),
-        "_hidden": rng.normal(size=rows), "request": [f"r{one}" for one in n]}
+        "kind": pa.array([f"k{one % 5}" for one in user]).dictionary_encode(),
+        "none": pa.nulls(rows),
+        "blob": pa.array([b"x"] * rows),
+        "clock": pa.array([1] * rows, pa.time32("ms")),
+        "half": pa.array(rng.normal(size=rows).astype(np.float16)),
+        "split": rng.integers(0, 4, rows),
+        "_hidden": rng.normal(size=rows),
+        "request": [f"r{one}" for one in n],
+    }
     for number in range(80 - len(columns)):
-        numbers, whole = rng.normal(number, 5 ** (number % 9), rows), rng.integers(0, 9 * number + 3, rows)
-        columns[f"f{number}"] = some([numbers, whole, [f"v{one % (number + 2)}" for one in user]][number % 3])
+        numbers, whole = (
+            rng.normal(number, 5 ** (number % 9), rows),
+            rng.integers(0, 9 * number + 3, rows),
+        )
+        columns[f"f{number}"] = some(
+            [numbers, whole, [f"v{one % (number + 2)}" for one in user]][number % 3]
+        )
     return pa.table(columns)
 
 
@@ -65,31 +94,59 @@ def write(table: pa.Table, path: Path) -> list[dict]:
     if path.suffix == ".parquet":
         pq.write_table(table, path, row_group_size=1500)
         return []
-    names = [f.name for f in table.schema if not pa.types.is_binary(f.type) and f.name not in ("clock", "none")
-             and (path.suffix == ".json" or not pa.types.is_nested(f.type))]
+    names = [
+        f.name
+        for f in table.schema
+        if not pa.types.is_binary(f.type)
+        and f.name not in ("clock", "none")
+        and (path.suffix == ".json" or not pa.types.is_nested(f.type))
+    ]
     rows = []
     for row in table.select(names).to_pylist():
-        rows.append({name: value.isoformat() if isinstance(value, datetime.date) else
-                     float(value) if isinstance(value, decimal.Decimal) else value for name, value in row.items()})
+        rows.append(
+            {
+                name: value.isoformat()
+                if isinstance(value, datetime.date)
+                else float(value)
+                if isinstance(value, decimal.Decimal)
+                else value
+                for name, value in row.items()
+            }
+        )
     with path.open("w", newline="") as file:
         if path.suffix == ".json":
             file.writelines(json.dumps(row) + "\n\n" for row in rows)
         else:
             writer = csv.DictWriter(file, names)
             writer.writeheader()
-            writer.writerows({name: int(value) if isinstance(value, bool) else "NaN" if value is None and isinstance(
-                name, str) and name.startswith("f") and pa.types.is_floating(table.schema.field(name).type) else value
-                for name, value in row.items()} for row in rows)
+            writer.writerows(
+                {
+                    name: int(value)
+                    if isinstance(value, bool)
+                    else "NaN"
+                    if value is None
+                    and isinstance(name, str)
+                    and name.startswith("f")
+                    and pa.types.is_floating(table.schema.field(name).type)
+                    else value
+                    for name, value in row.items()
+                }
+                for row in rows
+            )
     return rows
 
 
 @ENGINES
 @pytest.mark.parametrize("form", ["parquet", "csv", "json"])
-def test_eighty_columns_of_mixed_types_pass_from_guess_to_server(tmp_path, forks, request, engine, form):
+def test_eighty_columns_of_mixed_types_pass_from_guess_to_server(
+    tmp_path, forks, request, engine, form
+):
     session = request.getfixturevalue("spark") if engine == "spark" else None
     table = wide_rows(3000, 0)
     if engine == "spark":
-        table = table.drop_columns(["half"])  # which the job says by name, see test_ordinary_files.py
+        table = table.drop_columns(
+            ["half"]
+        )  # which the job says by name, see test_ordinary_files.py
     if form == "json":
         table = table.drop_columns(["session"])  # JSON's numbers have 64 signed bits
     rows = write(table, tmp_path / f"log.{form}")
@@ -100,8 +157,19 @@ def test_eighty_columns_of_mixed_types_pass_from_guess_to_server(tmp_path, forks
     made = FeatureTable.open(tmp_path / "table")
     assert made.check() == []
     assert len(made.fields) > 60
-    process = forks.train("--run-dir", tmp_path / "run", "--data", tmp_path / "table", "--width", "8", "--dense-layers",
-                          "16", "--over-layers", "16", tmp=tmp_path)
+    process = forks.train(
+        "--run-dir",
+        tmp_path / "run",
+        "--data",
+        tmp_path / "table",
+        "--width",
+        "8",
+        "--dense-layers",
+        "16",
+        "--over-layers",
+        "16",
+        tmp=tmp_path,
+    )
     assert process.returncode == 0, process.stderr[-3000:]
     assert last_json(process)["auc"] > 0.55
     scorer = Scorer(Servable.load(tmp_path / "run", "fp32"), most_rows=100)
@@ -114,11 +182,30 @@ def test_eighty_columns_of_mixed_types_pass_from_guess_to_server(tmp_path, forks
             stream.write_table(few)
         asked = PredictRequest(ARROW, sink.getvalue().to_pybytes())
     else:
-        few = [{name: int(value) if isinstance(value, bool) else value for name, value in row.items() if name in kinds}
-               for row in rows[:50]]
-        asked = PredictRequest(JSON, json.dumps({"rows": [
-            {name: str(value) if kinds[name] == "text" and value is not None else value for name, value in row.items()}
-            for row in few]}).encode())
+        few = [
+            {
+                name: int(value) if isinstance(value, bool) else value
+                for name, value in row.items()
+                if name in kinds
+            }
+            for row in rows[:50]
+        ]
+        asked = PredictRequest(
+            JSON,
+            json.dumps(
+                {
+                    "rows": [
+                        {
+                            name: str(value)
+                            if kinds[name] == "text" and value is not None
+                            else value
+                            for name, value in row.items()
+                        }
+                        for row in few
+                    ]
+                }
+            ).encode(),
+        )
     (answer,) = scorer.answer([asked])
     assert isinstance(answer, Answer), answer
     assert len(set(answer.probabilities)) > 40

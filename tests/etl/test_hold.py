@@ -83,7 +83,10 @@ def test_a_version_that_a_vacuum_has_begun_to_remove_cannot_be_taken(tmp_path):
     table = small_table(tmp_path / "clicks", rows=100, files=1)
     store, job = TableStore(table.uri), table.record.job
     path = table.record.files[0].path
-    other, beside = Removal.of(["data/another/x.parquet"], []), Removal.of([f"data/{job}/_SUCCESS"], [path])
+    other, beside = (
+        Removal.of(["data/another/x.parquet"], []),
+        Removal.of([f"data/{job}/_SUCCESS"], [path]),
+    )
     for removal in (other, beside):
         removal.begin(store)
     with PinKeeper("reader", print) as hold:
@@ -91,20 +94,31 @@ def test_a_version_that_a_vacuum_has_begun_to_remove_cannot_be_taken(tmp_path):
         assert versions(store, 0) == [0]
         removal = Removal.of([path], [])
         removal.begin(store)
-        with pytest.raises(StoreError, match=f"a vacuum is removing version 0 .data/{job}.; start again"):
+        with pytest.raises(
+            StoreError, match=f"a vacuum is removing version 0 .data/{job}.; start again"
+        ):
             hold.take(table.uri, 0)
         removal.end(store)
         hold.take(table.uri, 0)
 
 
-def test_a_vacuum_says_what_it_removes_before_it_looks_for_pins_the_last_time(tmp_path, monkeypatch):
+def test_a_vacuum_says_what_it_removes_before_it_looks_for_pins_the_last_time(
+    tmp_path, monkeypatch
+):
     """And what a vacuum that was killed has said goes with the next one, a day later."""
-    store, now = TableStore(small_table(tmp_path / "clicks", rows=100, files=1).uri), time.time() + 40 * DAY_S
+    store, now = (
+        TableStore(small_table(tmp_path / "clicks", rows=100, files=1).uri),
+        time.time() + 40 * DAY_S,
+    )
     small_table(store.uri, rows=100, files=1, mode="overwrite")
     Removal(folders=frozenset({"data/before"})).begin(store)
     said = []
-    monkeypatch.setattr(vacuum_file, "pins", lambda *_: said.append(being_removed(store)) or pins(store, now))
+    monkeypatch.setattr(
+        vacuum_file, "pins", lambda *_: said.append(being_removed(store)) or pins(store, now)
+    )
     done = vacuum(store, keep=1, now=now)
     assert done.files
-    assert [len(folders) for folders in said] == [1, 1 + 2], "of the second look: data and record of the first version"
+    assert [len(folders) for folders in said] == [1, 1 + 2], (
+        "of the second look: data and record of the first version"
+    )
     assert being_removed(store) == frozenset()

@@ -25,32 +25,63 @@ HALVES = "split = {train = 0.7, test = 0.3}"
 
 def text(*columns: str | tuple[str, str], table: str = "") -> str:
     """A spec; a pair is a column and what it was."""
-    entries = [f'"{c}"' if isinstance(c, str) else f'{{name = "{c[0]}", was = "{c[1]}"}}' for c in columns]
+    entries = [
+        f'"{c}"' if isinstance(c, str) else f'{{name = "{c[0]}", was = "{c[1]}"}}' for c in columns
+    ]
     split = "" if "split =" in table else HALVES
-    return (f'[input]\nformat = "json"\ncolumns = [{", ".join(entries)}]\n[table]\n{split}\n{table}\n'
-            '[[column]]\nname = "label"\nrole = "label"\n'
-            '[[column]]\nname = "hour"\nrole = "dense"\nops = [{op = "fill"}]\n')
+    return (
+        f'[input]\nformat = "json"\ncolumns = [{", ".join(entries)}]\n[table]\n{split}\n{table}\n'
+        '[[column]]\nname = "label"\nrole = "label"\n'
+        '[[column]]\nname = "hour"\nrole = "dense"\nops = [{op = "fill"}]\n'
+    )
 
 
 def noise(rows: int = ROWS, seed: int = 7) -> dict[str, pa.Array]:
     """Columns of which the labels know nothing."""
     drawn = np.random.default_rng(seed)
-    return {"label": pa.array(drawn.integers(0, 2, rows)), "id": pa.array(np.arange(rows)),
-            "price": pa.array(drawn.integers(0, 500, rows) / 4), "user": pa.array([f"u{n}" for n in
-                                                                                  drawn.integers(0, 999, rows)]),
-            "hour": pa.array(drawn.integers(0, 5000, rows)), "tags": pa.array([[f"t{n % 3}"] for n in range(rows)])}
+    return {
+        "label": pa.array(drawn.integers(0, 2, rows)),
+        "id": pa.array(np.arange(rows)),
+        "price": pa.array(drawn.integers(0, 500, rows) / 4),
+        "user": pa.array([f"u{n}" for n in drawn.integers(0, 999, rows)]),
+        "hour": pa.array(drawn.integers(0, 5000, rows)),
+        "tags": pa.array([[f"t{n % 3}"] for n in range(rows)]),
+    }
 
 
-def record(spec: Spec, columns: dict[str, pa.Array], *, version: int = 0, before: Identity | None = None,
-           sketched: bool = True, job: str = "") -> JobRecord:
+def record(
+    spec: Spec,
+    columns: dict[str, pa.Array],
+    *,
+    version: int = 0,
+    before: Identity | None = None,
+    sketched: bool = True,
+    job: str = "",
+) -> JobRecord:
     """What a job of this spec leaves."""
     split = split_of(spec, columns)
-    sketches = {rule.recognition: {name: Sketch.of(hash_of(columns, rule.recognised, rule.seed)[split == n]).to_json()
-                                   for n, name in enumerate(spec.table.split)}
-                for rule in (spec.rule, *([before] if before else []))}
-    return JobRecord(job=job or f"job-{version}", mode="overwrite", version=version, at="", rows=len(split),
-                     state=None, parent=None, spec=spec.text, seed=spec.table.seed, cardinalities={}, files=(),
-                     identity=spec.rule, sketches=sketches if sketched else {})
+    sketches = {
+        rule.recognition: {
+            name: Sketch.of(hash_of(columns, rule.recognised, rule.seed)[split == n]).to_json()
+            for n, name in enumerate(spec.table.split)
+        }
+        for rule in (spec.rule, *([before] if before else []))
+    }
+    return JobRecord(
+        job=job or f"job-{version}",
+        mode="overwrite",
+        version=version,
+        at="",
+        rows=len(split),
+        state=None,
+        parent=None,
+        spec=spec.text,
+        seed=spec.table.seed,
+        cardinalities={},
+        files=(),
+        identity=spec.rule,
+        sketches=sketches if sketched else {},
+    )
 
 
 def split_of(spec: Spec, columns: dict[str, pa.Array]) -> np.ndarray:
@@ -62,7 +93,9 @@ def auc(score: np.ndarray, label: np.ndarray) -> float:
     _, place, counts = np.unique(score, return_inverse=True, return_counts=True)
     ranks = (np.cumsum(counts) - (counts - 1) / 2)[place]
     clicks = int(label.sum())
-    return float((ranks[label == 1].sum() - clicks * (clicks + 1) / 2) / (clicks * (len(label) - clicks)))
+    return float(
+        (ranks[label == 1].sum() - clicks * (clicks + 1) / 2) / (clicks * (len(label) - clicks))
+    )
 
 
 def by_heart(first: np.ndarray, later: np.ndarray, label: np.ndarray) -> float:
@@ -72,8 +105,9 @@ def by_heart(first: np.ndarray, later: np.ndarray, label: np.ndarray) -> float:
     return auc(np.where(first == 0, label, 0.5)[test], label[test])
 
 
-def now(columns: dict[str, pa.Array], *, rename: dict[str, str] | None = None, **changed: pa.Array
-        ) -> dict[str, pa.Array]:
+def now(
+    columns: dict[str, pa.Array], *, rename: dict[str, str] | None = None, **changed: pa.Array
+) -> dict[str, pa.Array]:
     """The same rows, as a later version has them."""
     found = {(rename or {}).get(name, name): values for name, values in columns.items()}
     return found | changed
@@ -89,25 +123,56 @@ CASES = {
     "added": (FIRST, text(*COLUMNS, "more:float"), now(NOISE, more=MORE)),
     "added, before all others": (FIRST, text("more:float", *COLUMNS), now(NOISE, more=MORE)),
     "reordered": (FIRST, text(*COLUMNS[::-1]), NOISE),
-    "renamed": (FIRST, text(*COLUMNS[:3], ("visitor:text", "user"), *COLUMNS[4:]), now(NOISE,
-                                                                                     rename={"user": "visitor"})),
+    "renamed": (
+        FIRST,
+        text(*COLUMNS[:3], ("visitor:text", "user"), *COLUMNS[4:]),
+        now(NOISE, rename={"user": "visitor"}),
+    ),
     "two names changed for each other": (
-        FIRST, text("label:int", ("hour:int", "id"), *COLUMNS[2:4], ("id:int", "hour"), "tags:texts"),
-        now(NOISE, id=NOISE["hour"], hour=NOISE["id"])),
-    "int to text": (FIRST, text("label:int", ("id:text", "id"), *COLUMNS[2:]), now(NOISE, id=AS_TEXT)),
-    "int to float": (FIRST, text("label:int", ("id:float", "id"), *COLUMNS[2:]),
-                     now(NOISE, id=NOISE["id"].cast(pa.float64()))),
-    "float to text, renamed": (FIRST, text(*COLUMNS[:2], ("cost:text", "price"), *COLUMNS[3:]),
-                               now(NOISE, cost=pa.array([f" {x}" for x in NOISE["price"].to_pylist()]))),
-    "dropped, with a key": (text(*COLUMNS, table=KEYED), text(*COLUMNS[:2], *COLUMNS[4:], table=KEYED), NOISE),
-    "values changed, with a key": (text(*COLUMNS, table=KEYED), text(*COLUMNS), now(NOISE, price=MORE)),
-    "key renamed": (text(*COLUMNS, table=KEYED), text("label:int", ("row:int", "id"), *COLUMNS[2:],
-                                                      table='key = "row"'), now(NOISE, rename={"id": "row"})),
-    "split_by, retyped": (text(*COLUMNS, table='key = "id"\nsplit_by = "hour"'),
-                          text(*COLUMNS[:4], ("hour:text", "hour"), "tags:texts", table='key = "id"\nsplit_by = "hour"'
-                               ).replace('ops = [{op = "fill"}]', "").replace('role = "dense"', 'role = "key"')
-                          + '[[column]]\nname = "id"\nrole = "dense"\nops = [{op = "fill"}]\n',
-                          now(NOISE, hour=NOISE["hour"].cast(pa.string()))),
+        FIRST,
+        text("label:int", ("hour:int", "id"), *COLUMNS[2:4], ("id:int", "hour"), "tags:texts"),
+        now(NOISE, id=NOISE["hour"], hour=NOISE["id"]),
+    ),
+    "int to text": (
+        FIRST,
+        text("label:int", ("id:text", "id"), *COLUMNS[2:]),
+        now(NOISE, id=AS_TEXT),
+    ),
+    "int to float": (
+        FIRST,
+        text("label:int", ("id:float", "id"), *COLUMNS[2:]),
+        now(NOISE, id=NOISE["id"].cast(pa.float64())),
+    ),
+    "float to text, renamed": (
+        FIRST,
+        text(*COLUMNS[:2], ("cost:text", "price"), *COLUMNS[3:]),
+        now(NOISE, cost=pa.array([f" {x}" for x in NOISE["price"].to_pylist()])),
+    ),
+    "dropped, with a key": (
+        text(*COLUMNS, table=KEYED),
+        text(*COLUMNS[:2], *COLUMNS[4:], table=KEYED),
+        NOISE,
+    ),
+    "values changed, with a key": (
+        text(*COLUMNS, table=KEYED),
+        text(*COLUMNS),
+        now(NOISE, price=MORE),
+    ),
+    "key renamed": (
+        text(*COLUMNS, table=KEYED),
+        text("label:int", ("row:int", "id"), *COLUMNS[2:], table='key = "row"'),
+        now(NOISE, rename={"id": "row"}),
+    ),
+    "split_by, retyped": (
+        text(*COLUMNS, table='key = "id"\nsplit_by = "hour"'),
+        text(
+            *COLUMNS[:4], ("hour:text", "hour"), "tags:texts", table='key = "id"\nsplit_by = "hour"'
+        )
+        .replace('ops = [{op = "fill"}]', "")
+        .replace('role = "dense"', 'role = "key"')
+        + '[[column]]\nname = "id"\nrole = "dense"\nops = [{op = "fill"}]\n',
+        now(NOISE, hour=NOISE["hour"].cast(pa.string())),
+    ),
 }
 
 
@@ -136,7 +201,10 @@ def test_without_the_rule_all_of_this_would_leak_and_the_share_is_named():
     spec, before = under_rule(Spec.parse(text(*COLUMNS, table="seed = 1")), parent, accept=True)
     splits = split_of(begun, NOISE), split_of(spec, NOISE)
     assert by_heart(*splits, LABEL) > 0.8
-    found = trained_on(SplitRows.of([parent]).trained, SplitRows.of([record(spec, NOISE, version=1, before=before)]))
+    found = trained_on(
+        SplitRows.of([parent]).trained,
+        SplitRows.of([record(spec, NOISE, version=1, before=before)]),
+    )
     truth = float((splits[0][splits[1] == 1] == 0).mean())
     assert found.shares["test"] == pytest.approx(truth, abs=0.05)
     assert not found.exact
@@ -144,12 +212,27 @@ def test_without_the_rule_all_of_this_would_leak_and_the_share_is_named():
 
 
 REFUSED = [
-    (text(*COLUMNS[:3], "visitor:text", *COLUMNS[4:]), r"input column 'user' is missing.*was = \"user\""),
+    (
+        text(*COLUMNS[:3], "visitor:text", *COLUMNS[4:]),
+        r"input column 'user' is missing.*was = \"user\"",
+    ),
     (text(*COLUMNS[:3], *COLUMNS[4:]), r"input column 'user' is missing"),
-    (text("label:int", "id:text", *COLUMNS[2:]), r"input column 'id' is text and was int.*was = \"id\""),
-    (text(*COLUMNS[:3], ("user:int", "user"), *COLUMNS[4:]), r"'user' is int and was text.*cannot be read out of it"),
-    (text(*COLUMNS, table="seed = 1"), r"table.seed = 1: the rows of this table are placed by seed 0"),
-    (text(*COLUMNS, table='split_by = "user"'), r"table.split_by names user, and for the rows of this table it was"),
+    (
+        text("label:int", "id:text", *COLUMNS[2:]),
+        r"input column 'id' is text and was int.*was = \"id\"",
+    ),
+    (
+        text(*COLUMNS[:3], ("user:int", "user"), *COLUMNS[4:]),
+        r"'user' is int and was text.*cannot be read out of it",
+    ),
+    (
+        text(*COLUMNS, table="seed = 1"),
+        r"table.seed = 1: the rows of this table are placed by seed 0",
+    ),
+    (
+        text(*COLUMNS, table='split_by = "user"'),
+        r"table.split_by names user, and for the rows of this table it was",
+    ),
 ]
 
 
@@ -171,28 +254,44 @@ def test_a_key_may_be_named_later_once_and_begins_a_rule():
     found = trained_on(SplitRows.of([parent]).trained, later)
     assert found.exact
     assert "of the rows of split 'test'" in found.text
-    with pytest.raises(SplitMoved, match=r"table\.key names user, and the rows of this table are known by id"):
-        under_rule(Spec.parse(text(*COLUMNS, table='key = "user"')), record(spec, noise(50)), accept=False)
+    with pytest.raises(
+        SplitMoved, match=r"table\.key names user, and the rows of this table are known by id"
+    ):
+        under_rule(
+            Spec.parse(text(*COLUMNS, table='key = "user"')), record(spec, noise(50)), accept=False
+        )
     without = Spec.parse(text("label:int", "hour:int", "id:int", table=KEYED))
     spec, before = under_rule(without, parent, accept=False)
     assert before is None
     with pytest.raises(SplitMoved, match=r"known by other columns.*the key id"):
-        trained_on(SplitRows.of([parent]).trained, SplitRows.of([record(spec, noise(50), version=1)]))
+        trained_on(
+            SplitRows.of([parent]).trained, SplitRows.of([record(spec, noise(50), version=1)])
+        )
 
 
 def test_a_record_keeps_rule_and_sketches():
-    spec = Spec.parse(text("label:int", ("visitor:text", "user"), "hour:int", table='key = "visitor"'))
-    kept = record(spec, {"label": pa.array([0, 1]), "visitor": pa.array(["a", "b"]), "hour": pa.array([1, 2])})
+    spec = Spec.parse(
+        text("label:int", ("visitor:text", "user"), "hour:int", table='key = "visitor"')
+    )
+    kept = record(
+        spec, {"label": pa.array([0, 1]), "visitor": pa.array(["a", "b"]), "hour": pa.array([1, 2])}
+    )
     again = JobRecord.from_json(json.loads(json.dumps(kept.to_json())))
     assert again == kept
     census = SplitRows.of([kept]).trained
-    assert SplitRows.from_json(json.loads(json.dumps(census.to_json()))).to_json() == census.to_json()
+    assert (
+        SplitRows.from_json(json.loads(json.dumps(census.to_json()))).to_json() == census.to_json()
+    )
 
 
-@pytest.mark.parametrize(("values", "message"), [
-    ({"columns": ()}, "at least one column"),
-    ({"columns": (KeyColumn.of("a", "int"), KeyColumn.of("a", "text"))}, "a column twice"),
-    ({"columns": (KeyColumn.of("a", "int"),), "recognised": ()}, "at least one")])
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"columns": ()}, "at least one column"),
+        ({"columns": (KeyColumn.of("a", "int"), KeyColumn.of("a", "text"))}, "a column twice"),
+        ({"columns": (KeyColumn.of("a", "int"),), "recognised": ()}, "at least one"),
+    ],
+)
 def test_an_identity_that_cannot_be_is_refused(values, message):
     with pytest.raises(ValueError, match=message):
         Identity(**{"seed": 0, "recognised": (KeyColumn.of("a", "int"),), **values})
@@ -202,13 +301,23 @@ def test_an_identity_that_cannot_be_is_refused(values, message):
         dataclasses.replace(KeyColumn.of("a", "int"), first_type="text")
 
 
-@pytest.mark.parametrize(("spec", "message"), [
-    (text(*COLUMNS, table='key = ["idd"]'), r"table.key = 'idd': no such input column.*did you mean 'id'"),
-    (text(*COLUMNS, table='key = ["id", "id"]'), r"table.key = 'id': is there twice"),
-    (text(*COLUMNS, table='split_by = "tags"'), r"table.split_by = 'tags': holds texts, not one value a row"),
-    (text(*COLUMNS, ("x:int", "id")), r"'x' was 'id', but there is an input column 'id' too"),
-    (text(*COLUMNS, ("x:int", "old"), ("y:int", "old")), r"two columns were 'old'"),
-    (text(*COLUMNS, ("I1..I3:int", "old")), r"'I1..I3' has a `was`, and so must be one column")])
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        (
+            text(*COLUMNS, table='key = ["idd"]'),
+            r"table.key = 'idd': no such input column.*did you mean 'id'",
+        ),
+        (text(*COLUMNS, table='key = ["id", "id"]'), r"table.key = 'id': is there twice"),
+        (
+            text(*COLUMNS, table='split_by = "tags"'),
+            r"table.split_by = 'tags': holds texts, not one value a row",
+        ),
+        (text(*COLUMNS, ("x:int", "id")), r"'x' was 'id', but there is an input column 'id' too"),
+        (text(*COLUMNS, ("x:int", "old"), ("y:int", "old")), r"two columns were 'old'"),
+        (text(*COLUMNS, ("I1..I3:int", "old")), r"'I1..I3' has a `was`, and so must be one column"),
+    ],
+)
 def test_a_spec_that_says_it_wrongly_is_refused(spec, message):
     with pytest.raises(SpecError, match=message):
         Spec.parse(spec)
@@ -241,15 +350,20 @@ def test_a_sketch_is_the_same_however_its_rows_were_spread():
         adding.addInPlace(total, gather({}, part))
     spread = bounds.sketches(total)["r"]["train"]
     assert spread.to_json() == whole.to_json()
-    assert Sketch.joined([Sketch.of(part) for part in np.array_split(hashes, 3)]).to_json() == whole.to_json()
+    assert (
+        Sketch.joined([Sketch.of(part) for part in np.array_split(hashes, 3)]).to_json()
+        == whole.to_json()
+    )
     few = Sketch.of(hashes[:100])
     assert few.whole
     assert few.share_in(Sketch.of(hashes[50:150])) == 0.5
     assert Sketch().share_in(few) == 0.0
 
 
-@pytest.mark.parametrize("broken", [{"below": "0"}, {"below": "zz"}, {"hashes": "?"}, {"hashes": "AAAA"},
-                                    {"hashes": None}])
+@pytest.mark.parametrize(
+    "broken",
+    [{"below": "0"}, {"below": "zz"}, {"hashes": "?"}, {"hashes": "AAAA"}, {"hashes": None}],
+)
 def test_a_sketch_that_was_damaged_is_refused(broken):
     good = Sketch.of(np.arange(1, 9, dtype=np.uint64)).to_json()
     assert Sketch.from_json(good).hashes.tolist() == list(range(1, 9))
@@ -259,27 +373,51 @@ def test_a_sketch_that_was_damaged_is_refused(broken):
 
 def test_what_is_trained_on_over_several_versions_adds_up_and_what_always_lay_in_both_is_no_news():
     columns = noise(3000)
-    by_time = [text(*COLUMNS, table=f'split_time = "hour"\nsplit = {{train = 0, test = {bound}}}')
-               for bound in (4000, 2500)]
+    by_time = [
+        text(*COLUMNS, table=f'split_time = "hour"\nsplit = {{train = 0, test = {bound}}}')
+        for bound in (4000, 2500)
+    ]
     first, later = (Spec.parse(t) for t in by_time)
-    then, after = SplitRows.of([record(first, columns)]), SplitRows.of([record(later, columns, version=1)])
+    then, after = (
+        SplitRows.of([record(first, columns)]),
+        SplitRows.of([record(later, columns, version=1)]),
+    )
     hour = columns["hour"].to_numpy()
     share = float(((hour >= 2500) & (hour < 4000)).sum() / (hour >= 2500).sum())
     assert trained_on(then.trained, after).shares["test"] == pytest.approx(share, abs=0.02)
     assert trained_on(after.trained, then).text == ""  # train grows as time goes on
-    other = SplitRows.of([record(first, {n: v.slice(0, 10) for n, v in columns.items()}, version=2)])
-    assert trained_on(other.trained.and_then(then.trained), after).shares == trained_on(then.trained, after).shares
-    assert trained_on(then.trained.and_then(other.trained), after).shares == trained_on(then.trained, after).shares
+    other = SplitRows.of(
+        [record(first, {n: v.slice(0, 10) for n, v in columns.items()}, version=2)]
+    )
+    assert (
+        trained_on(other.trained.and_then(then.trained), after).shares
+        == trained_on(then.trained, after).shares
+    )
+    assert (
+        trained_on(then.trained.and_then(other.trained), after).shares
+        == trained_on(then.trained, after).shares
+    )
 
 
 def test_splits_named_by_a_column_are_compared_by_the_others():
     columns = noise(1000)
     names = pa.array(["train", "test"] * 500)
-    spec = Spec.parse(text(*COLUMNS, "part:text", table='split_column = "part"\nsplit = {train = 0.5, test = 0.5}'))
+    spec = Spec.parse(
+        text(
+            *COLUMNS, "part:text", table='split_column = "part"\nsplit = {train = 0.5, test = 0.5}'
+        )
+    )
     before = SplitRows.of([record(spec, {**columns, "part": names})])
-    turned = SplitRows.of([record(spec, {**columns, "part": pa.array(["test", "train"] * 500)}, version=1)])
+    turned = SplitRows.of(
+        [record(spec, {**columns, "part": pa.array(["test", "train"] * 500)}, version=1)]
+    )
     assert trained_on(before.trained, turned).shares == {"test": 1.0}
-    assert trained_on(before.trained, SplitRows.of([record(spec, {**columns, "part": names}, version=1)])).text == ""
+    assert (
+        trained_on(
+            before.trained, SplitRows.of([record(spec, {**columns, "part": names}, version=1)])
+        ).text
+        == ""
+    )
 
 
 def test_the_same_files_never_move_and_versions_without_sketches_are_compared_by_their_rules():
@@ -289,19 +427,31 @@ def test_the_same_files_never_move_and_versions_without_sketches_are_compared_by
     both = SplitRows.of([old, mixed])
     assert both.rule is None
     assert trained_on(both, both).text == ""
-    assert trained_on(SplitRows.of([old]), SplitRows.of([dataclasses.replace(old, job="again", version=1)])).text == ""
-    with pytest.raises(SplitMoved, match=r"other columns than those that were trained on.*several rules"):
+    assert (
+        trained_on(
+            SplitRows.of([old]), SplitRows.of([dataclasses.replace(old, job="again", version=1)])
+        ).text
+        == ""
+    )
+    with pytest.raises(
+        SplitMoved, match=r"other columns than those that were trained on.*several rules"
+    ):
         trained_on(SplitRows.of([old]), both)
     recut = Spec.parse(text(*COLUMNS, table="split = {train = 0.5, test = 0.5}"))
     with pytest.raises(SplitMoved, match="cut in another way"):
-        trained_on(SplitRows.of([old]), SplitRows.of([record(recut, noise(50), version=1, sketched=False)]))
+        trained_on(
+            SplitRows.of([old]), SplitRows.of([record(recut, noise(50), version=1, sketched=False)])
+        )
 
 
 def test_rows_that_are_appended_again_are_counted():
     columns, spec = noise(9000), Spec.parse(FIRST)
     part = {name: values.slice(0, 4000) for name, values in columns.items()}
     more = {name: values.slice(3000, 2000) for name, values in columns.items()}
-    assert there_already(*(SplitRows.of([record(spec, c)]) for c in (part, more)), 2000) == (1000, True)
+    assert there_already(*(SplitRows.of([record(spec, c)]) for c in (part, more)), 2000) == (
+        1000,
+        True,
+    )
     table = SplitRows.of([record(spec, {n: v.slice(0, 8500) for n, v in columns.items()})])
     again, exact = there_already(table, SplitRows.of([record(spec, columns)]), 9000)
     assert (again, exact) == (pytest.approx(8500, rel=0.02), False)

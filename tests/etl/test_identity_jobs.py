@@ -18,38 +18,59 @@ from tests.dlrm.rig import last_json
 from tests.etl.jobs import Said, rows_of, run
 
 # pyspark 4.1 leaves the sockets through which it collects to the garbage collector.
-pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")]
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"),
+]
 
 ROWS = 4000
 COLUMNS = ("click:int", "id:int", "user:text", "price:float")
 
 
-def spec(*columns: str, split: str = "{train = 0.6, test = 0.4}", table: str = "", more: str = "") -> str:
+def spec(
+    *columns: str, split: str = "{train = 0.6, test = 0.4}", table: str = "", more: str = ""
+) -> str:
     names = ", ".join(f'"{column}"' for column in columns)
-    return (f'[input]\nformat = "parquet"\ncolumns = [{names}]\n'
-            f'[table]\nsplit = {split}\nrow_group_rows = 512\n{table}\n'
-            '[[column]]\nname = "click"\nrole = "label"\n'
-            '[[column]]\nname = "id"\nrole = "dense"\nops = [{op = "fill"}]\n'
-            '[[column]]\nname = "user"\nrole = "sparse"\nops = [{op = "hash", size = 4000}]\n' + more)
+    return (
+        f'[input]\nformat = "parquet"\ncolumns = [{names}]\n'
+        f"[table]\nsplit = {split}\nrow_group_rows = 512\n{table}\n"
+        '[[column]]\nname = "click"\nrole = "label"\n'
+        '[[column]]\nname = "id"\nrole = "dense"\nops = [{op = "fill"}]\n'
+        '[[column]]\nname = "user"\nrole = "sparse"\nops = [{op = "hash", size = 4000}]\n' + more
+    )
 
 
 def noise(first: int = 0, rows: int = ROWS) -> pa.Table:
     drawn = np.random.default_rng(first + 5)
-    return pa.table({"click": drawn.integers(0, 2, rows), "id": np.arange(first, first + rows),
-                     "user": [f"u{n}" for n in drawn.integers(0, 3000, rows)], "price": drawn.random(rows)})
+    return pa.table(
+        {
+            "click": drawn.integers(0, 2, rows),
+            "id": np.arange(first, first + rows),
+            "user": [f"u{n}" for n in drawn.integers(0, 3000, rows)],
+            "price": drawn.random(rows),
+        }
+    )
 
 
 def ids(table: FeatureTable, split: str) -> set[float]:
     return {row["id"] for row in rows_of(table, split)}
 
 
-def test_a_table_whose_columns_change_is_followed_and_one_whose_rows_moved_is_not(spark, tmp_path, forks):
+def test_a_table_whose_columns_change_is_followed_and_one_whose_rows_moved_is_not(
+    spark, tmp_path, forks
+):
     out, said = tmp_path / "t", Said()
     rows = noise()
     pq.write_table(rows, tmp_path / "first.parquet")
-    pq.write_table(rows.append_column("more", pa.array(np.arange(ROWS) % 7)), tmp_path / "more.parquet")
+    pq.write_table(
+        rows.append_column("more", pa.array(np.arange(ROWS) % 7)), tmp_path / "more.parquet"
+    )
     run(spark, out, tmp_path / "first.parquet", text=spec(*COLUMNS))
-    wider = spec("more:int", *COLUMNS[::-1], more='[[column]]\nname = "more"\nrole = "dense"\nops = [{op = "fill"}]\n')
+    wider = spec(
+        "more:int",
+        *COLUMNS[::-1],
+        more='[[column]]\nname = "more"\nrole = "dense"\nops = [{op = "fill"}]\n',
+    )
     run(spark, out, tmp_path / "more.parquet", text=wider, mode="overwrite", said=said)
     tables = [FeatureTable.open(out, version) for version in (0, 1)]
     for split in ("train", "test"):
@@ -58,40 +79,87 @@ def test_a_table_whose_columns_change_is_followed_and_one_whose_rows_moved_is_no
     assert tables[0].record.identity == tables[1].record.identity
     # What Spark's tasks gathered is what all rows at once make.
     rule = tables[0].record.identity
-    keys = hash_of({name: rows[name].combine_chunks() for name in rows.column_names}, rule.recognised, rule.seed)
+    keys = hash_of(
+        {name: rows[name].combine_chunks() for name in rows.column_names},
+        rule.recognised,
+        rule.seed,
+    )
     number = rows["id"].to_numpy()
     for split, sketch in SplitRows.of([tables[1].record]).sketches[rule.recognition].items():
         there = np.isin(number, sorted(ids(tables[1], split)))
         assert sketch.to_json() == Sketch.of(keys[there]).to_json()
 
-    words = ["--run-dir", tmp_path / "run", "--data", out, "--version", 0, "--follow", "--epochs", 2, "--batch-size",
-             256, "--width", 8, "--dense-layers", 8, "--over-layers", 8, "--tuning", "fixed"]
+    words = [
+        "--run-dir",
+        tmp_path / "run",
+        "--data",
+        out,
+        "--version",
+        0,
+        "--follow",
+        "--epochs",
+        2,
+        "--batch-size",
+        256,
+        "--width",
+        8,
+        "--dense-layers",
+        8,
+        "--over-layers",
+        8,
+        "--tuning",
+        "fixed",
+    ]
     process = forks.train(*words, tmp=tmp_path)
     assert process.returncode == 0, process.stderr[-3000:]
     found = last_json(process)
     assert (found["version"], found["rows"], found["epochs"]) == (1, tables[1].rows_of("test"), 2)
     assert found["auc"] == pytest.approx(0.5, abs=0.07)  # 1,600 rows: five standard deviations
 
-    pq.write_table(pa.concat_tables([rows.slice(0, 500), noise(ROWS, 100)]).append_column(
-        "more", pa.array([n % 7 for n in range(600)])), tmp_path / "again.parquet")
+    pq.write_table(
+        pa.concat_tables([rows.slice(0, 500), noise(ROWS, 100)]).append_column(
+            "more", pa.array([n % 7 for n in range(600)])
+        ),
+        tmp_path / "again.parquet",
+    )
     run(spark, out, tmp_path / "again.parquet", text=wider, mode="append", said=said)
     assert "warning: 500 of the 600 rows that are appended are in the table already" in said.text
     recut = wider.replace("train = 0.6, test = 0.4", "train = 0.3, test = 0.7")
-    with pytest.raises(SplitMoved, match=r"^4\d(\.\d)? % of the rows of split 'test' lay in 'train' in version 2"):
+    with pytest.raises(
+        SplitMoved, match=r"^4\d(\.\d)? % of the rows of split 'test' lay in 'train' in version 2"
+    ):
         run(spark, out, tmp_path / "more.parquet", text=recut, mode="overwrite")
     assert FeatureTable.open(out).version == 2
     assert len(list((out / "data").iterdir())) == 3  # and nothing of it is left
-    run(spark, out, tmp_path / "more.parquet", text=recut, mode="overwrite", split_moved="accept", said=said)
-    assert "lay in 'train' in version 2; a run that was trained on that goes on here only with" in said.text
+    run(
+        spark,
+        out,
+        tmp_path / "more.parquet",
+        text=recut,
+        mode="overwrite",
+        split_moved="accept",
+        said=said,
+    )
+    assert (
+        "lay in 'train' in version 2; a run that was trained on that goes on here only with"
+        in said.text
+    )
     resume = ["--run-dir", str(tmp_path / "run"), "--resume", "--follow", "--epochs", "3"]
-    with pytest.raises(SplitMoved, match=r" 4\d(\.\d)? % of the rows of split 'test' were trained on"):
+    with pytest.raises(
+        SplitMoved, match=r" 4\d(\.\d)? % of the rows of split 'test' were trained on"
+    ):
         start.start_point(options.parse(resume))
-    assert start.start_point(options.parse([*resume, "--split-moved", "accept"])).config.version == 3
+    assert (
+        start.start_point(options.parse([*resume, "--split-moved", "accept"])).config.version == 3
+    )
 
 
 def test_rows_of_one_key_lie_alike_however_the_input_was_cut(spark, tmp_path):
     """A key that many rows share: what is in front is decided by all that a row holds."""
-    rows, text = noise(rows=900), spec(*COLUMNS, table='key = "user"').replace("size = 4000", "size = 50")
+    rows, text = (
+        noise(rows=900),
+        spec(*COLUMNS, table='key = "user"').replace("size = 4000", "size = 50"),
+    )
     rows = rows.set_column(2, "user", pa.array([f"u{n % 30}" for n in range(900)]))
     made = []
     for number, parts in enumerate(([rows], [rows.slice(500), rows.slice(0, 500)])):
@@ -102,6 +170,9 @@ def test_rows_of_one_key_lie_alike_however_the_input_was_cut(spark, tmp_path):
         run(spark, tmp_path / f"t-{number}", folder, text=text)
         made.append(FeatureTable.open(tmp_path / f"t-{number}"))
     assert rows_of(made[0]) == rows_of(made[1])
-    split_of_user = {user: {split for split in ("train", "test") for row in of[split] if row["id"] % 30 == user}
-                     for of in [{split: rows_of(made[0], split) for split in ("train", "test")}] for user in range(30)}
+    split_of_user = {
+        user: {split for split in ("train", "test") for row in of[split] if row["id"] % 30 == user}
+        for of in [{split: rows_of(made[0], split) for split in ("train", "test")}]
+        for user in range(30)
+    }
     assert all(len(splits) == 1 for splits in split_of_user.values())

@@ -27,20 +27,41 @@ _PATIENCE_S = 150
 
 
 @contextmanager
-def submitted(repo: Path, *arguments: object, spec: Path | None = None, home: str = "") -> Iterator[subprocess.Popen]:
+def submitted(
+    repo: Path, *arguments: object, spec: Path | None = None, home: str = ""
+) -> Iterator[subprocess.Popen]:
     """spark-submit from another folder, with its whole family in a process group, which is gone afterwards whatever
     happens."""
     bin_folder = Path(sys.executable).parent
-    command = [bin_folder / "spark-submit", "--properties-file", repo / "spark-defaults.conf", "--master", "local[2]",
-               repo / "etl" / "job.py", "--spec", spec or repo / "features" / "criteo.toml", *arguments]
+    command = [
+        bin_folder / "spark-submit",
+        "--properties-file",
+        repo / "spark-defaults.conf",
+        "--master",
+        "local[2]",
+        repo / "etl" / "job.py",
+        "--spec",
+        spec or repo / "features" / "criteo.toml",
+        *arguments,
+    ]
     path = [folder for folder in os.environ["PATH"].split(os.pathsep) if Path(folder) != bin_folder]
     own = {"SPARK_HOME": home} if home else {}
     path = path if home else [str(bin_folder), *path]
-    process = subprocess.Popen([str(part) for part in command], cwd="/", text=True, start_new_session=True,
-                               stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                               env={**os.environ, **own, "PATH": os.pathsep.join(path),
-                                    # What is short-lived is compiled quickly rather than well.
-                                    "SPARK_SUBMIT_OPTS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"})
+    process = subprocess.Popen(
+        [str(part) for part in command],
+        cwd="/",
+        text=True,
+        start_new_session=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={
+            **os.environ,
+            **own,
+            "PATH": os.pathsep.join(path),
+            # What is short-lived is compiled quickly rather than well.
+            "SPARK_SUBMIT_OPTS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+        },
+    )
     try:
         yield process
     finally:
@@ -77,18 +98,37 @@ def test_a_submitted_job_ends_with_its_json_line(repo, raw, tmp_path):
     for split in table.splits:
         with BatchLoader(table, batch_size=16, split=split, packed=PackedCopy()) as loader:
             deque(loader, maxlen=0)
-            assert (loader.store["packed_hits"] > 0, loader.store["packed_misses"]) == (True, 0), split
+            assert (loader.store["packed_hits"] > 0, loader.store["packed_misses"]) == (True, 0), (
+                split
+            )
             copies += loader.store["packed_bytes"]
     assert result["packed_bytes"] == copies
-    assert (result["rows_in"], result["rows_out"], result["rejected"], result["version"]) == (3000, 3000, {}, 0)
-    assert (result["files"], result["fingerprint"]["layout"]) == (len(table.files), table.fingerprint.layout)
+    assert (result["rows_in"], result["rows_out"], result["rejected"], result["version"]) == (
+        3000,
+        3000,
+        {},
+        0,
+    )
+    assert (result["files"], result["fingerprint"]["layout"]) == (
+        len(table.files),
+        table.fingerprint.layout,
+    )
     assert table.check() == []
     # Nothing is said but what the job says: no warning of Java's or of Spark's.
-    stages = (r"(starting Spark|fitting|writing 3,000 rows|checking|packing a copy)"
-              r"( …|: done in .* s| (\[.*%.*|…) \d+ s)")
+    stages = (
+        r"(starting Spark|fitting|writing 3,000 rows|checking|packing a copy)"
+        r"( …|: done in .* s| (\[.*%.*|…) \d+ s)"
+    )
     first, *others = [line for line in err.splitlines() if not re.fullmatch(stages, line)]
     assert re.fullmatch(r"version 0 of \S+/t: 3,000 rows in 3 files, \d+\.\d s", first), err
-    assert [line.split()[0] for line in others] == ["read", "rejected", "written", "test", "train", "validation"], err
+    assert [line.split()[0] for line in others] == [
+        "read",
+        "rejected",
+        "written",
+        "test",
+        "train",
+        "validation",
+    ], err
     for stage in ("starting Spark", "fitting", "writing 3,000 rows", "checking"):
         assert f"{stage}: done" in err
     summary = {words[0]: words[1] for line in err.splitlines() if len(words := line.split()) == 2}
@@ -98,8 +138,9 @@ def test_a_submitted_job_ends_with_its_json_line(repo, raw, tmp_path):
 
 def test_a_job_killed_before_its_commit_leaves_the_old_version(repo, raw, tmp_path):
     old = small_table(tmp_path / "t", rows=300)
-    with submitted(repo, "--input", raw, "--output", tmp_path / "t",
-                   "--mode", "overwrite") as process:
+    with submitted(
+        repo, "--input", raw, "--output", tmp_path / "t", "--mode", "overwrite"
+    ) as process:
         wait_for(process, "writing")
         os.killpg(process.pid, signal.SIGKILL)
         process.wait(_PATIENCE_S)
@@ -120,8 +161,12 @@ def test_wrong_input_exits_2_with_one_clear_line(repo, tmp_path):
     """Also with a Spark beside this environment, which takes any Python: the driver goes on in the checkout's own."""
     home = str(Path(find_spec("pyspark").origin).parent)
     spec = tmp_path / "bad.toml"
-    spec.write_text((repo / "features" / "criteo.toml").read_text().replace("min_count", "min_cuont"))
-    with submitted(repo, "--input", "nothing", "--output", tmp_path / "t", spec=spec, home=home) as process:
+    spec.write_text(
+        (repo / "features" / "criteo.toml").read_text().replace("min_count", "min_cuont")
+    )
+    with submitted(
+        repo, "--input", "nothing", "--output", tmp_path / "t", spec=spec, home=home
+    ) as process:
         _, err = process.communicate(timeout=_PATIENCE_S)
     assert process.returncode == 2
     assert "did you mean 'min_count'?" in err

@@ -34,9 +34,18 @@ from sluice.ingest.loader import BatchLoader
 from tests.etl.jobs import Said, alike, in_one_process, rows_of, run
 
 # pyspark 4.1 leaves the sockets through which it collects to the garbage collector.
-pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")]
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"),
+]
 
-COLUMNS = {"click": pa.int64(), "user": pa.string(), "item": pa.string(), "at": pa.float64(), "price": pa.float64()}
+COLUMNS = {
+    "click": pa.int64(),
+    "user": pa.string(),
+    "item": pa.string(),
+    "at": pa.float64(),
+    "price": pa.float64(),
+}
 HEAD = """
 [input]
 format = "parquet"
@@ -68,11 +77,13 @@ def raw(tmp_path_factory):
     """Rows as Parquet, and as columns."""
     generator = np.random.default_rng(5)
     count = 900
-    columns = {"click": generator.integers(0, 2, count),
-               "user": [f"u{v}" for v in generator.integers(0, 60, count)],
-               "item": [f"i{v}" for v in np.minimum(generator.geometric(0.05, count), 90)],
-               "at": np.arange(count) * 60.0 + 1e6,
-               "price": [None if v < 0.1 else v for v in generator.random(count) * 10]}
+    columns = {
+        "click": generator.integers(0, 2, count),
+        "user": [f"u{v}" for v in generator.integers(0, 60, count)],
+        "item": [f"i{v}" for v in np.minimum(generator.geometric(0.05, count), 90)],
+        "at": np.arange(count) * 60.0 + 1e6,
+        "price": [None if v < 0.1 else v for v in generator.random(count) * 10],
+    }
     table = pa.table({n: pa.array(columns[n], kind) for n, kind in COLUMNS.items()})
     path = tmp_path_factory.mktemp("rows") / "rows.parquet"
     pq.write_table(table, path)
@@ -80,7 +91,12 @@ def raw(tmp_path_factory):
 
 
 def test_chains_of_three_levels_target_group_and_count(spark, raw, tmp_path):
-    text = HEAD + LABEL + ITEM + KEPT + """
+    text = (
+        HEAD
+        + LABEL
+        + ITEM
+        + KEPT
+        + """
 [[column]]
 name = "price"
 role = "dense"
@@ -121,6 +137,7 @@ from = "item"
 role = "dense"
 ops = [{op = "count"}, {op = "fill"}, {op = "log"}]
 """
+    )
     spec = Spec.parse(text)
     jobs = _spark_jobs(spark)
     run(spark, tmp_path / "t", raw[0], text=text)
@@ -131,15 +148,28 @@ ops = [{op = "count"}, {op = "fill"}, {op = "log"}]
     assert 5 <= _spark_jobs(spark) - jobs <= 3 * 3 + 5
     price = next(f for f in table.fields if f.name == "price")
     assert [o["op"] for o in price.online] == ["log"]
-    assert max(row["price"] for row in rows_of(table)) == 1.0  # Spark did not apply what is left to the loader
-    assert {f.name: f.type for f in table.fields if f.name.endswith("_left")} == {"price_left": "double",
-                                                                                  "user_left": "int64"}
+    assert (
+        max(row["price"] for row in rows_of(table)) == 1.0
+    )  # Spark did not apply what is left to the loader
+    assert {f.name: f.type for f in table.fields if f.name.endswith("_left")} == {
+        "price_left": "double",
+        "user_left": "int64",
+    }
     assert {row["user_left"] for row in rows_of(table)} == set(range(60))
     training = in_training(raw[1], row_keys(raw[1], spec), spec)
     assert 0.75 < training.mean() < 0.85
     counts = Counter(raw[1]["item"].filter(pa.array(training)).to_pylist())
     state = table.state()
-    assert dict(zip(state["seen/0"]["value"].to_pylist(), state["seen/0"]["count"].to_pylist(), strict=True)) == counts
+    assert (
+        dict(
+            zip(
+                state["seen/0"]["value"].to_pylist(),
+                state["seen/0"]["count"].to_pylist(),
+                strict=True,
+            )
+        )
+        == counts
+    )
 
 
 def test_operators_that_learn_differently_share_one_pass_over_the_input(spark, tmp_path):
@@ -147,17 +177,34 @@ def test_operators_that_learn_differently_share_one_pass_over_the_input(spark, t
     passes = tmp_path / "passes"
     passes.mkdir()
     items = ["a", "b", "a", "c"]
-    table = pa.table({"click": pa.array([0, 1, 0, 1], pa.int64()), "user": [str(passes)] * 4, "item": items,
-                      "at": [0.0] * 4, "price": [1.0] * 4})
+    table = pa.table(
+        {
+            "click": pa.array([0, 1, 0, 1], pa.int64()),
+            "user": [str(passes)] * 4,
+            "item": items,
+            "at": [0.0] * 4,
+            "price": [1.0] * 4,
+        }
+    )
     pq.write_table(table, tmp_path / "rows.parquet")
     head = HEAD + "[table]\nsplit = {all = 1.0}\n"
-    text = head + LABEL + ITEM + "".join(ITEM.replace('"item"', f'"item{n}"\nfrom = "item"').replace(
-        "oov", f"min_count = {n}, oov") for n in (2, 3, 4)) + """
+    text = (
+        head
+        + LABEL
+        + ITEM
+        + "".join(
+            ITEM.replace('"item"', f'"item{n}"\nfrom = "item"').replace(
+                "oov", f"min_count = {n}, oov"
+            )
+            for n in (2, 3, 4)
+        )
+        + """
 [[column]]
 name = "user"
 role = "sparse"
 ops = [{op = "python", function = "tests.etl.test_jobs:noted", inputs = "text", output = "text"}, {op = "categorify"}]
 """
+    )
     assert len({learned.op for learned in Spec.parse(text).fitted}) == 5
     state, counted = fitted(spark, tmp_path, tmp_path / "rows.parquet", text)
     assert counted.rows == 4
@@ -166,17 +213,30 @@ ops = [{op = "python", function = "tests.etl.test_jobs:noted", inputs = "text", 
 
 
 @pytest.mark.parametrize("rules", ["", '[dedup]\nby = ["at"]\n'])
-def test_what_was_read_and_parsed_is_kept_for_the_passes_after_the_first(spark, raw, tmp_path, rules):
+def test_what_was_read_and_parsed_is_kept_for_the_passes_after_the_first(
+    spark, raw, tmp_path, rules
+):
     """The input is gone by then."""
     shutil.copy(raw[0], tmp_path / "rows.parquet")
-    text = HEAD + rules + LABEL + ITEM + COUNTED + """
+    text = (
+        HEAD
+        + rules
+        + LABEL
+        + ITEM
+        + COUNTED
+        + """
 [[column]]
 name = "mean_price"
 from = ["item", "price"]
 role = "dense"
 ops = [{op = "group", of = "mean"}, {op = "fill", value = -1}, {op = "standardise"}]
 """
-    job = Job(spec=Spec.own(text), inputs=(str(tmp_path / "rows.parquet"),), store=TableStore(tmp_path / "t"))
+    )
+    job = Job(
+        spec=Spec.own(text),
+        inputs=(str(tmp_path / "rows.parquet"),),
+        store=TableStore(tmp_path / "t"),
+    )
     engine = SparkEngine(spark, job, JobProgress(Said()))
     sums = engine.sums(0, FittedState(), {})
     (tmp_path / "rows.parquet").unlink()
@@ -184,7 +244,9 @@ ops = [{op = "group", of = "mean"}, {op = "fill", value = -1}, {op = "standardis
     assert (counted.rows, counted.parsed) == (sums.counted.rows, sums.counted.parsed) == (900, 900)
     assert job.spec.levels == 2
     engine.write(state, counted)
-    assert sum(pq.read_metadata(path).num_rows for path in (tmp_path / "t").rglob("*.parquet")) == 900
+    assert (
+        sum(pq.read_metadata(path).num_rows for path in (tmp_path / "t").rglob("*.parquet")) == 900
+    )
     held = spark.sparkContext._jsc.getPersistentRDDs
     before = len(held())
     engine.close()
@@ -202,9 +264,18 @@ def test_fitting_takes_as_many_jobs_for_40_columns_as_for_one(spark, raw, tmp_pa
     monkeypatch.setattr(DataFrame, "toPandas", lambda _: pytest.fail("rows are collected"))
     jobs = []
     for columns in (1, 40):
-        text = HEAD + LABEL + "".join(ITEM.replace('"item"', f'"item{n}"\nfrom = "item"', 1) for n in range(columns))
-        text += "".join(f'[[column]]\nname = "p{n}"\nfrom = "price"\nrole = "dense"\nops = [{{op = "fill_mean"}}, '
-                        '{op = "standardise"}]\n' for n in range(columns))
+        text = (
+            HEAD
+            + LABEL
+            + "".join(
+                ITEM.replace('"item"', f'"item{n}"\nfrom = "item"', 1) for n in range(columns)
+            )
+        )
+        text += "".join(
+            f'[[column]]\nname = "p{n}"\nfrom = "price"\nrole = "dense"\nops = [{{op = "fill_mean"}}, '
+            '{op = "standardise"}]\n'
+            for n in range(columns)
+        )
         before = _spark_jobs(spark)
         state, _ = fitted(spark, tmp_path, raw[0], text)
         jobs.append(_spark_jobs(spark) - before)
@@ -240,14 +311,19 @@ def _noted_rows(taken: list[int], table: pa.Table) -> pa.Table:
 
 def test_no_more_is_collected_than_a_stated_number_of_rows(spark, raw, tmp_path, monkeypatch):
     monkeypatch.setattr("sluice.etl.spark.fit.MAX_VALUES", 50)
-    with pytest.raises(InputError, match=r"more than 50 values to keep in all; give the largest a min_count"):
+    with pytest.raises(
+        InputError, match=r"more than 50 values to keep in all; give the largest a min_count"
+    ):
         fitted(spark, tmp_path, raw[0], HEAD + LABEL + COUNTED)
 
 
 def test_every_window_has_a_partition(repo):
     """Without one, Spark would bring all rows to one task."""
-    windows = [found for path in (repo / "etl").rglob("*.py") for found in re.findall(r"Window\s*\.\s*(\w+)",
-                                                                                   path.read_text())]
+    windows = [
+        found
+        for path in (repo / "etl").rglob("*.py")
+        for found in re.findall(r"Window\s*\.\s*(\w+)", path.read_text())
+    ]
     assert windows.count("partitionBy") >= 5
     assert set(windows) == {"partitionBy", "unboundedPreceding", "currentRow"}
 
@@ -262,7 +338,12 @@ def _spark_jobs(spark) -> int:
 
 
 def test_rows_are_filtered_sampled_and_weighted(spark, raw, tmp_path):
-    text = HEAD + LABEL + ITEM + KEPT + """
+    text = (
+        HEAD
+        + LABEL
+        + ITEM
+        + KEPT
+        + """
 [[filter]]
 column = "price"
 op = ">="
@@ -279,11 +360,15 @@ seed = 3
 split_by = "user"
 split = {a = 0.5, b = 0.5}
 """
+    )
     result = run(spark, tmp_path / "t", raw[0], text=text)
     table = FeatureTable.open(tmp_path / "t")
     got = rows_of(table)
     alike(got, in_one_process(text, table, raw[1]))
-    rows = [dict(zip(COLUMNS, row, strict=True)) for row in zip(*(c.to_pylist() for c in raw[1].values()), strict=True)]
+    rows = [
+        dict(zip(COLUMNS, row, strict=True))
+        for row in zip(*(c.to_pylist() for c in raw[1].values()), strict=True)
+    ]
     left = [r for r in rows if (r["price"] or 0) >= 2.5 and r["item"] not in ("i1", "i2")]
     assert result.rows_in == len(rows)
     assert sum(r["click"] for r in got) == sum(r["click"] for r in left)
@@ -295,16 +380,29 @@ split = {a = 0.5, b = 0.5}
 
 
 def test_splits_by_a_column(spark, raw, tmp_path):
-    text = HEAD + LABEL + KEPT + ITEM + '[table]\nsplit_column = "user"\nsplit = {u1 = 0.5, u2 = 0.5}\n'
+    text = (
+        HEAD
+        + LABEL
+        + KEPT
+        + ITEM
+        + '[table]\nsplit_column = "user"\nsplit = {u1 = 0.5, u2 = 0.5}\n'
+    )
     result = run(spark, tmp_path / "t", raw[0], text=text)
     table = FeatureTable.open(tmp_path / "t")
     users = raw[1]["user"].to_pylist()
-    assert result.splits == {name: users.count(name) for name in ("u1", "u2")}  # rows with another name are left out
+    assert result.splits == {
+        name: users.count(name) for name in ("u1", "u2")
+    }  # rows with another name are left out
     assert all(r["user"] == split for split in table.splits for r in rows_of(table, split))
 
 
 def test_drawn_negatives_and_time_order(spark, raw, tmp_path):
-    text = HEAD + LABEL + KEPT + ITEM + """
+    text = (
+        HEAD
+        + LABEL
+        + KEPT
+        + ITEM
+        + """
 [negatives]
 column = "item"
 each = 2
@@ -315,6 +413,7 @@ file_rows = 400
 row_group_rows = 100
 split = {all = 1.0}
 """
+    )
     result = run(spark, tmp_path / "t", raw[0], text=text)
     table = FeatureTable.open(tmp_path / "t")
     positive = sum(raw[1]["click"].to_pylist())
@@ -333,7 +432,11 @@ split = {all = 1.0}
 
 def test_files_lie_in_folders_by_a_columns_value(spark, raw, tmp_path, monkeypatch):
     """As any Delta reader, ours and the loader's see it."""
-    text = HEAD + LABEL + KEPT + """
+    text = (
+        HEAD
+        + LABEL
+        + KEPT
+        + """
 [[column]]
 name = "price"
 role = "dense"
@@ -343,6 +446,7 @@ partition = "item"
 split = {a = 0.5, b = 0.5}
 file_rows = 20
 """
+    )
     odd = pa.table({n: raw[1][n] for n in COLUMNS}).slice(0, 300)
     names = ["2026-11-20 08:00/é%25=x", "", None, "plain"]
     odd = odd.set_column(2, "item", pa.array([names[i % 4] for i in range(300)], pa.string()))
@@ -357,31 +461,54 @@ file_rows = 20
     files = [f for r in table.records.values() for f in r.files]
     assert {f.partition for f in files} == {names[0], NO_PARTITION, "plain"}
     assert all(f.rows <= 40 for f in files)
-    assert sum(f.rows for f in files if f.partition == NO_PARTITION) == 300  # what is missing, and the empty text
+    assert (
+        sum(f.rows for f in files if f.partition == NO_PARTITION) == 300
+    )  # what is missing, and the empty text
     whole = DeltaTable(out).to_pyarrow_table(filters=[("partition", "=", names[0])])
     assert whole["user"].to_pylist().count(None) == 0
     assert len(whole) == 150
     keys = [list(pq.read_table(f.path, partitioning=None)["at"].to_pylist()) for f in table.files]
     again = run(spark, tmp_path / "again", tmp_path / "rows.parquet", text=text)
-    assert [list(pq.read_table(f.path, partitioning=None)["at"].to_pylist())
-            for f in FeatureTable.open(tmp_path / "again").files] == keys[:again.files]
+    assert [
+        list(pq.read_table(f.path, partitioning=None)["at"].to_pylist())
+        for f in FeatureTable.open(tmp_path / "again").files
+    ] == keys[: again.files]
     with BatchLoader(table, split="a", batch_size=64, last="pad") as loader:
         assert sum(int((batch.weight > 0).sum()) for batch in loader) == table.rows_of("a")
     monkeypatch.setattr("sluice.etl.jobs.job_run.MAX_PAIRS", 8)
-    with pytest.raises(InputError, match=r"column 'user' makes \d+ partitions over all splits, more than 8"):
-        run(spark, tmp_path / "many", raw[0], text=text.replace('partition = "item"', 'partition = "user"'))
+    with pytest.raises(
+        InputError, match=r"column 'user' makes \d+ partitions over all splits, more than 8"
+    ):
+        run(
+            spark,
+            tmp_path / "many",
+            raw[0],
+            text=text.replace('partition = "item"', 'partition = "user"'),
+        )
     for mode in ("append", "overwrite"):
-        with pytest.raises(CommitError, match="a table with partitions, which cannot change; choose another --output"):
+        with pytest.raises(
+            CommitError,
+            match="a table with partitions, which cannot change; choose another --output",
+        ):
             run(spark, out, raw[0], text=text.replace('partition = "item"\n', ""), mode=mode)
 
 
 def test_joins_by_key_and_as_of_a_time(spark, raw, tmp_path):
-    users = pa.table({"user": [f"u{i}" for i in range(0, 60, 2)] + ["u0", None], "age": [*range(30), 99, 7]})
-    prices = pa.table({"item": ["i1", "i1", "i3", None], "since": [1e6 + 600, 1e6 + 6000, 0.0, 0.0],
-                       "level": [1.0, 2.0, 3.0, 4.0]})
+    users = pa.table(
+        {"user": [f"u{i}" for i in range(0, 60, 2)] + ["u0", None], "age": [*range(30), 99, 7]}
+    )
+    prices = pa.table(
+        {
+            "item": ["i1", "i1", "i3", None],
+            "since": [1e6 + 600, 1e6 + 6000, 0.0, 0.0],
+            "level": [1.0, 2.0, 3.0, 4.0],
+        }
+    )
     pq.write_table(users, tmp_path / "users.parquet")
     pq.write_table(prices, tmp_path / "prices.parquet")
-    text = HEAD + f"""
+    text = (
+        HEAD
+        + f"""
 [[join]]
 path = "{tmp_path}/users.parquet"
 on = "user"
@@ -392,7 +519,11 @@ on = "item"
 columns = ["level:float"]
 time = "at"
 their_time = "since"
-""" + LABEL + KEPT + ITEM + """
+"""
+        + LABEL
+        + KEPT
+        + ITEM
+        + """
 [[column]]
 name = "age"
 role = "dense"
@@ -402,28 +533,52 @@ name = "level"
 role = "dense"
 ops = [{op = "fill", value = 0}]
 """
+    )
     run(spark, tmp_path / "t", raw[0], text=text)
     table = FeatureTable.open(tmp_path / "t")
     ages = {f"u{2 * i}": float(i) for i in range(30)} | {"u0": 99.0}
     want = []
-    for user, item, at in zip(*(raw[1][n].to_pylist() for n in ("user", "item", "at")), strict=True):
-        level = (2.0 if at >= 1e6 + 6000 else 1.0 if at >= 1e6 + 600 else 0.0) if item == "i1" else \
-            3.0 if item == "i3" else 0.0
+    for user, item, at in zip(
+        *(raw[1][n].to_pylist() for n in ("user", "item", "at")), strict=True
+    ):
+        level = (
+            (2.0 if at >= 1e6 + 6000 else 1.0 if at >= 1e6 + 600 else 0.0)
+            if item == "i1"
+            else 3.0
+            if item == "i3"
+            else 0.0
+        )
         want.append((user, at, ages.get(user, -1.0), level))
-    assert sorted((r["user"], r["at"], r["age"], r["level"]) for r in rows_of(table)) == sorted(want)
+    assert sorted((r["user"], r["at"], r["age"], r["level"]) for r in rows_of(table)) == sorted(
+        want
+    )
 
 
 def write(path, *items):
     """Rows of these items, each clicked on every other time."""
     count = len(items)
-    pq.write_table(pa.table({"click": pa.array([i % 2 for i in range(count)], pa.int64()), "user": ["u"] * count,
-                             "item": pa.array(items, pa.string()), "at": np.arange(count, dtype=float),
-                             "price": np.ones(count)}), path)
+    pq.write_table(
+        pa.table(
+            {
+                "click": pa.array([i % 2 for i in range(count)], pa.int64()),
+                "user": ["u"] * count,
+                "item": pa.array(items, pa.string()),
+                "at": np.arange(count, dtype=float),
+                "price": np.ones(count),
+            }
+        ),
+        path,
+    )
     return path
 
 
 def test_a_state_is_kept_added_to_and_never_mixed(spark, tmp_path):
-    text = HEAD + "[table]\nsplit = {all = 1.0}\n[drift]\nunseen = {warn = 0.2, refuse = 0.9}\n" + LABEL + ITEM
+    text = (
+        HEAD
+        + "[table]\nsplit = {all = 1.0}\n[drift]\nunseen = {warn = 0.2, refuse = 0.9}\n"
+        + LABEL
+        + ITEM
+    )
     first = write(tmp_path / "1.parquet", *"aaabbc")
     more = write(tmp_path / "2.parquet", *"dddadccb")
     strangers = write(tmp_path / "3.parquet", *"xyzxyzxyzxyz")
@@ -439,7 +594,9 @@ def test_a_state_is_kept_added_to_and_never_mixed(spark, tmp_path):
     run(spark, out, more, text=text, mode="append", said=said)
     assert ids() == {"a": 4, "b": 5, "c": 6}
     assert re.search(r"warning: drift: unseen of column 'item' is 0\.5", said.text)
-    with pytest.raises(DriftError, match=r"unseen of column 'item' is 1 .*drift\.unseen\.refuse = 0\.9; nothing"):
+    with pytest.raises(
+        DriftError, match=r"unseen of column 'item' is 1 .*drift\.unseen\.refuse = 0\.9; nothing"
+    ):
         run(spark, out, strangers, text=text, mode="append")
     run(spark, out, more, text=text, mode="append", update_state=True)
     assert ids() == {"a": 4, "b": 5, "c": 6, "d": 7}
@@ -447,16 +604,35 @@ def test_a_state_is_kept_added_to_and_never_mixed(spark, tmp_path):
     assert (table.version, table.rows) == (2, 6 + 8 + 8)
     assert {f.name: f.cardinality for f in table.fields}["item"] == 8
     assert table.check() == []  # ids of older files are within the newer cardinality
-    run(spark, out, strangers, text=text.replace("refuse = 0.9", "refuse = 2"), mode="overwrite", reuse_state=True)
+    run(
+        spark,
+        out,
+        strangers,
+        text=text.replace("refuse = 0.9", "refuse = 2"),
+        mode="overwrite",
+        reuse_state=True,
+    )
     assert ids() == {"a": 4, "b": 5, "c": 6, "d": 7}
-    assert {r["item"] for r in rows_of(FeatureTable.open(out))} <= {2, 3}  # all are out of the vocabulary
+    assert {r["item"] for r in rows_of(FeatureTable.open(out))} <= {
+        2,
+        3,
+    }  # all are out of the vocabulary
     # The same values under another version's state keep their ids.
     old = Counter(r["item"] for r in rows_of(FeatureTable.open(out, 0)))
     assert old == {4: 3, 5: 2, 6: 1}
-    with pytest.raises(StateError, match=r"item/0 was learned by item: .*'min_count': 1.*'min_count': 2"):
+    with pytest.raises(
+        StateError, match=r"item/0 was learned by item: .*'min_count': 1.*'min_count': 2"
+    ):
         run(spark, out, more, text=text.replace("oov = 2", "oov = 2, min_count = 2"), mode="append")
     with pytest.raises(StateError, match=r"(only|not) in this spec"):
-        run(spark, out, more, text=text.replace('"item"', '"what"\nfrom = "item"'), mode="overwrite", reuse_state=True)
+        run(
+            spark,
+            out,
+            more,
+            text=text.replace('"item"', '"what"\nfrom = "item"'),
+            mode="overwrite",
+            reuse_state=True,
+        )
     job = Job(spec=Spec.parse(text), inputs=(str(more),), store=TableStore(out), mode="append")
     lines, about = explain(job)
     assert about["fitted"] == []
@@ -466,15 +642,22 @@ def test_a_state_is_kept_added_to_and_never_mixed(spark, tmp_path):
 
 # Bad input. The rest of the issue's rows are in test_parse (lines) and test_build (files).
 
+
 def test_a_column_that_is_missing_or_does_not_fit_is_named(spark, raw, tmp_path):
     text = HEAD + LABEL + ITEM
     table = pq.read_table(raw[0])
     pq.write_table(table.drop_columns("item"), tmp_path / "less.parquet")
-    with pytest.raises(InputError, match=r"less\.parquet: there is no column 'item' \(there are: click, user"):
+    with pytest.raises(
+        InputError, match=r"less\.parquet: there is no column 'item' \(there are: click, user"
+    ):
         run(spark, tmp_path / "t", tmp_path / "less.parquet", text=text)
     clicks = pa.array([2**64 - 1, *[1] * 899], pa.uint64())
     users = pa.array([2**63 + i for i in range(900)], pa.uint64())
-    wide = table.set_column(0, "click", clicks).set_column(1, "user", users).append_column("new", clicks)
+    wide = (
+        table.set_column(0, "click", clicks)
+        .set_column(1, "user", users)
+        .append_column("new", clicks)
+    )
     pq.write_table(wide, tmp_path / "unsigned.parquet")
     result = run(spark, tmp_path / "t", tmp_path / "unsigned.parquet", text=text + KEPT)
     assert (result.rows_out, result.rejected) == (899, {"click: not a whole number of 64 bits": 1})
@@ -482,19 +665,25 @@ def test_a_column_that_is_missing_or_does_not_fit_is_named(spark, raw, tmp_path)
     assert got == {str(2**63 + i) for i in range(1, 900)}  # read as text they stay whole
 
 
-CSV = """
+CSV = (
+    """
 [input]
 format = "csv"
 header = true
 columns = ["click:int", "item:text"]
 [table]
 split = {all = 1.0}
-""" + LABEL + ITEM
+"""
+    + LABEL
+    + ITEM
+)
 
 
 def test_files_with_other_headers_are_named_and_empty_ones_are_not_in_the_way(spark, tmp_path):
     (tmp_path / "in").mkdir()
-    (tmp_path / "in" / "1.csv").write_bytes(b"click,item\r\n1,a\r\n0,\xe6\x97\xa5\r\n1,\xff\r\n1,1e5")
+    (tmp_path / "in" / "1.csv").write_bytes(
+        b"click,item\r\n1,a\r\n0,\xe6\x97\xa5\r\n1,\xff\r\n1,1e5"
+    )
     (tmp_path / "in" / "2.csv").write_text("")
     (tmp_path / "in" / "3.csv").write_text("click,item\n" + "0,007\n" * 400)
     (tmp_path / "in" / "4.csv").write_text("click,item\n0,\n0,\n")  # a column all null here
@@ -503,7 +692,9 @@ def test_files_with_other_headers_are_named_and_empty_ones_are_not_in_the_way(sp
     words = FeatureTable.open(tmp_path / "t").state()["item/0"]["value"].to_pylist()
     assert words == ["007", "1e5", "a", "日"]
     (tmp_path / "in" / "5.csv").write_text("click,thing\n1,a\n")
-    with pytest.raises(InputError, match=r"5\.csv: its header has 'thing' in column 2, where the spec has 'item'"):
+    with pytest.raises(
+        InputError, match=r"5\.csv: its header has 'thing' in column 2, where the spec has 'item'"
+    ):
         run(spark, tmp_path / "t", tmp_path / "in", text=CSV, mode="overwrite")
 
 
@@ -511,18 +702,27 @@ def test_what_the_worker_says_reaches_the_user_in_one_line(spark, raw, tmp_path)
     from sluice.etl.jobs.engine import JobFailure
     from sluice.etl.spark.errors import clearly
 
-    text = HEAD + LABEL + ITEM + """
+    text = (
+        HEAD
+        + LABEL
+        + ITEM
+        + """
 [[column]]
 name = "price"
 role = "dense"
 ops = [{op = "python", function = "tests.etl.test_jobs:broken", inputs = "number", output = "number"}, {op = "fill"}]
 """
-    for name, words in (("broken", "broken returned 899 values, not an Arrow array for 900 rows"),
-                        ("refusing", f"refusing fails at '{dear(raw)}': ValueError: too dear, by far")):
+    )
+    for name, words in (
+        ("broken", "broken returned 899 values, not an Arrow array for 900 rows"),
+        ("refusing", f"refusing fails at '{dear(raw)}': ValueError: too dear, by far"),
+    ):
         said = rf"^\S*/rows\.parquet: column 'price': tests\.etl\.test_jobs:{words}; nothing was published$"
         with pytest.raises(JobFailure, match=said), clearly():
             run(spark, tmp_path / "t", raw[0], text=text.replace("broken", name))
-        assert not (tmp_path / "t" / "data").exists() or not list((tmp_path / "t" / "data").rglob("*.parquet"))
+        assert not (tmp_path / "t" / "data").exists() or not list(
+            (tmp_path / "t" / "data").rglob("*.parquet")
+        )
 
 
 def broken(values: pa.Array) -> pa.Array:
@@ -542,9 +742,13 @@ def refusing(values: pa.Array) -> pa.Array:
 def test_a_full_disk_is_one_line():
     from sluice.etl.spark.errors import cause
 
-    trace = ("An error occurred while calling o82.parquet.\n: org.apache.spark.SparkException: Job died.\n\tat a(B)\n"
-             "Caused by: java.io.IOException: No space left on device\n\tat java.base/x\n")
+    trace = (
+        "An error occurred while calling o82.parquet.\n: org.apache.spark.SparkException: Job died.\n\tat a(B)\n"
+        "Caused by: java.io.IOException: No space left on device\n\tat java.base/x\n"
+    )
     assert cause(trace).startswith("the disk is full")
-    assert cause(trace.replace("No space left on device", "strange")) == \
-        "java.io.IOException: strange; nothing was published"
+    assert (
+        cause(trace.replace("No space left on device", "strange"))
+        == "java.io.IOException: strange; nothing was published"
+    )
     assert json.dumps(cause("")) == '"Spark failed; nothing was published"'

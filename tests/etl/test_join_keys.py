@@ -19,9 +19,14 @@ TEXTS = st.text("\x1b\x1f01a", max_size=4)
 
 @given(st.lists(st.tuples(TEXTS, TEXTS, TEXTS), max_size=20))
 def test_different_keys_are_different_texts(rows):
-    made = joined([pa.array([row[number] for row in rows], pa.string()) for number in range(3)]).to_pylist()
+    made = joined(
+        [pa.array([row[number] for row in rows], pa.string()) for number in range(3)]
+    ).to_pylist()
     assert len(set(made)) == len(set(rows))
-    assert joined([pa.array(["a\x1fb", None])]).to_pylist() == ["a\x1fb", None]  # one column is its own key
+    assert joined([pa.array(["a\x1fb", None])]).to_pylist() == [
+        "a\x1fb",
+        None,
+    ]  # one column is its own key
     assert joined([pa.array(["a", None]), pa.array([None, "b"])]).to_pylist() == [None, None]
 
 
@@ -32,15 +37,30 @@ def test_a_server_finds_the_side_row_that_the_job_joined(spark, tmp_path):
     texts = ["", "a", "\x1f", "a\x1f", "\x1fa", "\x1b", "\x1b1", "a\x1b1", "\x1b0", "\x1b\x1f"]
     pairs = list(itertools.product(texts, texts))
     there = {pair: number for number, pair in enumerate(pairs) if number % 3}
-    pq.write_table(pa.table({"a": [a for a, _ in there], "b": [b for _, b in there], "level": list(there.values())}),
-                   tmp_path / "side.parquet")
-    pq.write_table(pa.table({"click": [n % 2 for n in range(len(pairs))], "a": [a for a, _ in pairs],
-                             "b": [b for _, b in pairs], "row": range(len(pairs))}), tmp_path / "rows.parquet")
-    text = (f'[input]\nformat = "parquet"\ncolumns = ["click:int", "a:text", "b:text", "row:int"]\n'
-            f'[[join]]\npath = "{tmp_path}/side.parquet"\non = ["a", "b"]\ncolumns = ["level:int"]\n'
-            '[table]\nsplit = {all = 1.0}\n'
-            '[[column]]\nname = "click"\nrole = "label"\n[[column]]\nname = "row"\nrole = "time"\n'
-            '[[column]]\nname = "level"\nrole = "dense"\nops = [{op = "fill", value = -1}]\n')
+    pq.write_table(
+        pa.table(
+            {"a": [a for a, _ in there], "b": [b for _, b in there], "level": list(there.values())}
+        ),
+        tmp_path / "side.parquet",
+    )
+    pq.write_table(
+        pa.table(
+            {
+                "click": [n % 2 for n in range(len(pairs))],
+                "a": [a for a, _ in pairs],
+                "b": [b for _, b in pairs],
+                "row": range(len(pairs)),
+            }
+        ),
+        tmp_path / "rows.parquet",
+    )
+    text = (
+        f'[input]\nformat = "parquet"\ncolumns = ["click:int", "a:text", "b:text", "row:int"]\n'
+        f'[[join]]\npath = "{tmp_path}/side.parquet"\non = ["a", "b"]\ncolumns = ["level:int"]\n'
+        "[table]\nsplit = {all = 1.0}\n"
+        '[[column]]\nname = "click"\nrole = "label"\n[[column]]\nname = "row"\nrole = "time"\n'
+        '[[column]]\nname = "level"\nrole = "dense"\nops = [{op = "fill", value = -1}]\n'
+    )
     run(spark, tmp_path / "t", tmp_path / "rows.parquet", text=text)
     table = FeatureTable.open(tmp_path / "t")
     want = [there.get(pair, -1) for pair in pairs]

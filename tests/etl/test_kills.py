@@ -51,8 +51,14 @@ for line in sys.stdin:
 @pytest.mark.slow
 def test_a_writer_killed_at_30_moments_leaves_a_whole_version(tmp_path, repo):
     small_table(tmp_path / "t", rows=30, files=1, splits={"train": 1.0})
-    with subprocess.Popen([sys.executable, "-c", _WRITERS], cwd=repo, text=True, stdin=subprocess.PIPE,
-                          stdout=subprocess.PIPE) as writers:
+    with subprocess.Popen(
+        [sys.executable, "-c", _WRITERS],
+        cwd=repo,
+        text=True,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as writers:
+
         def write(number: int, moment: int, from_commit: bool) -> Path:
             place = tmp_path / str(number)
             shutil.copytree(tmp_path / "t", place)

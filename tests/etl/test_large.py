@@ -25,7 +25,10 @@ from sluice.etl.table.vacuum import vacuum
 from tests.etl.jobs import Said, alike, in_one_process, rows_of, run
 
 # pyspark 4.1 leaves the sockets through which it collects to the garbage collector.
-pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")]
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"),
+]
 
 TEXT = """
 [input]
@@ -62,11 +65,23 @@ def rows(seed: int, most: int) -> pa.Table:
     """A third of the items are one and the same, some are missing; lists are empty, null, or hold what no item is."""
     generator = np.random.default_rng(seed)
     count = 700
-    items = [None if v % 17 == 0 else "i1" if v % 3 == 0 else f"i{v}" for v in generator.integers(0, most, count)]
-    tags = [None if n == 5 else [None if v == 3 else f"i{v}" for v in generator.integers(0, 2 * most, n)]
-            for n in generator.integers(0, 6, count)]
-    return pa.table({"click": pa.array(generator.integers(0, 2, count)), "item": pa.array(items, pa.string()),
-                     "tags": pa.array(tags, pa.list_(pa.string()))})
+    items = [
+        None if v % 17 == 0 else "i1" if v % 3 == 0 else f"i{v}"
+        for v in generator.integers(0, most, count)
+    ]
+    tags = [
+        None
+        if n == 5
+        else [None if v == 3 else f"i{v}" for v in generator.integers(0, 2 * most, n)]
+        for n in generator.integers(0, 6, count)
+    ]
+    return pa.table(
+        {
+            "click": pa.array(generator.integers(0, 2, count)),
+            "item": pa.array(items, pa.string()),
+            "tags": pa.array(tags, pa.list_(pa.string())),
+        }
+    )
 
 
 @pytest.fixture(scope="module")
@@ -92,8 +107,13 @@ def test_rows_meet_a_vocabulary_in_files_as_they_meet_one_in_memory(made, raw):
     assert files.fields == memory.fields
     assert "joint/i: shuffle join" in said
     columns = pq.read_table(raw)
-    alike(rows_of(files), in_one_process(TEXT, files, {n: columns[n].combine_chunks() for n in columns.column_names}))
-    layouts = [str(pq.ParquetFile(t.files[0].path).schema).splitlines()[1:] for t in (memory, files)]
+    alike(
+        rows_of(files),
+        in_one_process(TEXT, files, {n: columns[n].combine_chunks() for n in columns.column_names}),
+    )
+    layouts = [
+        str(pq.ParquetFile(t.files[0].path).schema).splitlines()[1:] for t in (memory, files)
+    ]
     assert layouts[0] == layouts[1]  # so no column may hold nulls
 
 
@@ -112,8 +132,11 @@ def test_what_is_frequent_or_missing_is_known_before_the_join(made):
     joins = Joins.of(spec, ["joint/i"], head=2)
     features = Features(spec, joins.shipped(state))
     frequent = state["joint/i"]["value"].to_pylist()
-    columns = {"item": pa.array([frequent[0], None, frequent[1], frequent[7], "stranger"]),
-               "click": pa.array([0] * 5), "tags": pa.array([[frequent[0], None, frequent[9]], [], None, [], []])}
+    columns = {
+        "item": pa.array([frequent[0], None, frequent[1], frequent[7], "stranger"]),
+        "click": pa.array([0] * 5),
+        "tags": pa.array([[frequent[0], None, frequent[9]], [], None, [], []]),
+    }
     ids, left, bags, left_of_bags = joins.opened(features, columns, np.zeros(5, np.uint64))
     assert left.to_pylist() == [None, None, None, frequent[7], "stranger"]
     assert ids.to_pylist()[:3] == [4, 1, 5]
@@ -130,23 +153,36 @@ def test_a_vocabulary_in_files_is_added_to_without_moving_an_id(spark, made, raw
         run(spark, out, more, text=TEXT, worker_bytes=size, mode="append", update_state=True)
         states.append(FeatureTable.open(out).state())
     old, (memory, files) = made[0].state(), states
-    assert files["joint/i"]["value"].to_pylist()[:old["joint/i"].num_rows] == old["joint/i"]["value"].to_pylist()
+    assert (
+        files["joint/i"]["value"].to_pylist()[: old["joint/i"].num_rows]
+        == old["joint/i"]["value"].to_pylist()
+    )
     assert files["joint/i"].num_rows > old["joint/i"].num_rows
     assert memory.hash == files.hash
-    assert rows_of(FeatureTable.open(tmp_path / "files")) == rows_of(FeatureTable.open(tmp_path / "memory"))
+    assert rows_of(FeatureTable.open(tmp_path / "files")) == rows_of(
+        FeatureTable.open(tmp_path / "memory")
+    )
     # A later job with room for all of it holds what lies in files.
     result = run(spark, tmp_path / "files", raw, text=TEXT, mode="append")
     assert result.ways == {"few/0": HELD, "joint/i": HELD, "seen/0": HELD}
-    lines, about = explain(Job(spec=Spec.parse(TEXT), inputs=("x",), store=TableStore(tmp_path / "files"),
-                               mode="append",
-                               worker_bytes=TINY))
+    lines, about = explain(
+        Job(
+            spec=Spec.parse(TEXT),
+            inputs=("x",),
+            store=TableStore(tmp_path / "files"),
+            mode="append",
+            worker_bytes=TINY,
+        )
+    )
     assert about["ways"]["joint/i"] == JOIN
     assert "  shuffle join: few/0, joint/i" in lines
 
 
 def test_vacuum_keeps_the_files_that_a_kept_state_speaks_of(made, tmp_path):
     store = TableStore(shutil.copytree(made[1].uri, tmp_path / "t"))
-    assert not [p for p in vacuum(store, keep=1, now=2e9).files if "/state/" in p and p.endswith(".parquet")]
+    assert not [
+        p for p in vacuum(store, keep=1, now=2e9).files if "/state/" in p and p.endswith(".parquet")
+    ]
     state = FeatureTable.open(store.uri).state()
     parts = {path for table in state.stored.values() for path, _ in table.parts}
     # A file that is not what was written is named.
@@ -158,10 +194,13 @@ def test_vacuum_keeps_the_files_that_a_kept_state_speaks_of(made, tmp_path):
     assert parts < set(vacuum(store, keep=1, now=2e9).files)
 
 
-def test_a_job_that_fails_does_not_take_the_files_of_a_version_with_the_same_state(spark, made, raw, tmp_path,
-                                                                                   monkeypatch):
+def test_a_job_that_fails_does_not_take_the_files_of_a_version_with_the_same_state(
+    spark, made, raw, tmp_path, monkeypatch
+):
     copy = shutil.copytree(made[1].uri, tmp_path / "t")
-    monkeypatch.setattr("sluice.etl.spark.engine.write", lambda *_, **__: pytest.fail("the disk is full"))
+    monkeypatch.setattr(
+        "sluice.etl.spark.engine.write", lambda *_, **__: pytest.fail("the disk is full")
+    )
     with pytest.raises(pytest.fail.Exception, match="the disk is full"):
         run(spark, copy, raw, text=TEXT, worker_bytes=TINY, mode="overwrite")
     table = FeatureTable.open(copy)
@@ -171,8 +210,10 @@ def test_a_job_that_fails_does_not_take_the_files_of_a_version_with_the_same_sta
 
 def test_a_job_that_is_refused_leaves_no_files(spark, tmp_path):
     table = rows(1, 200)
-    pq.write_table(table.set_column(0, "click", pa.array([7] * 30 + [1] * 670)), tmp_path / "rows.parquet")
-    one_level = TEXT[:TEXT.index('[[column]]\nname = "tags"')]
+    pq.write_table(
+        table.set_column(0, "click", pa.array([7] * 30 + [1] * 670)), tmp_path / "rows.parquet"
+    )
+    one_level = TEXT[: TEXT.index('[[column]]\nname = "tags"')]
     with pytest.raises(ValueError, match="more than --max-rejects"):
         run(spark, tmp_path / "t", tmp_path / "rows.parquet", text=one_level, worker_bytes=TINY)
     assert not list(Path(tmp_path / "t").rglob("*.parquet"))
@@ -180,14 +221,21 @@ def test_a_job_that_is_refused_leaves_no_files(spark, tmp_path):
 
 def test_the_choice_goes_by_size_alone_and_explain_says_by_which():
     spec = Spec.parse(TEXT)
-    tables = {"few/0": pa.table({"value": ["a"], "count": [1]}), "seen/1": pa.table({"value": ["a"], "count": [1]}),
-              "joint/i": FileBackedState(uri="t", parts=(("a", 1000), ("b", 500)), digest=""),
-              "seen/0": FileBackedState(uri="t", parts=(("c", 900_000),), digest="")}
+    tables = {
+        "few/0": pa.table({"value": ["a"], "count": [1]}),
+        "seen/1": pa.table({"value": ["a"], "count": [1]}),
+        "joint/i": FileBackedState(uri="t", parts=(("a", 1000), ("b", 500)), digest=""),
+        "seen/0": FileBackedState(uri="t", parts=(("c", 900_000),), digest=""),
+    }
     state = FittedState(tables=tables)
     assert state.tables["joint/i"].num_rows == 1500
     # The last is needed whole: another operator learns from what comes of it.
-    assert choose_lookup(spec, state, 64 * 902_000) == {"few/0": BROADCAST, "joint/i": HELD, "seen/0": HELD,
-                                                        "seen/1": BROADCAST}
+    assert choose_lookup(spec, state, 64 * 902_000) == {
+        "few/0": BROADCAST,
+        "joint/i": HELD,
+        "seen/0": HELD,
+        "seen/1": BROADCAST,
+    }
     assert choose_lookup(spec, state, 64 * 901_000)["joint/i"] == JOIN
     assert driver_limit(2**28) == 2**21
 
@@ -197,5 +245,7 @@ def test_a_digest_does_not_depend_on_batches():
     whole = digest_of(table.schema, table.to_batches())
     assert digest_of(table.schema, table.to_batches(max_chunksize=7)) == whole
     assert digest_of(table.schema, table.slice(1).to_batches()) != whole
-    changed = dataclasses.replace(FittedState(tables={"a": table}), tables={"a": table.slice(0, 1999)})
+    changed = dataclasses.replace(
+        FittedState(tables={"a": table}), tables={"a": table.slice(0, 1999)}
+    )
     assert changed.hash != FittedState(tables={"a": table}).hash

@@ -21,19 +21,109 @@ from tests.etl.test_parse import SPEC, parse
 pytestmark = pytest.mark.slow
 
 LINES = 100_000
-GOOD = {"tsv": b"1\t%d\t0.5\tgood", "csv": b'1,%d,0.5,"go,""od"',
-        "json": b'{"label": 1, "I": %d, "F": 0.5, "C": "good"}'}
-CELLS = [b"0", b"1", b"1", b"0", b"", b"", b"7", b" 5 ", b"\t5", b"+5", b"-0", b"0x1F", b"1e3", b"1.", b".5", b"nan",
-         b"inf", b"1e999", b"9223372036854775808", b"-9223372036854775808", b"1_0", b"5\0", b"\0", b"\x0b5",
-         b"\xc2\xa05", b"text", b"\xff", b"caf\xe9", "日本".encode(), b"\xed\xa0\x80", b"\xef\xbb\xbf1", b"a\rb", b"\r",
-         b'"', b'""', b'"a"', b'"a""b"', b'"a"b', b'a"b', b'"a,b"', b'"1"', b'" 5 "', b'"a', b'"a\rb"', b"a,b", b"a\tb",
-         b"'", b"\\", b"#"]
+GOOD = {
+    "tsv": b"1\t%d\t0.5\tgood",
+    "csv": b'1,%d,0.5,"go,""od"',
+    "json": b'{"label": 1, "I": %d, "F": 0.5, "C": "good"}',
+}
+CELLS = [
+    b"0",
+    b"1",
+    b"1",
+    b"0",
+    b"",
+    b"",
+    b"7",
+    b" 5 ",
+    b"\t5",
+    b"+5",
+    b"-0",
+    b"0x1F",
+    b"1e3",
+    b"1.",
+    b".5",
+    b"nan",
+    b"inf",
+    b"1e999",
+    b"9223372036854775808",
+    b"-9223372036854775808",
+    b"1_0",
+    b"5\0",
+    b"\0",
+    b"\x0b5",
+    b"\xc2\xa05",
+    b"text",
+    b"\xff",
+    b"caf\xe9",
+    "日本".encode(),
+    b"\xed\xa0\x80",
+    b"\xef\xbb\xbf1",
+    b"a\rb",
+    b"\r",
+    b'"',
+    b'""',
+    b'"a"',
+    b'"a""b"',
+    b'"a"b',
+    b'a"b',
+    b'"a,b"',
+    b'"1"',
+    b'" 5 "',
+    b'"a',
+    b'"a\rb"',
+    b"a,b",
+    b"a\tb",
+    b"'",
+    b"\\",
+    b"#",
+]
 USUAL = [b"0", b"1", b"1", b"null", b"5"]
-VALUES = [*USUAL, b"-5", b"-0", b"-0.0", b"01", b"+1", b"1.5", b"1.0", b"1e3", b"1e999", b"1" * 30, b"1" * 4500,
-          b"9007199254740993", b"9223372036854775808", b"-9223372036854775808", b"NaN", b"Infinity", b"Inf", b'"x"',
-          b'""', b'"\xff"', '"日本"'.encode(), b'"\\u00e9"', b'"\\ud83d\\ude00"', b'"\\ud800"', b'"\\udc00"',
-          b'"\\u0000"', b'"\x01"', b'"a\\"b"', b'"{"', b'"\\x"', b'"a\rb"', b"true", b"[]", b"[1]", b"{}",
-          b'{"label": 0}', b"[" * 4 + b"]" * 4, b"[" * 99 + b"]" * 99, b"[" * 300 + b"]" * 300, b"}", b"]", b"{", b"\0"]
+VALUES = [
+    *USUAL,
+    b"-5",
+    b"-0",
+    b"-0.0",
+    b"01",
+    b"+1",
+    b"1.5",
+    b"1.0",
+    b"1e3",
+    b"1e999",
+    b"1" * 30,
+    b"1" * 4500,
+    b"9007199254740993",
+    b"9223372036854775808",
+    b"-9223372036854775808",
+    b"NaN",
+    b"Infinity",
+    b"Inf",
+    b'"x"',
+    b'""',
+    b'"\xff"',
+    '"日本"'.encode(),
+    b'"\\u00e9"',
+    b'"\\ud83d\\ude00"',
+    b'"\\ud800"',
+    b'"\\udc00"',
+    b'"\\u0000"',
+    b'"\x01"',
+    b'"a\\"b"',
+    b'"{"',
+    b'"\\x"',
+    b'"a\rb"',
+    b"true",
+    b"[]",
+    b"[1]",
+    b"{}",
+    b'{"label": 0}',
+    b"[" * 4 + b"]" * 4,
+    b"[" * 99 + b"]" * 99,
+    b"[" * 300 + b"]" * 300,
+    b"}",
+    b"]",
+    b"{",
+    b"\0",
+]
 NAMES = [b'"label"', b'"I"', b'"F"', b'"C"', b'"more"', b'"lab\\u0065l"', b'"\\ud800"', b"label"]
 
 
@@ -45,8 +135,16 @@ def any_line(draw: random.Random, form: str) -> bytes:
     if form == "json":
         pairs = [(b'"label"', b"1")]
         for _ in range(draw.randrange(3)):
-            pairs.append((draw.choice(NAMES), draw.choice(VALUES if draw.random() < 0.7 else USUAL)))
-        line = b"{" + draw.choice((b",", b", ", b" ,\t")).join(name + b": " + value for name, value in pairs) + b"}"
+            pairs.append(
+                (draw.choice(NAMES), draw.choice(VALUES if draw.random() < 0.7 else USUAL))
+            )
+        line = (
+            b"{"
+            + draw.choice((b",", b", ", b" ,\t")).join(
+                name + b": " + value for name, value in pairs
+            )
+            + b"}"
+        )
         if draw.random() < 0.3:
             line = draw.choice((b" ", b"\xef\xbb\xbf", b"[", line)) + line
             line += draw.choice((b"", b" ", b",", b"\r", line))
@@ -55,16 +153,20 @@ def any_line(draw: random.Random, form: str) -> bytes:
         for _ in range(draw.randrange(3)):
             cells[draw.randrange(4)] = draw.choice(CELLS)
         if draw.random() < 0.1:
-            cells = cells[:draw.randrange(5)] + draw.choices(CELLS, k=draw.randrange(2))
-        line = (b"\t" if form == "tsv" else b",").join(cells) + draw.choice((b"", b"", b"\r", b"\r\r", b" "))
+            cells = cells[: draw.randrange(5)] + draw.choices(CELLS, k=draw.randrange(2))
+        line = (b"\t" if form == "tsv" else b",").join(cells) + draw.choice(
+            (b"", b"", b"\r", b"\r\r", b" ")
+        )
     if kind < 0.2 and line:
         place = draw.randrange(len(line))
-        line = line[:place] + draw.randbytes(draw.randrange(2)) + line[place + draw.randrange(2):]
+        line = line[:place] + draw.randbytes(draw.randrange(2)) + line[place + draw.randrange(2) :]
     return line.replace(b"\n", b"")
 
 
 def parsed(parser: InputParser, lines: list[bytes]) -> Parsed:
-    return parser.parse(pa.record_batch([pa.array([line + b"\n" for line in lines], pa.binary())], ["line"]))
+    return parser.parse(
+        pa.record_batch([pa.array([line + b"\n" for line in lines], pa.binary())], ["line"])
+    )
 
 
 def by_line(found: Parsed, count: int) -> dict[int, str]:
@@ -89,17 +191,31 @@ def test_any_bytes_between_good_lines_leave_them_as_they_are(form, monkeypatch):
     assert LINES * 0.3 < len(kept) < LINES * 0.8  # both are met often
     # A line is what it is among other neighbours: few, none, or none that is bad, as the fast way needs it.
     for first in (0, 777, 40_000):
-        some = by_line(parsed(parser, lines[first:first + 7]), 7)
+        some = by_line(parsed(parser, lines[first : first + 7]), 7)
         assert [some[n] for n in range(7)] == [whole[first + n] for n in range(7)]
     for number in draw.sample(range(LINES), 400):
-        assert by_line(parsed(parser, lines[number:number + 1]), 1)[0] == whole[number], lines[number]
+        assert by_line(parsed(parser, lines[number : number + 1]), 1)[0] == whole[number], lines[
+            number
+        ]
     cut = monkeypatch.setattr
     cut(parser, "_cell_by_cell", lambda *_: pytest.fail("not the fast way"))
     reader = parser._objects if form == "json" else parser._delimited
-    plain = [n for n, odd in zip(kept, reader.awry(pa.array([lines[n] + b"\n" for n in kept])), strict=True) if not odd]
-    if form == "json":  # what Arrow refuses and Python reads is always read alone, as are flags among numbers
-        plain = [n for n in plain if not any(odd in lines[n] for odd in (b"1e999", b"u0065", b"true"))
-                 and all(lines[n].count(name) < 2 for name in NAMES)]
+    plain = [
+        n
+        for n, odd in zip(
+            kept, reader.awry(pa.array([lines[n] + b"\n" for n in kept])), strict=True
+        )
+        if not odd
+    ]
+    if (
+        form == "json"
+    ):  # what Arrow refuses and Python reads is always read alone, as are flags among numbers
+        plain = [
+            n
+            for n in plain
+            if not any(odd in lines[n] for odd in (b"1e999", b"u0065", b"true"))
+            and all(lines[n].count(name) < 2 for name in NAMES)
+        ]
     else:  # an infinity is told from a number that is too large by its cell
         plain = [n for n in plain if b"inf" not in lines[n]]
     if form == "json":
@@ -109,36 +225,55 @@ def test_any_bytes_between_good_lines_leave_them_as_they_are(form, monkeypatch):
     assert [fast[n] for n in range(len(plain))] == [whole[n] for n in plain]
 
 
-@pytest.mark.parametrize(("form", "line", "result"), [
-    ("tsv", b"1\tab\xff", "wrong number of fields"),  # its message held the line, which is no text
-    ("tsv", b"1\t2\t3\ta\rb", (1, 2, 3.0, "a\rb")),  # this was two lines
-    ("tsv", b"1\t2\t3\tc\r1\t2\t3\td", "wrong number of fields"),
-    ("tsv", b"1\t2\t3\tc\r", (1, 2, 3.0, "c")),
-    ("tsv", b"1\t 5 \t 6.5\t c ", (1, 5, 6.5, " c ")),
-    ("tsv", b"\xef\xbb\xbf1\t5\t6\tc", "label: not a whole number of 64 bits"),
-    ("tsv", b"1\t2\t1e400\tc", "F: not a number of 64 bits"),
-    ("tsv", b"1\t2\t-1.7976931348623159e308\tc", "F: not a number of 64 bits"),
-    ("tsv", b"1\t2\t -Inf \tc", (1, 2, -math.inf, "c")),
-    ("csv", b'1,2,"1e400",c', "F: not a number of 64 bits"),
-    ("csv", b"1,2,infinity,c", (1, 2, math.inf, "c")),
-    ("json", b'{"label":1,"F":1e400}', "F: not a number of 64 bits"),
-    ("json", b'{"label":1,"F":-1.7976931348623159e308}', "F: not a number of 64 bits"),
-    ("json", b'{"label":1,"F":1' + b"0" * 400 + b"}", "F: not a number of 64 bits"),
-    ("json", b'{"label":1,"F":1.7976931348623157e308}', (1, None, 1.7976931348623157e308, None)),
-    ("csv", b"1,ab\xff", "wrong number of fields"),
-    ("csv", b'1,2,3,"a\rb"', (1, 2, 3.0, "a\rb")),
-    ("csv", b'1,2,3,a"b', (1, 2, 3.0, 'a"b')),
-    ("csv", b'1,2,a"b,"c', "a quote that does not end"),  # an even number of quotes, and yet
-    ("csv", b'1," 5 ",3,"a"b"', (1, 5, 3.0, 'ab"')),
-    ("json", b'{"label":1,"more":' + b"[" * MAX_DEPTH + b"]" * MAX_DEPTH + b"}", "nested more than 100 levels deep"),
-    ("json", b'{"label":1,"more":' + b"[" * (MAX_DEPTH - 1) + b"]" * (MAX_DEPTH - 1) + b"}", (1, None, None, None)),
-    ("json", b'{"label":1,"C":' + b"[" * 100_000, "nested more than 100 levels deep"),
-    ("json", b'{"label":1,"C":"\\ud800"}', "C: not UTF-8 text in quotes"),
-    ("json", b'{"label":true,"I":false,"F":true}', (1, 0, 1.0, None)),
-    ("json", b'{"label":1}{"label":0}', "not a JSON object"),
-    ("json", b'{"label":1,"F":9007199254740993}', (1, None, 9007199254740992.0, None)),
-    ("json", b'{"label":1,"label":0}', (0, None, None, None)),
-])
+@pytest.mark.parametrize(
+    ("form", "line", "result"),
+    [
+        (
+            "tsv",
+            b"1\tab\xff",
+            "wrong number of fields",
+        ),  # its message held the line, which is no text
+        ("tsv", b"1\t2\t3\ta\rb", (1, 2, 3.0, "a\rb")),  # this was two lines
+        ("tsv", b"1\t2\t3\tc\r1\t2\t3\td", "wrong number of fields"),
+        ("tsv", b"1\t2\t3\tc\r", (1, 2, 3.0, "c")),
+        ("tsv", b"1\t 5 \t 6.5\t c ", (1, 5, 6.5, " c ")),
+        ("tsv", b"\xef\xbb\xbf1\t5\t6\tc", "label: not a whole number of 64 bits"),
+        ("tsv", b"1\t2\t1e400\tc", "F: not a number of 64 bits"),
+        ("tsv", b"1\t2\t-1.7976931348623159e308\tc", "F: not a number of 64 bits"),
+        ("tsv", b"1\t2\t -Inf \tc", (1, 2, -math.inf, "c")),
+        ("csv", b'1,2,"1e400",c', "F: not a number of 64 bits"),
+        ("csv", b"1,2,infinity,c", (1, 2, math.inf, "c")),
+        ("json", b'{"label":1,"F":1e400}', "F: not a number of 64 bits"),
+        ("json", b'{"label":1,"F":-1.7976931348623159e308}', "F: not a number of 64 bits"),
+        ("json", b'{"label":1,"F":1' + b"0" * 400 + b"}", "F: not a number of 64 bits"),
+        (
+            "json",
+            b'{"label":1,"F":1.7976931348623157e308}',
+            (1, None, 1.7976931348623157e308, None),
+        ),
+        ("csv", b"1,ab\xff", "wrong number of fields"),
+        ("csv", b'1,2,3,"a\rb"', (1, 2, 3.0, "a\rb")),
+        ("csv", b'1,2,3,a"b', (1, 2, 3.0, 'a"b')),
+        ("csv", b'1,2,a"b,"c', "a quote that does not end"),  # an even number of quotes, and yet
+        ("csv", b'1," 5 ",3,"a"b"', (1, 5, 3.0, 'ab"')),
+        (
+            "json",
+            b'{"label":1,"more":' + b"[" * MAX_DEPTH + b"]" * MAX_DEPTH + b"}",
+            "nested more than 100 levels deep",
+        ),
+        (
+            "json",
+            b'{"label":1,"more":' + b"[" * (MAX_DEPTH - 1) + b"]" * (MAX_DEPTH - 1) + b"}",
+            (1, None, None, None),
+        ),
+        ("json", b'{"label":1,"C":' + b"[" * 100_000, "nested more than 100 levels deep"),
+        ("json", b'{"label":1,"C":"\\ud800"}', "C: not UTF-8 text in quotes"),
+        ("json", b'{"label":true,"I":false,"F":true}', (1, 0, 1.0, None)),
+        ("json", b'{"label":1}{"label":0}', "not a JSON object"),
+        ("json", b'{"label":1,"F":9007199254740993}', (1, None, 9007199254740992.0, None)),
+        ("json", b'{"label":1,"label":0}', (0, None, None, None)),
+    ],
+)
 def test_an_odd_line_is_the_same_alone_and_beside_others(form, line, result):
     good, bad = GOOD[form] % 7, {"json": b"{"}.get(form, b"x")
     for beside in ([], [good], [good, bad]):
@@ -164,39 +299,72 @@ def test_lines_that_make_up_for_each_other_are_not_counted_as_read():
 
 @pytest.mark.spark
 @pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
-@pytest.mark.parametrize(("form", "head", "last"), [
-    ("tsv", b"label\tI\tF\tC", b"1\t5\t2.5\tc"), ("csv", b"label,I,F,C", b"1,5,2.5,c"),
-    ("json", None, b'{"label": 1, "I": 5, "F": 2.5, "C": "c"}')])
-def test_spark_hands_over_every_line_as_it_is_and_numbers_those_it_sets_aside(spark, tmp_path, form, head, last):
+@pytest.mark.parametrize(
+    ("form", "head", "last"),
+    [
+        ("tsv", b"label\tI\tF\tC", b"1\t5\t2.5\tc"),
+        ("csv", b"label,I,F,C", b"1,5,2.5,c"),
+        ("json", None, b'{"label": 1, "I": 5, "F": 2.5, "C": "c"}'),
+    ],
+)
+def test_spark_hands_over_every_line_as_it_is_and_numbers_those_it_sets_aside(
+    spark, tmp_path, form, head, last
+):
     """A thousand lines of any bytes in two files of several parts each, through one job; the twin cuts at line feeds.
     A header may stand anywhere, as in files that were put together, and a mark at the head of a file is none of it."""
-    text = (SPEC % form).replace("[[column]]", ("header = true\n" if head else "") + (
-        "[table]\nsplit = {all = 1.0}\n[[column]]"), 1) + '[[column]]\nname = "text"\nfrom = "C"\nrole = "key"\n'
+    text = (SPEC % form).replace(
+        "[[column]]",
+        ("header = true\n" if head else "") + ("[table]\nsplit = {all = 1.0}\n[[column]]"),
+        1,
+    ) + '[[column]]\nname = "text"\nfrom = "C"\nrole = "key"\n'
     draw, parser = random.Random(15), InputParser(Spec.parse(text))
     (tmp_path / "in").mkdir()
     want: list[tuple[str, int, str, bytes]] = []
     kept: list[str] = []
     empty = 0
     for name, end in (("a", b""), ("b", b"\n")):
-        lines = [*(GOOD[form] % n if n % 10 == 0 else any_line(draw, form) for n in range(500)), last]
+        lines = [
+            *(GOOD[form] % n if n % 10 == 0 else any_line(draw, form) for n in range(500)),
+            last,
+        ]
         if head:
             lines = [head + b"\r", *lines[:100], head, *lines[100:]]
         (tmp_path / "in" / name).write_bytes(b"\xef\xbb\xbf" + b"\n".join(lines) + end)
         found = parsed(parser, lines)
-        want += [(name, n + 1, reason, lines[n].rstrip(b"\r")) for n, reason in found.rejected
-                 if lines[n].rstrip(b"\r") not in (head, b"")]
+        want += [
+            (name, n + 1, reason, lines[n].rstrip(b"\r"))
+            for n, reason in found.rejected
+            if lines[n].rstrip(b"\r") not in (head, b"")
+        ]
         empty += sum(line.rstrip(b"\r") == b"" for line in lines)
         kept += [value or "" for value in found.columns["C"].to_pylist()]
     before = spark.conf.get("spark.sql.files.maxPartitionBytes")
     spark.conf.set("spark.sql.files.maxPartitionBytes", "4096")
     try:
-        made = run(spark, tmp_path / "t", tmp_path / "in", text=text, max_rejects=0.9, rejects=str(tmp_path / "aside"))
+        made = run(
+            spark,
+            tmp_path / "t",
+            tmp_path / "in",
+            text=text,
+            max_rejects=0.9,
+            rejects=str(tmp_path / "aside"),
+        )
     finally:
         spark.conf.set("spark.sql.files.maxPartitionBytes", before)
     assert made.rows_in == 1002 - empty
     assert sorted(row["text"] for row in rows_of(FeatureTable.open(tmp_path / "t"))) == sorted(kept)
-    aside = [json.loads(line) for part in (tmp_path / "aside").glob("*.json")
-             for line in part.read_bytes().splitlines()]
-    got = [(row["file"].rsplit("/", 1)[-1], row["line"], row["reason"],
-            base64.b64decode(row["base64"]) if "base64" in row else row["raw"].encode()) for row in aside]
+    aside = [
+        json.loads(line)
+        for part in (tmp_path / "aside").glob("*.json")
+        for line in part.read_bytes().splitlines()
+    ]
+    got = [
+        (
+            row["file"].rsplit("/", 1)[-1],
+            row["line"],
+            row["reason"],
+            base64.b64decode(row["base64"]) if "base64" in row else row["raw"].encode(),
+        )
+        for row in aside
+    ]
     assert sorted(got) == sorted(want)

@@ -15,14 +15,17 @@ from sluice.etl.table.table import FeatureTable
 from tests.etl.jobs import Said, rows_of, run
 
 # pyspark 4.1 leaves the sockets through which it collects to the garbage collector.
-pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")]
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"),
+]
 
 
 @pytest.fixture
 def page(repo, tmp_path):
     """The page's specs on a log, on its rows among others, and on the order of rows; the log lies in the folder."""
     text = (repo / "docs" / "features.md").read_text()
-    part = text[text.index("## A log as it comes"):text.index("## Values that turn to null")]
+    part = text[text.index("## A log as it comes") : text.index("## Values that turn to null")]
     (raw,) = re.findall(r"```csv\n(.*?)```", part, re.DOTALL)
     (tmp_path / "log.csv").write_bytes(raw.encode("cp1252"))
     (tmp_path / "users.csv").write_bytes("ann|Köln|31\nben|Bern|\n".encode("latin-1"))
@@ -37,33 +40,67 @@ def splits_of(path):
 
 def test_a_log_is_read_as_it_comes(spark, page, tmp_path):
     said = Said()
-    result = run(spark, tmp_path / "t", tmp_path / "log.csv", text=page[0], said=said, max_rejects=0.2)
+    result = run(
+        spark, tmp_path / "t", tmp_path / "log.csv", text=page[0], said=said, max_rejects=0.2
+    )
     assert result.rejected == {"at: not a time as its format says": 1}
     assert "nothing is made of the input columns user, note" in said.text
     table = FeatureTable.open(tmp_path / "t")
-    assert sorted(table.state()["words/4"]["value"].to_pylist()) == ["again", "café", "der", "müller", "noir"]
-    assert {split: sorted((row["label"], row["hour"], *np.frombuffer(row["genres"], np.uint32)) for row in rows)
-            for split, rows in splits_of(tmp_path / "t").items()} == {
-        "train": [(0, 18.0, 4), (1, 18.0, 3, 5), (1, 18.0, 5)], "test": [(0, 9.0, 3, 4)], "ask": [(0, 9.0, 3, 5)]}
+    assert sorted(table.state()["words/4"]["value"].to_pylist()) == [
+        "again",
+        "café",
+        "der",
+        "müller",
+        "noir",
+    ]
+    assert {
+        split: sorted(
+            (row["label"], row["hour"], *np.frombuffer(row["genres"], np.uint32)) for row in rows
+        )
+        for split, rows in splits_of(tmp_path / "t").items()
+    } == {
+        "train": [(0, 18.0, 4), (1, 18.0, 3, 5), (1, 18.0, 5)],
+        "test": [(0, 9.0, 3, 4)],
+        "ask": [(0, 9.0, 3, 5)],
+    }
     # Rows that wait for their labels may come alone, however many they are.
     head = (tmp_path / "log.csv").read_bytes().splitlines(keepends=True)[0]
     (tmp_path / "more.csv").write_bytes(head + b"7;cem;;2024-01-05 10:00;new;0;0;0;z\n")
     run(spark, tmp_path / "t", tmp_path / "more.csv", text=page[0], mode="append")
-    assert sorted((row["label"], row["hour"]) for row in splits_of(tmp_path / "t")["ask"]) == [(0, 9.0), (0, 10.0)]
+    assert sorted((row["label"], row["hour"]) for row in splits_of(tmp_path / "t")["ask"]) == [
+        (0, 9.0),
+        (0, 10.0),
+    ]
 
 
 def test_what_needs_other_rows_is_added_by_spark(spark, page, tmp_path):
     run(spark, tmp_path / "t", tmp_path / "log.csv", text=page[1], max_rejects=0.2)
     names = ("town", "age", "since", "last_hour", "in_session", "session_seconds")
-    assert {split: sorted(tuple(row[name] for name in names) for row in rows)
-            for split, rows in splits_of(tmp_path / "t").items()} == {
-        "train": [("Bern", 0.0, -1.0, 0.0, 0.0, 0.0), ("Köln", 31.0, -1.0, 0.0, 0.0, 0.0),
-                  ("Köln", 31.0, 1200.0, 1.0, 1.0, 1200.0)],
-        "test": [("Köln", 31.0, 51000.0, 0.0, 0.0, 0.0)], "ask": [("Bern", 0.0, 53700.0, 0.0, 0.0, 0.0)]}
-    with pytest.raises(SpecError, match=r"users\.csv': has 3 columns, and join\.fields names 2; name all of them"):
-        run(spark, tmp_path / "t", tmp_path / "log.csv", mode="overwrite",
-            text=page[1].replace('"town", "age"]', '"age"]').replace('"town:text", ', "").replace(
-                '[[column]]\nname = "town"\nrole = "key"\n', ""))
+    assert {
+        split: sorted(tuple(row[name] for name in names) for row in rows)
+        for split, rows in splits_of(tmp_path / "t").items()
+    } == {
+        "train": [
+            ("Bern", 0.0, -1.0, 0.0, 0.0, 0.0),
+            ("Köln", 31.0, -1.0, 0.0, 0.0, 0.0),
+            ("Köln", 31.0, 1200.0, 1.0, 1.0, 1200.0),
+        ],
+        "test": [("Köln", 31.0, 51000.0, 0.0, 0.0, 0.0)],
+        "ask": [("Bern", 0.0, 53700.0, 0.0, 0.0, 0.0)],
+    }
+    with pytest.raises(
+        SpecError, match=r"users\.csv': has 3 columns, and join\.fields names 2; name all of them"
+    ):
+        run(
+            spark,
+            tmp_path / "t",
+            tmp_path / "log.csv",
+            mode="overwrite",
+            text=page[1]
+            .replace('"town", "age"]', '"age"]')
+            .replace('"town:text", ', "")
+            .replace('[[column]]\nname = "town"\nrole = "key"\n', ""),
+        )
 
 
 def test_rows_are_split_in_the_order_in_which_they_lie(spark, page, tmp_path):
@@ -75,13 +112,28 @@ def test_rows_are_split_in_the_order_in_which_they_lie(spark, page, tmp_path):
     if spark is not None:
         spark.conf.set("spark.sql.files.maxPartitionBytes", "100")
     try:
-        run(spark, tmp_path / "t", tmp_path / "b.tsv", tmp_path / "a.tsv", text=page[2], max_rejects=0.1)
+        run(
+            spark,
+            tmp_path / "t",
+            tmp_path / "b.tsv",
+            tmp_path / "a.tsv",
+            text=page[2],
+            max_rejects=0.1,
+        )
     finally:
         if spark is not None:
             spark.conf.unset("spark.sql.files.maxPartitionBytes")
     splits = splits_of(tmp_path / "t")
-    ids = Hash(size=1000).apply(pa.array([item for item in items if item != "a8"]), None).to_pylist()
-    assert [row["item"] for split in ("train", "validation", "test") for row in splits[split]] == ids
-    assert {split: len(rows) for split, rows in splits.items()} == {"train": 79, "validation": 10, "test": 10}
+    ids = (
+        Hash(size=1000).apply(pa.array([item for item in items if item != "a8"]), None).to_pylist()
+    )
+    assert [
+        row["item"] for split in ("train", "validation", "test") for row in splits[split]
+    ] == ids
+    assert {split: len(rows) for split, rows in splits.items()} == {
+        "train": 79,
+        "validation": 10,
+        "test": 10,
+    }
     with pytest.raises(InputError, match=r"input\.place says where a row lies in one job's input"):
         run(spark, tmp_path / "t", tmp_path / "a.tsv", text=page[2], mode="append")

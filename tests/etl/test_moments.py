@@ -18,7 +18,10 @@ from tests.etl.test_identity import auc
 from tests.etl.test_own_label import key_of
 
 # pyspark 4.1 leaves the sockets through which it collects to the garbage collector.
-pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")]
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"),
+]
 
 KINDS = {"click": "int", "user": "text", "item": "int", "at": "int", "row": "int"}
 FIRST, LAST = tuple(KINDS), tuple(reversed(KINDS))
@@ -30,42 +33,70 @@ DEDUP = '[dedup]\nby = ["user", "at", "item"]\norder = "at"\nkeep = "%s"\n'
 def spec(order: tuple[str, ...], rules: str = "") -> str:
     """A spec with `rules`, or else with all lags and histories."""
     text = f'[input]\nformat = "parquet"\ncolumns = {json.dumps([f"{name}:{KINDS[name]}" for name in order])}\n'
-    text += '[table]\nsplit = {all = 1.0}\n' + rules + "".join(
-        f'[[column]]\nname = "{name}"\nrole = "{role}"\n' for name, role in (
-            ("click", "label"), ("row", "time"), ("at", "time"), ("user", "key")))
+    text += (
+        "[table]\nsplit = {all = 1.0}\n"
+        + rules
+        + "".join(
+            f'[[column]]\nname = "{name}"\nrole = "{role}"\n'
+            for name, role in (("click", "label"), ("row", "time"), ("at", "time"), ("user", "key"))
+        )
+    )
     if rules:
         return text + '[[column]]\nname = "item"\nrole = "dense"\nops = [{op = "fill"}]\n'
     for name, of, length, positive in HISTORIES:
-        text += (f'[[history]]\nname = "{name}"\nof = "{of}"\nby = "user"\norder = "at"\nlength = {length}\n'
-                 f'positive = {str(positive).lower()}\n[[column]]\nname = "{name}"\nrole = "id_list"\n'
-                 'ops = [{op = "bucketize", boundaries = [1, 2, 3, 4, 5, 6, 7, 8, 9]}]\n')
+        text += (
+            f'[[history]]\nname = "{name}"\nof = "{of}"\nby = "user"\norder = "at"\nlength = {length}\n'
+            f'positive = {str(positive).lower()}\n[[column]]\nname = "{name}"\nrole = "id_list"\n'
+            'ops = [{op = "bucketize", boundaries = [1, 2, 3, 4, 5, 6, 7, 8, 9]}]\n'
+        )
     for name, of, rows, difference in LAGS:
-        text += (f'[[lag]]\nname = "{name}"\nof = "{of}"\nby = "user"\norder = "at"\nrows = {rows}\n'
-                 f'difference = {str(difference).lower()}\n[[column]]\nname = "{name}"\nrole = "dense"\n'
-                 'ops = [{op = "fill", value = -1}]\n')
-    return text + ('[[column]]\nname = "mean"\nfrom = "clicks"\nrole = "dense"\n'
-                   'ops = [{op = "bag", of = "mean"}, {op = "fill"}]\n')
+        text += (
+            f'[[lag]]\nname = "{name}"\nof = "{of}"\nby = "user"\norder = "at"\nrows = {rows}\n'
+            f'difference = {str(difference).lower()}\n[[column]]\nname = "{name}"\nrole = "dense"\n'
+            'ops = [{op = "fill", value = -1}]\n'
+        )
+    return text + (
+        '[[column]]\nname = "mean"\nfrom = "clicks"\nrole = "dense"\n'
+        'ops = [{op = "bag", of = "mean"}, {op = "fill"}]\n'
+    )
 
 
 def drawn(rows: int, seed: int, users: int = 8, moments: int = 12) -> list[dict]:
     """Rows of which many share a moment, and some all but the label."""
     draw = np.random.default_rng(seed)
-    return [{"click": int(draw.integers(2)), "user": None if draw.random() < 0.1 else f"u{draw.integers(users)}",
-             "item": int(draw.integers(1, 10)), "at": int(draw.integers(moments)), "row": number // 2}
-            for number in range(rows)]
+    return [
+        {
+            "click": int(draw.integers(2)),
+            "user": None if draw.random() < 0.1 else f"u{draw.integers(users)}",
+            "item": int(draw.integers(1, 10)),
+            "at": int(draw.integers(moments)),
+            "row": number // 2,
+        }
+        for number in range(rows)
+    ]
 
 
 def write(path: Path, rows: list[dict], order: tuple[str, ...]) -> Path:
     kinds = {"int": pa.int64(), "text": pa.string()}
-    pq.write_table(pa.table({name: pa.array([row[name] for row in rows], kinds[KINDS[name]]) for name in order}), path)
+    pq.write_table(
+        pa.table(
+            {name: pa.array([row[name] for row in rows], kinds[KINDS[name]]) for name in order}
+        ),
+        path,
+    )
     return path
 
 
 def place(row: dict) -> tuple[int, ...]:
     """Where a row lies among those of its user: by its time, then by hashes, first of all but the label."""
-    signed = [number - (number >> 63 << 64) for number in (
-        key_of(row, tuple(name for name in row["order"] if name != "click")),
-        key_of(row, tuple(sorted(name for name in KINDS if name != "click"))), key_of(row, tuple(sorted(KINDS))))]
+    signed = [
+        number - (number >> 63 << 64)
+        for number in (
+            key_of(row, tuple(name for name in row["order"] if name != "click")),
+            key_of(row, tuple(sorted(name for name in KINDS if name != "click"))),
+            key_of(row, tuple(sorted(KINDS))),
+        )
+    ]
     return (row["at"], *signed)
 
 
@@ -78,10 +109,16 @@ def twin(rows: list[dict], order: tuple[str, ...], asked: list[dict] | None = No
     for of_user in users.values():
         of_user.sort(key=lambda row: place({**row, "order": order}))
     for row in rows if asked is None else asked:
-        earlier = [other for other in users[row["user"]] if other["at"] < row["at"]] if row["user"] else []
+        earlier = (
+            [other for other in users[row["user"]] if other["at"] < row["at"]]
+            if row["user"]
+            else []
+        )
         made = [row["row"], row["click"]]
         for _, of, length, positive in HISTORIES:
-            made.append([int(other[of]) for other in earlier if other["click"] or not positive][-length:])
+            made.append(
+                [int(other[of]) for other in earlier if other["click"] or not positive][-length:]
+            )
         for _, of, lag, difference in LAGS:
             value = earlier[-lag][of] if len(earlier) >= lag else None
             made.append(-1 if value is None else row[of] - value if difference else value)
@@ -95,7 +132,10 @@ def holds(table: FeatureTable) -> list[tuple]:
 
     found = []
     for row in rows_of(table):
-        bags = [list(map(number, np.frombuffer(row[name] or b"", "<i4").tolist())) for name, *_ in HISTORIES]
+        bags = [
+            list(map(number, np.frombuffer(row[name] or b"", "<i4").tolist()))
+            for name, *_ in HISTORIES
+        ]
         found.append((int(row["row"]), row["click"], *bags, *(int(row[name]) for name, *_ in LAGS)))
     return sorted(found, key=repr)
 
@@ -114,13 +154,26 @@ def test_lags_and_histories_are_of_earlier_moments_in_one_job_and_in_two(spark, 
     if order == LAST:
         return
     run(spark, tmp_path / "two", write(tmp_path / "1.parquet", rows[:cut], order), text=text)
-    run(spark, tmp_path / "two", write(tmp_path / "2.parquet", rows[cut:], order), text=text, mode="append")
+    run(
+        spark,
+        tmp_path / "two",
+        write(tmp_path / "2.parquet", rows[cut:], order),
+        text=text,
+        mode="append",
+    )
     two = FeatureTable.open(tmp_path / "two")
     assert holds(two) == sorted(twin(rows[:cut], order) + twin(rows, order, rows[cut:]), key=repr)
-    users = {"user": pa.array([f"u{n}" for n in range(8)]), "at": pa.array([99] * 8), "item": pa.array([1] * 8)}
-    served = [Serving.open(FeatureTable.open(tmp_path / name)).complete(users) for name in ("one", "two")]
-    assert [column.to_pylist() for column in served[0].values()] == [column.to_pylist() for column in
-                                                                     served[1].values()]
+    users = {
+        "user": pa.array([f"u{n}" for n in range(8)]),
+        "at": pa.array([99] * 8),
+        "item": pa.array([1] * 8),
+    }
+    served = [
+        Serving.open(FeatureTable.open(tmp_path / name)).complete(users) for name in ("one", "two")
+    ]
+    assert [column.to_pylist() for column in served[0].values()] == [
+        column.to_pylist() for column in served[1].values()
+    ]
 
 
 def test_the_row_that_stays_of_several_is_not_chosen_by_its_label(spark, tmp_path):
@@ -128,16 +181,23 @@ def test_the_row_that_stays_of_several_is_not_chosen_by_its_label(spark, tmp_pat
     rows = drawn(600, 5)
     for number, row in enumerate(rows):
         row["row"] = number
-    twins = [{"click": click, "user": "t", "item": 1, "at": number, "row": 1000 + number} for number in range(200)
-             for click in (0, 1)]
+    twins = [
+        {"click": click, "user": "t", "item": 1, "at": number, "row": 1000 + number}
+        for number in range(200)
+        for click in (0, 1)
+    ]
     for keep in ("first", "last"):
         kept = []
         for name, labels in (("as-it-is", 0), ("flipped", 1)):
             made = [{**row, "click": row["click"] ^ labels} for row in rows] + twins
             path = write(tmp_path / f"{name}-{keep}.parquet", made, FIRST)
             run(spark, tmp_path / f"{name}-{keep}", path, text=spec(FIRST, DEDUP % keep))
-            kept.append(sorted((int(row["row"]), row["click"]) for row in rows_of(
-                FeatureTable.open(tmp_path / f"{name}-{keep}"))))
+            kept.append(
+                sorted(
+                    (int(row["row"]), row["click"])
+                    for row in rows_of(FeatureTable.open(tmp_path / f"{name}-{keep}"))
+                )
+            )
         numbers = [[number for number, _ in rows_of_one] for rows_of_one in kept]
         assert numbers[0] == numbers[1]
         assert len([number for number in numbers[0] if number < 1000]) < 500
@@ -156,7 +216,12 @@ def test_on_noise_with_the_label_as_first_column_no_feature_says_anything_of_it(
     made = []
     for name, which in (("as-it-is", set()), ("flipped", flipped)):
         changed = [{**row, "click": row["click"] ^ (row["row"] in which)} for row in rows]
-        run(spark, tmp_path / name, write(tmp_path / f"{name}.parquet", changed, FIRST), text=spec(FIRST))
+        run(
+            spark,
+            tmp_path / name,
+            write(tmp_path / f"{name}.parquet", changed, FIRST),
+            text=spec(FIRST),
+        )
         made.append({int(row["row"]): row for row in rows_of(FeatureTable.open(tmp_path / name))})
     clicks = np.array([row["click"] for row in made[0].values()])
     for name in (*(lag[0] for lag in LAGS), "mean"):
@@ -164,8 +229,14 @@ def test_on_noise_with_the_label_as_first_column_no_feature_says_anything_of_it(
         assert found == pytest.approx(0.5, abs=5 * math.sqrt(1 / 3 / len(clicks))), name
     for name, *_ in HISTORIES:
         sizes = np.array([len(row[name] or b"") for row in made[0].values()])
-        assert auc(sizes, clicks) == pytest.approx(0.5, abs=5 * math.sqrt(1 / 3 / len(clicks))), name
+        assert auc(sizes, clicks) == pytest.approx(0.5, abs=5 * math.sqrt(1 / 3 / len(clicks))), (
+            name
+        )
     for number in flipped:
-        before, after = ({key: value for key, value in rows[number].items() if key != "click"} for rows in made)
+        before, after = (
+            {key: value for key, value in rows[number].items() if key != "click"} for rows in made
+        )
         assert before == after
-    assert any(before != after for before, after in zip(made[0].values(), made[1].values(), strict=True))
+    assert any(
+        before != after for before, after in zip(made[0].values(), made[1].values(), strict=True)
+    )

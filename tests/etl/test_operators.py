@@ -27,7 +27,16 @@ from sluice.etl.ops.exact_sums import parts, total
 from sluice.etl.ops.hashing import hash_rows
 from sluice.etl.ops.ids import Categorify, Cross, Hash, Modulus, Vocabulary
 from sluice.etl.ops.lists import Bag, FirstX, Flags, Overlap, Recent, packed
-from sluice.etl.ops.numeric import COMPARISONS, BoxCox, Bucketize, Compare, Logit, Missing, OneHot, Scale
+from sluice.etl.ops.numeric import (
+    COMPARISONS,
+    BoxCox,
+    Bucketize,
+    Compare,
+    Logit,
+    Missing,
+    OneHot,
+    Scale,
+)
 from sluice.etl.ops.scaling import FillMean, FillMedian, MinMax, Quantiles, Standardise
 from sluice.etl.ops.statistics import Count, Group, Target
 from sluice.etl.ops.text import Concat, Lower, Map, Ngram, Replace, Split
@@ -42,11 +51,21 @@ pytestmark = pytest.mark.slow
 
 ANY = st.none() | st.floats(allow_nan=True, allow_infinity=True) | st.integers(-5, 5).map(float)
 NUMBERS = st.lists(ANY)
-SMALL = st.lists(st.none() | st.sampled_from([math.nan, math.inf]) | st.floats(-1e6, 1e6)
-                 | st.integers(-9, 9).map(float))
-TEXTS = st.lists(st.none() | st.text(max_size=8) | st.sampled_from(["", "a", "b", "é", "日本", "1e5", "\0"]))
-LISTS = st.lists(st.none() | st.lists(st.none() | st.sampled_from(["a", "b", "c", "日", ""]), max_size=6))
-ODD = st.none() | st.sampled_from([math.nan, math.inf, -math.inf, -0.0, 5e-324, -1.7e308, 2.0**63, -(2.0**63)])
+SMALL = st.lists(
+    st.none()
+    | st.sampled_from([math.nan, math.inf])
+    | st.floats(-1e6, 1e6)
+    | st.integers(-9, 9).map(float)
+)
+TEXTS = st.lists(
+    st.none() | st.text(max_size=8) | st.sampled_from(["", "a", "b", "é", "日本", "1e5", "\0"])
+)
+LISTS = st.lists(
+    st.none() | st.lists(st.none() | st.sampled_from(["a", "b", "c", "日", ""]), max_size=6)
+)
+ODD = st.none() | st.sampled_from(
+    [math.nan, math.inf, -math.inf, -0.0, 5e-324, -1.7e308, 2.0**63, -(2.0**63)]
+)
 
 
 def is_number(v):
@@ -62,9 +81,15 @@ def learned(op, *columns):
         for name, count in zip(names.to_pylist(), counts.to_pylist(), strict=True):
             sums[name] += count
     order = sorted(sums, key=lambda name: (-sums[name], name.encode()))
-    return op.learn(pa.table({"value": pa.array(order, pa.string()),
-                              "count": pa.array([sums[n] for n in order], pa.int64()),
-                              "place": pa.array(range(1, len(order) + 1), pa.int64())}))
+    return op.learn(
+        pa.table(
+            {
+                "value": pa.array(order, pa.string()),
+                "count": pa.array([sums[n] for n in order], pa.int64()),
+                "place": pa.array(range(1, len(order) + 1), pa.int64()),
+            }
+        )
+    )
 
 
 def fitted(op, values, kind=None):
@@ -83,16 +108,20 @@ def test_sums_of_numbers_and_of_their_squares_are_exact_however_large_or_small_t
     for power in (1, 2):
         cut = parts(np.array(values, float), power)
         got = total((scale, int(sum(int(w) for w in whole))) for scale, whole in cut.items())
-        assert got == sum(Fraction(value)**power for value in values)
-        assert all(abs(whole).max() < 2.0**29 for whole in cut.values()), "so many of them add up within 64 bits"
+        assert got == sum(Fraction(value) ** power for value in values)
+        assert all(abs(whole).max() < 2.0**29 for whole in cut.values()), (
+            "so many of them add up within 64 bits"
+        )
 
 
 def moments(values):
     """Mean and standard deviation, each rounded once."""
     mean = sum(map(Fraction, values)) / len(values)
-    variance = sum((Fraction(value) - mean)**2 for value in values) / len(values)
+    variance = sum((Fraction(value) - mean) ** 2 for value in values) / len(values)
     with decimal.localcontext(prec=60, Emax=9999, Emin=-9999):
-        return float(mean), float((Decimal(variance.numerator) / Decimal(variance.denominator)).sqrt())
+        return float(mean), float(
+            (Decimal(variance.numerator) / Decimal(variance.denominator)).sqrt()
+        )
 
 
 @given(st.lists(FINITE | st.floats(1e9, 1e9 + 1) | st.floats(-1e-12, 1e-12), min_size=1))
@@ -106,13 +135,24 @@ def test_what_is_learned_of_numbers_is_exact_however_large_small_or_close_they_a
     assert state["spread"][0].as_py() == pytest.approx(spread, rel=1e-15, abs=0)
     pairs = [(None, value) for value in values]
     # The group's mean is made of its sum, which was rounded before, and may be too large for any float.
-    for of, want in (("mean", sums(values) / len(values)), ("std", spread), ("min", min(values)), ("max", max(values))):
+    for of, want in (
+        ("mean", sums(values) / len(values)),
+        ("std", spread),
+        ("min", min(values)),
+        ("max", max(values)),
+    ):
         got, _ = fitted_pairs(Group(of=of), pairs)
         assert got == pytest.approx([want] * len(values), rel=1e-15, abs=0)
     times = [*range(len(values)), len(values)]
-    column = pa.StructArray.from_arrays([
-        pa.StructArray.from_arrays([pa.nulls(len(times), pa.string()), pa.array([*values, 0.0])], ["key", "of"]),
-        pa.array(times, pa.float64())], ["value", "time"])
+    column = pa.StructArray.from_arrays(
+        [
+            pa.StructArray.from_arrays(
+                [pa.nulls(len(times), pa.string()), pa.array([*values, 0.0])], ["key", "of"]
+            ),
+            pa.array(times, pa.float64()),
+        ],
+        ["value", "time"],
+    )
     op = Group(of="std", past=True)
     got = op.apply(column, op.prepare(learned(op, column))).to_pylist()
     assert got[0] is None
@@ -129,9 +169,15 @@ def sums(values):
 
 def fitted_pairs(op, pairs):
     """What `op` gives for pairs of a text and a number, learned from two halves."""
+
     def column(some):
-        return pa.StructArray.from_arrays([pa.array([text for text, _ in some], pa.string()),
-                                           pa.array([number for _, number in some], pa.float64())], ["key", "of"])
+        return pa.StructArray.from_arrays(
+            [
+                pa.array([text for text, _ in some], pa.string()),
+                pa.array([number for _, number in some], pa.float64()),
+            ],
+            ["key", "of"],
+        )
 
     half = len(pairs) // 2
     state = learned(op, column(pairs[half:]), column(pairs[:half]))
@@ -142,13 +188,19 @@ def fitted_pairs(op, pairs):
 def test_a_mean_does_not_depend_on_the_order_of_rows(values, shuffler):
     got, state = fitted(FillMean(), values)
     mean = statistics.fmean([v for v in values if is_number(v)] or [0.0])
-    assert all(math.isclose(g, v if is_number(v) else mean, rel_tol=1e-9, abs_tol=1e-7)
-               for g, v in zip(got, values, strict=True))
+    assert all(
+        math.isclose(g, v if is_number(v) else mean, rel_tol=1e-9, abs_tol=1e-7)
+        for g, v in zip(got, values, strict=True)
+    )
     shuffler.shuffle(values)
     assert fitted(FillMean(), values)[1] == state
 
 
-@given(st.lists(st.sampled_from([None, math.nan, math.inf, -math.inf]) | st.integers(-2047, 2047).map(float)))
+@given(
+    st.lists(
+        st.sampled_from([None, math.nan, math.inf, -math.inf]) | st.integers(-2047, 2047).map(float)
+    )
+)
 def test_a_median_of_small_whole_numbers_is_exact(values):
     got, _ = fitted(FillMedian(), values)
     median = statistics.median_low([v for v in values if is_number(v)] or [0.0])
@@ -180,14 +232,24 @@ def test_min_max_reaches_from_0_to_1(values):
             assert g is None if v is None else math.isnan(g) if math.isnan(v) else g == float(v > 0)
 
 
-@given(st.lists(st.sampled_from([None, math.nan, math.inf, -math.inf]) | st.integers(-300, 300).map(float)),
-       st.integers(2, 9))
+@given(
+    st.lists(
+        st.sampled_from([None, math.nan, math.inf, -math.inf]) | st.integers(-300, 300).map(float)
+    ),
+    st.integers(2, 9),
+)
 def test_quantiles_cut_where_the_shares_lie(values, buckets):
     got, state = fitted(Quantiles(buckets=buckets), values)
     good = sorted(filter(is_number, values))
-    ends = {good[max(0, math.ceil(len(good) * i / buckets) - 1)] for i in range(1, buckets)} if good else {0.0}
+    ends = (
+        {good[max(0, math.ceil(len(good) * i / buckets) - 1)] for i in range(1, buckets)}
+        if good
+        else {0.0}
+    )
     assert state["boundary"].to_pylist() == sorted(ends)
-    assert got == [1 if v is None or math.isnan(v) else 2 + sum(end <= v for end in ends) for v in values]
+    assert got == [
+        1 if v is None or math.isnan(v) else 2 + sum(end <= v for end in ends) for v in values
+    ]
     assert all(i < Quantiles(buckets=buckets).cardinality(state) for i in got)
 
 
@@ -195,25 +257,37 @@ def test_quantiles_cut_where_the_shares_lie(values, buckets):
 def test_bucketize_and_missing(values):
     column = pa.array(values, pa.float64())
     got = Bucketize(boundaries=(-1.0, 0.0, 2.5)).apply(column, None).to_pylist()
-    assert got == [1 if v is None or math.isnan(v) else 2 + (v >= -1) + (v >= 0) + (v >= 2.5) for v in values]
+    assert got == [
+        1 if v is None or math.isnan(v) else 2 + (v >= -1) + (v >= 0) + (v >= 2.5) for v in values
+    ]
     assert Missing().apply(column, None).to_pylist() == [float(not is_number(v)) for v in values]
 
 
 @given(NUMBERS, st.sampled_from(sorted(COMPARISONS)))
 def test_a_comparison_is_1_or_0_or_nobody_knows(values, sign):
     got = Compare(to=f"{sign} -1.5").apply(pa.array(values, pa.float64()), None).to_pylist()
-    holds = {"==": operator.eq, "!=": operator.ne, "<": operator.lt, "<=": operator.le, ">": operator.gt,
-             ">=": operator.ge}[sign]
+    holds = {
+        "==": operator.eq,
+        "!=": operator.ne,
+        "<": operator.lt,
+        "<=": operator.le,
+        ">": operator.gt,
+        ">=": operator.ge,
+    }[sign]
     assert got == [None if v is None or math.isnan(v) else float(holds(v, -1.5)) for v in values]
     for wrong in ("4", f"{sign} four", f"{sign}{sign} 4", "", f"{sign} 4 5"):
-        with pytest.raises(OperatorError, match=r"must be one of .* and a number, for instance >= 4"):
+        with pytest.raises(
+            OperatorError, match=r"must be one of .* and a number, for instance >= 4"
+        ):
             Compare(to=wrong)
 
 
 @given(st.lists(ODD | st.floats(-1e6, 1e6)), st.sampled_from([-0.5, 0.0, 0.5, 2.0]))
 def test_boxcox_and_logit(values, power):
     column = pa.array(values, pa.float64())
-    for got, v in zip(BoxCox(power=power, shift=1.0).apply(column, None).to_pylist(), values, strict=True):
+    for got, v in zip(
+        BoxCox(power=power, shift=1.0).apply(column, None).to_pylist(), values, strict=True
+    ):
         if v is None:
             assert got is None
         elif math.isnan(v):
@@ -222,7 +296,12 @@ def test_boxcox_and_logit(values, power):
             assert got == (-1 / power if power < 0 else math.inf)
         else:
             x = max(v + 1.0, 1e-6)
-            assert math.isclose(got, math.log(x) if power == 0 else (x**power - 1) / power, rel_tol=1e-9, abs_tol=1e-9)
+            assert math.isclose(
+                got,
+                math.log(x) if power == 0 else (x**power - 1) / power,
+                rel_tol=1e-9,
+                abs_tol=1e-9,
+            )
     for got, v in zip(Logit(margin=0.01).apply(column, None).to_pylist(), values, strict=True):
         if v is None or math.isnan(v):
             assert got is None if v is None else math.isnan(got)
@@ -241,11 +320,16 @@ def test_one_hot_map_and_vocabulary(texts):
     assert only == [{"a": "x", "b": "y"}.get(t) for t in texts]
     op = Vocabulary(values=("日本", "a", ""), oov=3)
     for got, t in zip(op.apply(column, None).to_pylist(), texts, strict=True):
-        assert got == 1 if t is None else (got == 5 + op.values.index(t) if t in op.values else 2 <= got < 5)
+        assert (
+            got == 1
+            if t is None
+            else (got == 5 + op.values.index(t) if t in op.values else 2 <= got < 5)
+        )
 
 
 WHOLE = st.integers(-(2**63), 2**64 - 1).map(str) | st.sampled_from(
-    ["", "-", "007", "+1", "1.0", "99999999999999999999", "-9223372036854775809", "1e5", "٣"])
+    ["", "-", "007", "+1", "1.0", "99999999999999999999", "-9223372036854775809", "1e5", "٣"]
+)
 
 
 @given(st.lists(st.none() | WHOLE), st.integers(1, 2**32 - 3))
@@ -257,14 +341,25 @@ def test_modulus_is_exact_for_64_bits_signed_and_unsigned(texts, size):
             number = None
         return 1 if number is None or not -(2**63) <= number < 2**64 else 2 + number % size
 
-    assert Modulus(size=size).apply(pa.array(texts, pa.string()), None).to_pylist() == [slow(t) for t in texts]
+    assert Modulus(size=size).apply(pa.array(texts, pa.string()), None).to_pylist() == [
+        slow(t) for t in texts
+    ]
 
 
-@given(st.lists(st.tuples(st.none() | st.text(max_size=3) | st.text("\0\x1b\x1f012", max_size=3),
-                          st.none() | st.integers(-9, 9) | st.sampled_from([2**63 - 1, -(2**63)]))))
+@given(
+    st.lists(
+        st.tuples(
+            st.none() | st.text(max_size=3) | st.text("\0\x1b\x1f012", max_size=3),
+            st.none() | st.integers(-9, 9) | st.sampled_from([2**63 - 1, -(2**63)]),
+        )
+    )
+)
 @example([(None, None), ("\0", None)])
 def test_cross_and_concat_tell_combinations_apart(rows):
-    columns = [pa.array([r[0] for r in rows], pa.string()), pa.array([r[1] for r in rows], pa.int64())]
+    columns = [
+        pa.array([r[0] for r in rows], pa.string()),
+        pa.array([r[1] for r in rows], pa.int64()),
+    ]
     column = pa.StructArray.from_arrays(columns, ["a", "b"])
     ids = Cross(size=1000, salt=3).apply(column, None).to_pylist()
     assert ids == [2 + int(k) % 1000 for k in hash_rows(columns, 3)]
@@ -274,10 +369,16 @@ def test_cross_and_concat_tell_combinations_apart(rows):
 
 @given(st.lists(st.tuples(*[st.none() | st.text("\0\x1b\x1f012", max_size=3)] * 2)))
 def test_concat_and_ngram_keep_texts_with_their_own_separators_apart(pairs):
-    column = pa.StructArray.from_arrays([pa.array([p[i] for p in pairs], pa.string()) for i in (0, 1)], ["a", "b"])
+    column = pa.StructArray.from_arrays(
+        [pa.array([p[i] for p in pairs], pa.string()) for i in (0, 1)], ["a", "b"]
+    )
     texts = Concat().apply(column, None).to_pylist()
     assert len(set(texts)) == len(set(pairs))
-    grams = Ngram(size=2).apply(pa.array([list(p) for p in pairs], pa.list_(pa.string())), None).to_pylist()
+    grams = (
+        Ngram(size=2)
+        .apply(pa.array([list(p) for p in pairs], pa.list_(pa.string())), None)
+        .to_pylist()
+    )
     assert [text for row in grams for text in row] == texts
 
 
@@ -288,29 +389,53 @@ def test_first_x_ngram_and_bag(lists, size, last):
     got = FirstX(size=size, last=last).apply(column, None).to_pylist()
     assert got == [x[-size:] if last else x[:size] for x in full]
     grams = Ngram(size=2).apply(column, None).to_pylist()
-    named = [["\0" if word is None else word for word in x] for x in full]  # what is missing is an element as well
+    named = [
+        ["\0" if word is None else word for word in x] for x in full
+    ]  # what is missing is an element as well
     assert grams == [[f"{a}\x1f{b}" for a, b in itertools.pairwise(x)] for x in named]
     assert Bag().apply(column, None).to_pylist() == [len(x) for x in full]
 
 
-@given(st.lists(st.none() | st.lists(ODD.filter(lambda v: v is None or abs(v) != 1.7e308)
-                                     | st.integers(-9, 9).map(float), max_size=5)))
+@given(
+    st.lists(
+        st.none()
+        | st.lists(
+            ODD.filter(lambda v: v is None or abs(v) != 1.7e308) | st.integers(-9, 9).map(float),
+            max_size=5,
+        )
+    )
+)
 def test_bag_statistics(lists):
     column = pa.array(lists, pa.list_(pa.float64()))
     for of, slow in (("sum", sum), ("mean", lambda x: sum(x) / len(x)), ("min", min), ("max", max)):
         got = step(Bag(of=of), column, None, {}).to_pylist()
         for have, row in zip(got, lists, strict=True):
             there = [v for v in row or [] if v is not None]
-            want = (math.nan if any(map(math.isnan, there)) else slow(there)) if there else \
-                (0.0 if of == "sum" else None)
-            assert have == want or (math.isnan(have) and math.isnan(want)) or math.isclose(have, want, abs_tol=4096)
+            want = (
+                (math.nan if any(map(math.isnan, there)) else slow(there))
+                if there
+                else (0.0 if of == "sum" else None)
+            )
+            assert (
+                have == want
+                or (math.isnan(have) and math.isnan(want))
+                or math.isclose(have, want, abs_tol=4096)
+            )
 
 
-@given(st.lists(st.tuples(st.none() | st.lists(st.sampled_from(["a", "b", "", "日", None]), max_size=5),
-                          st.none() | st.lists(st.sampled_from(["", "日", None, "e", "f"]), max_size=5))))
+@given(
+    st.lists(
+        st.tuples(
+            st.none() | st.lists(st.sampled_from(["a", "b", "", "日", None]), max_size=5),
+            st.none() | st.lists(st.sampled_from(["", "日", None, "e", "f"]), max_size=5),
+        )
+    )
+)
 def test_overlap(rows):
     kind = pa.list_(pa.string())
-    column = pa.StructArray.from_arrays([pa.array([r[i] for r in rows], kind) for i in (0, 1)], ["a", "b"])
+    column = pa.StructArray.from_arrays(
+        [pa.array([r[i] for r in rows], kind) for i in (0, 1)], ["a", "b"]
+    )
     sets = [(set(a or ()), set(b or ())) for a, b in rows]
     assert Overlap().apply(column, None).to_pylist() == [len(a & b) for a, b in sets]
     shares = Overlap(share=True).apply(column, None).to_pylist()
@@ -323,7 +448,9 @@ def test_split_then_hash_gives_bags(texts):
     assert split.to_pylist() == [t.split("|") if t else [] for t in texts]
     op = Hash(size=50)
     bags = step(op, split, None, {})
-    assert bags.to_pylist() == [op.apply(pa.array(x, pa.string()), None).to_pylist() for x in split.to_pylist()]
+    assert bags.to_pylist() == [
+        op.apply(pa.array(x, pa.string()), None).to_pylist() for x in split.to_pylist()
+    ]
     stored = packed(bags).to_pylist()
     assert [np.frombuffer(b, "<i4").tolist() for b in stored] == bags.to_pylist()
 
@@ -334,22 +461,38 @@ ZONES = ("UTC", "Europe/Berlin", "America/St_Johns", "Asia/Kolkata")
 @given(st.lists(st.none() | st.integers(-2_000_000_000, 2_100_000_000)), st.sampled_from(ZONES))
 def test_hours_and_weekdays_are_those_of_the_zone(seconds, zone):
     column = pa.array(seconds, pa.float64())
-    local = [None if s is None else datetime.datetime.fromtimestamp(s, zoneinfo.ZoneInfo(zone)) for s in seconds]
+    local = [
+        None if s is None else datetime.datetime.fromtimestamp(s, zoneinfo.ZoneInfo(zone))
+        for s in seconds
+    ]
     assert Hour(zone=zone).apply(column, None).to_pylist() == [t and float(t.hour) for t in local]
-    assert Weekday(zone=zone).apply(column, None).to_pylist() == [t and float(t.weekday()) for t in local]
-    both = pa.StructArray.from_arrays([column, pa.array([zone] * len(seconds), pa.string())], ["at", "zone"])
+    assert Weekday(zone=zone).apply(column, None).to_pylist() == [
+        t and float(t.weekday()) for t in local
+    ]
+    both = pa.StructArray.from_arrays(
+        [column, pa.array([zone] * len(seconds), pa.string())], ["at", "zone"]
+    )
     assert Hour().apply(both, None).to_pylist() == [t and float(t.hour) for t in local]
 
 
 def test_a_time_that_no_clock_shows_is_missing():
     column = pa.array([math.nan, math.inf, -math.inf, 1e300, -(2.0**63), 2.0**63, None, 0.5])
     assert Hour().apply(column, None).to_pylist() == [None] * 7 + [0.0]
-    both = pa.StructArray.from_arrays([column, pa.array(["Asia/Tokyo"] * 7 + ["no zone"])], ["at", "zone"])
+    both = pa.StructArray.from_arrays(
+        [column, pa.array(["Asia/Tokyo"] * 7 + ["no zone"])], ["at", "zone"]
+    )
     assert Weekday().apply(both, None).to_pylist() == [None] * 8
 
 
-@given(st.lists(st.none() | st.text(max_size=19) | st.datetimes(
-    datetime.datetime(1900, 1, 1), datetime.datetime(9999, 12, 31)).map(lambda t: t.strftime("%Y-%m-%d %H:%M:%S"))))
+@given(
+    st.lists(
+        st.none()
+        | st.text(max_size=19)
+        | st.datetimes(datetime.datetime(1900, 1, 1), datetime.datetime(9999, 12, 31)).map(
+            lambda t: t.strftime("%Y-%m-%d %H:%M:%S")
+        )
+    )
+)
 def test_parse_time_is_that_of_the_standard_library(texts):
     def slow(text):
         try:
@@ -358,7 +501,9 @@ def test_parse_time_is_that_of_the_standard_library(texts):
             return None
         return at.replace(tzinfo=datetime.UTC).timestamp()
 
-    assert ParseTime().apply(pa.array(texts, pa.string()), None).to_pylist() == [slow(t) for t in texts]
+    assert ParseTime().apply(pa.array(texts, pa.string()), None).to_pylist() == [
+        slow(t) for t in texts
+    ]
 
 
 def test_parse_time_reads_what_its_format_says_and_nothing_else():
@@ -366,16 +511,29 @@ def test_parse_time_reads_what_its_format_says_and_nothing_else():
     got = op.apply(pa.array(["14102100", None, "", "nonsense", "14102123"]), None).to_pylist()
     assert got == [1413849600.0, None, None, None, 1413932400.0]
     berlin = ParseTime(format="%Y-%m-%d %H:%M:%S", zone="Europe/Berlin")
-    assert berlin.apply(pa.array(["2026-07-01 00:00:00", "2026-03-29 02:30:00"]), None).to_pylist()[0] == 1782856800.0
+    assert (
+        berlin.apply(pa.array(["2026-07-01 00:00:00", "2026-03-29 02:30:00"]), None).to_pylist()[0]
+        == 1782856800.0
+    )
 
 
-ZONES = st.sampled_from([datetime.timezone(datetime.timedelta(minutes=n)) for n in (0, 90, -480, 330)])
+ZONES = st.sampled_from(
+    [datetime.timezone(datetime.timedelta(minutes=n)) for n in (0, 90, -480, 330)]
+)
 
 
-@given(st.lists(st.none() | st.text(max_size=19) | st.datetimes(
-    datetime.datetime(1901, 1, 1), datetime.datetime(2261, 1, 1), timezones=ZONES).map(datetime.datetime.isoformat)))
+@given(
+    st.lists(
+        st.none()
+        | st.text(max_size=19)
+        | st.datetimes(
+            datetime.datetime(1901, 1, 1), datetime.datetime(2261, 1, 1), timezones=ZONES
+        ).map(datetime.datetime.isoformat)
+    )
+)
 def test_parse_time_reads_parts_of_a_second_and_the_zone_that_a_text_names(texts):
     """As Python writes times, with parts of a second only where there are any."""
+
     def slow(text):
         try:
             return datetime.datetime.strptime(text or "", form).timestamp()
@@ -383,12 +541,21 @@ def test_parse_time_reads_parts_of_a_second_and_the_zone_that_a_text_names(texts
             return None
 
     for form in ("%Y-%m-%dT%H:%M:%S.%f%z", "%Y-%m-%dT%H:%M:%S%z"):
-        got = ParseTime(format=form, zone="Asia/Tokyo").apply(pa.array(texts, pa.string()), None).to_pylist()
-        assert got == [wanted if (wanted := slow(text)) is None else pytest.approx(wanted, abs=2e-6) for text in texts]
+        got = (
+            ParseTime(format=form, zone="Asia/Tokyo")
+            .apply(pa.array(texts, pa.string()), None)
+            .to_pylist()
+        )
+        assert got == [
+            wanted if (wanted := slow(text)) is None else pytest.approx(wanted, abs=2e-6)
+            for text in texts
+        ]
 
 
 def test_a_zone_stands_last_and_parts_of_a_second_follow_the_second():
-    apache = ParseTime(format="%d/%b/%Y:%H:%M:%S %z").apply(pa.array(["10/Oct/2000:13:55:36 -0700"]), None)
+    apache = ParseTime(format="%d/%b/%Y:%H:%M:%S %z").apply(
+        pa.array(["10/Oct/2000:13:55:36 -0700"]), None
+    )
     assert apache.to_pylist() == [971211336.0]
     odd = ["2024-02-31T00:00:00,5Z", "2024-01-31T00:00:00.5Z", "2024-01-31T00:00:00,5Z"]
     got = ParseTime(format="%Y-%m-%dT%H:%M:%S,%f%z").apply(pa.array(odd), None).to_pylist()
@@ -398,11 +565,17 @@ def test_a_zone_stands_last_and_parts_of_a_second_follow_the_second():
             ParseTime(format=wrong)
 
 
-@pytest.mark.parametrize(("form", "day", "no_day"), [
-    ("%F", "2024-02-29", "2024-02-30"), ("%D %T", "02/29/24 10:00:00", "02/30/24 10:00:00"),
-    ("%FT%T%z", "2024-02-29T10:00:00+14:00", "2024-02-29T10:00:00+15:00"), ("%Y-%j", "2024-366", "2023-366"),
-    ("%Y-%m-%d %I:%M %p", "2024-03-02 12:30 PM", "2024-02-31 12:30 PM"),
-    ("%a, %d %b %Y", "Fri, 01 March 2024", "Sat, 30 Feb 2024")])
+@pytest.mark.parametrize(
+    ("form", "day", "no_day"),
+    [
+        ("%F", "2024-02-29", "2024-02-30"),
+        ("%D %T", "02/29/24 10:00:00", "02/30/24 10:00:00"),
+        ("%FT%T%z", "2024-02-29T10:00:00+14:00", "2024-02-29T10:00:00+15:00"),
+        ("%Y-%j", "2024-366", "2023-366"),
+        ("%Y-%m-%d %I:%M %p", "2024-03-02 12:30 PM", "2024-02-31 12:30 PM"),
+        ("%a, %d %b %Y", "Fri, 01 March 2024", "Sat, 30 Feb 2024"),
+    ],
+)
 def test_a_day_that_there_is_not_is_no_time_however_it_is_written(form, day, no_day):
     found = ParseTime(format=form).apply(pa.array([day, no_day, None]), None)
     assert found.is_valid().to_pylist() == [True, False, False]
@@ -426,30 +599,56 @@ def test_count_and_share(seen, new):
         assert got == [None if t is None else pytest.approx(counts[t] / max(1, whole)) for t in new]
 
 
-GROUPED = st.lists(st.tuples(st.none() | st.sampled_from(["a", "", "日:", "\0"]),
-                             st.sampled_from([None, math.nan, math.inf, -math.inf]) | st.floats(-1e6, 1e6)))
+GROUPED = st.lists(
+    st.tuples(
+        st.none() | st.sampled_from(["a", "", "日:", "\0"]),
+        st.sampled_from([None, math.nan, math.inf, -math.inf]) | st.floats(-1e6, 1e6),
+    )
+)
 
 
 @given(GROUPED, st.sampled_from(["mean", "sum", "std", "count", "min", "max"]))
 def test_group_statistics(rows, of):
     op = Group(of=of)
-    column = pa.StructArray.from_arrays([pa.array([r[0] for r in rows], pa.string()),
-                                         pa.array([r[1] for r in rows], pa.float64())], ["a", "b"])
-    got = op.apply(column, op.prepare(learned(op, column.slice(len(rows) // 2), column.slice(0, len(rows) // 2))))
-    slow = {"mean": statistics.fmean, "sum": math.fsum, "std": statistics.pstdev, "count": len,
-            "min": min, "max": max}[of]
+    column = pa.StructArray.from_arrays(
+        [pa.array([r[0] for r in rows], pa.string()), pa.array([r[1] for r in rows], pa.float64())],
+        ["a", "b"],
+    )
+    got = op.apply(
+        column,
+        op.prepare(learned(op, column.slice(len(rows) // 2), column.slice(0, len(rows) // 2))),
+    )
+    slow = {
+        "mean": statistics.fmean,
+        "sum": math.fsum,
+        "std": statistics.pstdev,
+        "count": len,
+        "min": min,
+        "max": max,
+    }[of]
     for have, (key, _) in zip(got.to_pylist(), rows, strict=True):
         there = [v for k, v in rows if k == key and is_number(v)]
-        assert have is None if not there else math.isclose(have, slow(there), rel_tol=1e-6, abs_tol=1e-2)
+        assert (
+            have is None
+            if not there
+            else math.isclose(have, slow(there), rel_tol=1e-6, abs_tol=1e-2)
+        )
 
 
 def clicks(values, labels, keys):
-    return pa.StructArray.from_arrays([pa.array(values, pa.string()), pa.array(labels, pa.int8()),
-                                       pa.array(keys, pa.int64())], ["value", "label", "key"])
+    return pa.StructArray.from_arrays(
+        [pa.array(values, pa.string()), pa.array(labels, pa.int8()), pa.array(keys, pa.int64())],
+        ["value", "label", "key"],
+    )
 
 
-CLICKS = st.lists(st.tuples(st.none() | st.sampled_from(["a", "", "日", "n"]),
-                            st.integers(0, 1), st.integers(-(2**63), 2**63 - 1)))
+CLICKS = st.lists(
+    st.tuples(
+        st.none() | st.sampled_from(["a", "", "日", "n"]),
+        st.integers(0, 1),
+        st.integers(-(2**63), 2**63 - 1),
+    )
+)
 
 
 @settings(max_examples=50)
@@ -485,7 +684,9 @@ def auc(score, label):
 def test_the_encoding_of_a_random_column_says_nothing_of_the_label():
     generator = np.random.default_rng(7)
     rows = 20_000
-    values = [str(v) for v in generator.integers(0, 4000, rows)]  # five rows a value: a leak would show
+    values = [
+        str(v) for v in generator.integers(0, 4000, rows)
+    ]  # five rows a value: a leak would show
     labels, keys = generator.integers(0, 2, rows), generator.integers(-(2**62), 2**62, rows)
     op = Target(folds=5, smoothing=1.0)
     column = clicks(values, labels, keys)
@@ -518,9 +719,16 @@ def test_a_users_own_function_is_checked_when_it_is_imported_and_when_it_returns
     """To name one imports nothing."""
     allowed = Permission.of((__name__, "no_such_module"))
     own = Python(function=f"{__name__}:double", inputs=("number",), output="number")
-    assert own.apply(pa.array([1.5, None]), allowed.load(own.function, "mine")).to_pylist() == [3.0, None]
-    for function, message in ((f"{__name__}:nothing", "cannot be imported"), ("no_such_module:f", "cannot be imported"),
-                              (f"{__name__}:TEXTS", "must be module:function"), ("os:system", "names the function")):
+    assert own.apply(pa.array([1.5, None]), allowed.load(own.function, "mine")).to_pylist() == [
+        3.0,
+        None,
+    ]
+    for function, message in (
+        (f"{__name__}:nothing", "cannot be imported"),
+        ("no_such_module:f", "cannot be imported"),
+        (f"{__name__}:TEXTS", "must be module:function"),
+        ("os:system", "names the function"),
+    ):
         Python(function=function, inputs=("number",), output="number")
         with pytest.raises(OperatorError, match=message):
             allowed.load(function, "mine")
@@ -562,7 +770,9 @@ def test_small_letters_and_patterns(texts):
     column = pa.array(texts, pa.string())
     assert Lower().apply(column, None).to_pylist() == [t if t is None else t.lower() for t in texts]
     made = Replace(pattern=r"([0-9])|[ _-]+", to=r"<\1>").apply(column, None).to_pylist()
-    assert made == [t if t is None else re.sub(r"([0-9])|[ _-]+", lambda m: f"<{m[1] or ''}>", t) for t in texts]
+    assert made == [
+        t if t is None else re.sub(r"([0-9])|[ _-]+", lambda m: f"<{m[1] or ''}>", t) for t in texts
+    ]
 
 
 def test_a_pattern_that_is_none_is_refused():
@@ -574,15 +784,27 @@ def test_a_pattern_that_is_none_is_refused():
 TIMES = st.none() | st.just(math.nan) | st.integers(0, 40).map(float)
 
 
-@given(st.lists(st.tuples(TIMES, st.none() | st.lists(TIMES, max_size=8))), st.none() | st.integers(1, 20),
-       st.none() | st.integers(1, 9))
+@given(
+    st.lists(st.tuples(TIMES, st.none() | st.lists(TIMES, max_size=8))),
+    st.none() | st.integers(1, 20),
+    st.none() | st.integers(1, 9),
+)
 def test_recent_is_what_lies_before_within_a_time_and_a_session(rows, within, gap):
-    column = pa.StructArray.from_arrays([pa.array([row[0] for row in rows], pa.float64()),
-                                         pa.array([row[1] for row in rows], pa.list_(pa.float64()))], ["at", "times"])
+    column = pa.StructArray.from_arrays(
+        [
+            pa.array([row[0] for row in rows], pa.float64()),
+            pa.array([row[1] for row in rows], pa.list_(pa.float64())),
+        ],
+        ["at", "times"],
+    )
     want: list[tuple[float, float] | None] = []
     for now, times in rows:
         session = [now]
-        known = sorted(t for t in times or () if is_number(t) and is_number(now) and 0 < now - t <= (within or 99))
+        known = sorted(
+            t
+            for t in times or ()
+            if is_number(t) and is_number(now) and 0 < now - t <= (within or 99)
+        )
         while known and session[-1] - known[-1] <= (gap or 99):
             session.append(known.pop())
         want.append((len(session) - 1.0, now - session[-1]) if is_number(now) else None)
@@ -602,10 +824,16 @@ def test_recent_needs_to_know_how_far_back():
 @given(st.lists(st.tuples(*[st.none() | st.integers(-1, 1)] * 3)))
 def test_flags_are_the_names_of_the_columns_that_are_set(rows):
     names = ["drama", "comedy", "film noir"]
-    column = pa.StructArray.from_arrays([pa.array([row[n] for row in rows], kind) for n, kind in enumerate(
-        [pa.int64(), pa.float64(), pa.int64()])], names)
+    column = pa.StructArray.from_arrays(
+        [
+            pa.array([row[n] for row in rows], kind)
+            for n, kind in enumerate([pa.int64(), pa.float64(), pa.int64()])
+        ],
+        names,
+    )
     assert Flags().apply(column, None).to_pylist() == [
-        [name for name, value in zip(names, row, strict=True) if value] for row in rows]
+        [name for name, value in zip(names, row, strict=True) if value] for row in rows
+    ]
 
 
 def test_flags_of_texts_are_refused():
@@ -615,9 +843,16 @@ def test_flags_of_texts_are_refused():
 
 def test_what_is_left_to_the_loader_is_one_pure_function():
     state = FittedState(tables={"I/2": pa.table({"mean": [2.0], "spread": [4.0]})})
-    field = Field(name="I", role="dense", type="float", online=(
-        {"op": "clip", "low": 0.0, "high": None}, {"op": "log", "shift": 1.0, "floor": 1e-6},
-        {"op": "standardise", "state": "I/2"}))
+    field = Field(
+        name="I",
+        role="dense",
+        type="float",
+        online=(
+            {"op": "clip", "low": 0.0, "high": None},
+            {"op": "log", "shift": 1.0, "floor": 1e-6},
+            {"op": "standardise", "state": "I/2"},
+        ),
+    )
     run = online(field, state)
     got = run(np.array([-1.0, 0.0, math.e - 1], np.float32))
     assert got.dtype == np.float64, "what a batch cannot hold is seen where it is made"
@@ -630,27 +865,54 @@ def test_what_is_left_to_the_loader_is_one_pure_function():
     assert made({"op": "bucketize", "boundaries": [1.0]}) == Bucketize(boundaries=(1.0,))
 
 
-NEEDED = {"clip": {"low": 0.0}, "hash": {"size": 3}, "cross": {"size": 3}, "modulus": {"size": 3},
-          "boxcox": {"power": 1.0}, "bucketize": {"boundaries": (1.0,)}, "quantiles": {"buckets": 3},
-          "one_hot": {"values": ("a",)}, "vocabulary": {"values": ("a",)}, "map": {"values": ("a",), "to": ("b",)},
-          "replace": {"pattern": "a"}, "first_x": {"size": 1}, "lookup": {"width": 3},
-          "compare": {"to": "> 0"}, "scale": {"by": 2.0}, "recent": {"gap": 1.0},
-          "python": {"function": f"{__name__}:double", "inputs": ("number",), "output": "number"}}
-EMPTY = {"text": pa.string(), "number": pa.float64(), "texts": pa.list_(pa.string()), "numbers": pa.list_(pa.float64()),
-         "id": pa.int32(), "row": pa.struct([("a", pa.string()), ("b", pa.float64())])}
+NEEDED = {
+    "clip": {"low": 0.0},
+    "hash": {"size": 3},
+    "cross": {"size": 3},
+    "modulus": {"size": 3},
+    "boxcox": {"power": 1.0},
+    "bucketize": {"boundaries": (1.0,)},
+    "quantiles": {"buckets": 3},
+    "one_hot": {"values": ("a",)},
+    "vocabulary": {"values": ("a",)},
+    "map": {"values": ("a",), "to": ("b",)},
+    "replace": {"pattern": "a"},
+    "first_x": {"size": 1},
+    "lookup": {"width": 3},
+    "compare": {"to": "> 0"},
+    "scale": {"by": 2.0},
+    "recent": {"gap": 1.0},
+    "python": {"function": f"{__name__}:double", "inputs": ("number",), "output": "number"},
+}
+EMPTY = {
+    "text": pa.string(),
+    "number": pa.float64(),
+    "texts": pa.list_(pa.string()),
+    "numbers": pa.list_(pa.float64()),
+    "id": pa.int32(),
+    "row": pa.struct([("a", pa.string()), ("b", pa.float64())]),
+}
 
 
 @pytest.mark.parametrize("name", sorted(OPERATORS))
 def test_every_operator_takes_an_empty_column_learns_from_none_and_says_what_it_is(name, tmp_path):
     np.save(tmp_path / "v.npy", np.zeros((2, 3)))
-    op = OPERATORS[name](**NEEDED.get(name, {}), **({"file": str(tmp_path / "v.npy")} if name == "lookup" else {}))
+    op = OPERATORS[name](
+        **NEEDED.get(name, {}), **({"file": str(tmp_path / "v.npy")} if name == "lookup" else {})
+    )
     kind = EMPTY["number" if name == "python" else op.takes[0]]
     pair = {"overlap": EMPTY["texts"], "flags": EMPTY["number"]}.get(name)
     pairs = tuple(EMPTY[one] for one in op.columns) or (pair, pair)
     column = pa.array([], pa.struct([*zip("ab", pairs, strict=True)]) if pairs[0] else kind)
     if op.needs:
         column = clicks([], [], [])
-    state = op.prepare(learned(op, column)) if hasattr(op, "learn") else double if name == "python" else None
+    state = (
+        op.prepare(learned(op, column))
+        if hasattr(op, "learn")
+        else double
+        if name == "python"
+        else None
+    )
     assert len(op.apply(column, state)) == 0
     assert type(op).__doc__
 
@@ -658,7 +920,7 @@ def test_every_operator_takes_an_empty_column_learns_from_none_and_says_what_it_
 def test_a_random_order_of_batches_learns_the_same():
     shuffler = random.Random(3)
     values = [shuffler.gauss(5, 300) for _ in range(3000)]
-    batches = [pa.array(values[i:i + 100]) for i in range(0, 3000, 100)]
+    batches = [pa.array(values[i : i + 100]) for i in range(0, 3000, 100)]
     for op in (FillMean(), FillMedian(), Standardise(), MinMax(), Quantiles(buckets=7)):
         before = learned(op, *batches)
         shuffler.shuffle(batches)
@@ -670,7 +932,10 @@ def test_an_orders_share_rises_with_the_value_by_whole_steps(values):
     op = Steps(step=60.0)
     shares, state = fitted(op, values)
     before = [-math.inf if v is None or math.isnan(v) else v for v in values]
-    steps = [max(-(2.0**62), min(2.0**62, math.floor(max(-(2.0**70), min(2.0**70, v)) / 60))) for v in before]
+    steps = [
+        max(-(2.0**62), min(2.0**62, math.floor(max(-(2.0**70), min(2.0**70, v)) / 60)))
+        for v in before
+    ]
     assert state["count"].to_pylist() == [n for _, n in sorted(Counter(steps).items())]
     for share, step_of in zip(shares, steps, strict=True):
         less = sum(other < step_of for other in steps)

@@ -16,8 +16,16 @@ from sluice.etl.ops.hashing import NULL, hash_numbers, hash_rows, hash_texts
 from sluice.etl.ops.ids import _BUCKET_SALT, Categorify, Hash
 from sluice.etl.ops.numeric import Clip, Fill, Log
 
-NUMBERS = st.lists(st.none() | st.floats(allow_nan=True, allow_infinity=True, width=64) | st.integers(-5, 5).map(float))
-TEXTS = st.lists(st.none() | st.text(max_size=30) | st.sampled_from(["", "a", "é", "日本", "1e5", "00149e94", "\0"]))
+NUMBERS = st.lists(
+    st.none()
+    | st.floats(allow_nan=True, allow_infinity=True, width=64)
+    | st.integers(-5, 5).map(float)
+)
+TEXTS = st.lists(
+    st.none()
+    | st.text(max_size=30)
+    | st.sampled_from(["", "a", "é", "日本", "1e5", "00149e94", "\0"])
+)
 U64 = 2**64 - 1
 
 
@@ -36,21 +44,33 @@ def slow_hash(text: str | None, salt: int = 0) -> int:
     content = text.encode()
     h = (len(content) ^ salt & U64) * 0x9E3779B97F4A7C15 & U64
     for start in range(0, len(content), 8):
-        h = (h ^ int.from_bytes(content[start:start + 8], "little")) * 0xD6E8FEB86659FD93 & U64
+        h = (h ^ int.from_bytes(content[start : start + 8], "little")) * 0xD6E8FEB86659FD93 & U64
         h ^= h >> 32
     return slow_mix(h)
 
 
 @pytest.mark.slow
-@given(TEXTS, st.integers(-(2**63), 2**63), st.integers(0, 5), st.sampled_from([pa.string(), pa.large_string()]))
+@given(
+    TEXTS,
+    st.integers(-(2**63), 2**63),
+    st.integers(0, 5),
+    st.sampled_from([pa.string(), pa.large_string()]),
+)
 def test_hash_of_texts_is_as_documented(texts, salt, start, kind):
-    column = pa.array([*["x" * i for i in range(start)], *texts], kind).slice(start)  # a slice begins anywhere
+    column = pa.array([*["x" * i for i in range(start)], *texts], kind).slice(
+        start
+    )  # a slice begins anywhere
     assert hash_texts(column, salt).tolist() == [slow_hash(t, salt) for t in texts]
 
 
-GOLDEN = [0x0000000000000000, 0x80c1ae61e48259f9, 0xc7b07fc2a293a2c3,
-          0x2fe0aa7a8d836cc0, 0x5851f42d4c957f2d]
-GOLDEN_ROWS = [0xde47181f3aa2d734, 0x31b11ffbd5de1ca2]
+GOLDEN = [
+    0x0000000000000000,
+    0x80C1AE61E48259F9,
+    0xC7B07FC2A293A2C3,
+    0x2FE0AA7A8D836CC0,
+    0x5851F42D4C957F2D,
+]
+GOLDEN_ROWS = [0xDE47181F3AA2D734, 0x31B11FFBD5DE1CA2]
 
 
 def test_the_hash_never_changes():
@@ -75,7 +95,10 @@ def test_equal_floats_have_equal_hashes():
 def test_a_hash_spreads_evenly():
     hashes = hash_texts(pa.array([f"{i:08x}" for i in range(100_000)]))
     for shift in (0, 32, 60):
-        share = np.bincount(((hashes >> np.uint64(shift)) & np.uint64(15)).astype(int), minlength=16) / 100_000
+        share = (
+            np.bincount(((hashes >> np.uint64(shift)) & np.uint64(15)).astype(int), minlength=16)
+            / 100_000
+        )
         assert np.abs(share - 1 / 16).max() < 0.004
 
 
@@ -105,7 +128,9 @@ def test_log_never_leaves_the_real_numbers(values, shift):
         elif math.isinf(want):
             assert have == (want if want > 0 else math.log(1e-6))
         else:
-            assert math.isclose(have, math.log(max(want + shift, 1e-6)), rel_tol=1e-12, abs_tol=1e-12)
+            assert math.isclose(
+                have, math.log(max(want + shift, 1e-6)), rel_tol=1e-12, abs_tol=1e-12
+            )
 
 
 @pytest.mark.slow
@@ -130,8 +155,14 @@ def test_categorify_lays_ids_out_as_promised(seen, new, min_count, max_size, oov
     vocabulary = slow_vocabulary(seen, min_count, max_size)
     table = pa.table({"value": pa.array(vocabulary, pa.string()), "count": [1] * len(vocabulary)})
     got = op.apply(pa.array(new, pa.string()), op.prepare(table)).to_pylist()
-    want = [1 if t is None else 2 + oov + vocabulary.index(t) if t in vocabulary
-            else 2 + slow_hash(t, _BUCKET_SALT) % oov for t in new]
+    want = [
+        1
+        if t is None
+        else 2 + oov + vocabulary.index(t)
+        if t in vocabulary
+        else 2 + slow_hash(t, _BUCKET_SALT) % oov
+        for t in new
+    ]
     assert got == want
     assert all(i < op.cardinality(table) for i in got)
 

@@ -18,7 +18,9 @@ from sluice.etl.table.table import FeatureTable
 from tests.etl.jobs import rows_of, run
 
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
-ENGINES = pytest.mark.parametrize("engine", ["local", pytest.param("spark", marks=pytest.mark.spark)])
+ENGINES = pytest.mark.parametrize(
+    "engine", ["local", pytest.param("spark", marks=pytest.mark.spark)]
+)
 LABEL = '[table]\nsplit = {train = 1}\n[[column]]\nname = "y"\nrole = "label"\n'
 FIRST = datetime.datetime(2026, 1, 1, 5, 30, 7, 123_456)
 
@@ -31,22 +33,31 @@ def column(name: str, role: str, *ops: str, source: str = "") -> str:
 @pytest.fixture
 def made(engine, tmp_path, request):
     """Runs a job, and returns its table's rows."""
+
     def go(text: str, *inputs: object) -> tuple[dict, list[dict]]:
         session = request.getfixturevalue("spark") if engine == "spark" else None
         result = run(session, tmp_path / "made", *inputs, text=text, max_rejects=0.5)
         return result.rejected, rows_of(FeatureTable.open(tmp_path / "made"))
+
     return go
 
 
 def odd(start: int, whole: pa.DataType) -> pa.Table:
     """Columns of every type that only some programs read; those that a spec needs, and others."""
     n = range(start, start + 20)
-    return pa.table({
-        "y": pa.array([i % 2 for i in n], whole), "user": pa.array([2**64 - 1 - i for i in n], pa.uint64()),
-        "City": [f"A{i % 3}" for i in n], "city": [f"b{i % 5}" for i in n], "size": pa.array(n, whole),
-        "at": pa.array([FIRST + datetime.timedelta(hours=i) for i in n], pa.timestamp("ns")),
-        "vector": pa.array([[i, i + 0.5] for i in n], pa.list_(pa.float32(), 2)),
-        "unused": pa.array([1.0] * 20, pa.float16()), "UNUSED": pa.array([1] * 20, pa.time32("ms"))})
+    return pa.table(
+        {
+            "y": pa.array([i % 2 for i in n], whole),
+            "user": pa.array([2**64 - 1 - i for i in n], pa.uint64()),
+            "City": [f"A{i % 3}" for i in n],
+            "city": [f"b{i % 5}" for i in n],
+            "size": pa.array(n, whole),
+            "at": pa.array([FIRST + datetime.timedelta(hours=i) for i in n], pa.timestamp("ns")),
+            "vector": pa.array([[i, i + 0.5] for i in n], pa.list_(pa.float32(), 2)),
+            "unused": pa.array([1.0] * 20, pa.float16()),
+            "UNUSED": pa.array([1] * 20, pa.time32("ms")),
+        }
+    )
 
 
 @ENGINES
@@ -58,28 +69,54 @@ def test_only_the_columns_that_a_spec_names_are_read(made, tmp_path):
         pq.write_table(odd(20 * part, kind), tmp_path / f"{part}.parquet")
     rejected, rows = made(
         '[input]\nformat = "parquet"\ncolumns = ["y:int", "user:text", "City:text", "city:text", "size:int", '
-        '"at:float", "vector:floats"]\n' + LABEL + column("user", "key") + column("City", "key") + column(
-            "town", "key", source="city") + column("size", "dense", '"fill"') + column("at", "time") + column(
-                "vector", "dense", '"bag", of = "sum"', '"fill"'), tmp_path)
+        '"at:float", "vector:floats"]\n'
+        + LABEL
+        + column("user", "key")
+        + column("City", "key")
+        + column("town", "key", source="city")
+        + column("size", "dense", '"fill"')
+        + column("at", "time")
+        + column("vector", "dense", '"bag", of = "sum"', '"fill"'),
+        tmp_path,
+    )
     assert rejected == {}
     first = FIRST.replace(tzinfo=datetime.UTC).timestamp()
     assert sorted(rows, key=lambda row: row["size"]) == [
-        {"y": i % 2, "user": str(2**64 - 1 - i), "City": f"A{i % 3}", "town": f"b{i % 5}", "size": i,
-         "at": pytest.approx(first + 3600 * i, abs=1e-6), "vector": 2 * i + 0.5} for i in range(40)]
+        {
+            "y": i % 2,
+            "user": str(2**64 - 1 - i),
+            "City": f"A{i % 3}",
+            "town": f"b{i % 5}",
+            "size": i,
+            "at": pytest.approx(first + 3600 * i, abs=1e-6),
+            "vector": 2 * i + 0.5,
+        }
+        for i in range(40)
+    ]
 
 
 @ENGINES
-@pytest.mark.parametrize(("name", "better"), [("unused", "run the job with `sluice etl --engine local`"),
-                                              ("UNUSED", "write the column in another type")])
-def test_a_column_that_an_engine_cannot_read_is_named_with_what_can(made, tmp_path, name, better, engine):
+@pytest.mark.parametrize(
+    ("name", "better"),
+    [
+        ("unused", "run the job with `sluice etl --engine local`"),
+        ("UNUSED", "write the column in another type"),
+    ],
+)
+def test_a_column_that_an_engine_cannot_read_is_named_with_what_can(
+    made, tmp_path, name, better, engine
+):
     pq.write_table(odd(0, pa.int32()), tmp_path / "a.parquet")
-    text = (f'[input]\nformat = "parquet"\ncolumns = ["y:int", "{name}:float"]\n{LABEL}'
-            + column(name, "dense", '"fill"'))
+    text = f'[input]\nformat = "parquet"\ncolumns = ["y:int", "{name}:float"]\n{LABEL}' + column(
+        name, "dense", '"fill"'
+    )
     if engine == "local" and name == "unused":
         assert len(made(text, tmp_path / "a.parquet")[1]) == 20
         return
     said = "Spark does not read" if engine == "spark" else "the local engine does not read as float"
-    with pytest.raises(InputError, match=rf"a\.parquet: column '{name}' holds .*, which {said}; {better}"):
+    with pytest.raises(
+        InputError, match=rf"a\.parquet: column '{name}' holds .*, which {said}; {better}"
+    ):
         made(text, tmp_path / "a.parquet")
 
 
@@ -87,22 +124,33 @@ def test_a_column_that_an_engine_cannot_read_is_named_with_what_can(made, tmp_pa
 def test_types_that_do_not_go_together_are_named_with_their_files(made, tmp_path):
     for part, values in enumerate(([1, 2], ["a", "b"])):
         pq.write_table(pa.table({"y": [0, 1], "size": values}), tmp_path / f"{part}.parquet")
-    text = ('[input]\nformat = "parquet"\ncolumns = ["y:int", "size:text"]\n' + LABEL
-            + column("size", "sparse", '"hash", size = 9'))
-    with pytest.raises(InputError, match=r"1\.parquet: column 'size' holds string, in .*0\.parquet it holds bigint"):
+    text = (
+        '[input]\nformat = "parquet"\ncolumns = ["y:int", "size:text"]\n'
+        + LABEL
+        + column("size", "sparse", '"hash", size = 9')
+    )
+    with pytest.raises(
+        InputError, match=r"1\.parquet: column 'size' holds string, in .*0\.parquet it holds bigint"
+    ):
         made(text, tmp_path)
 
 
 @ENGINES
 @pytest.mark.parametrize("form", ["csv", "json"])
 def test_empty_lines_are_no_rows(made, tmp_path, form):
-    lines = [json.dumps({"y": n % 2, "x": n}) if form == "json" else f"{n % 2},{n}" for n in range(6)]
+    lines = [
+        json.dumps({"y": n % 2, "x": n}) if form == "json" else f"{n % 2},{n}" for n in range(6)
+    ]
     head = [] if form == "json" else ["y,x", ""]
     lines = [*head, *lines[:3], "", "", *lines[3:], "", "bad", ""]
     (tmp_path / "a.txt").write_bytes("\r\n".join(lines).encode() + b"\n\n")
     keys = "" if form == "json" else "header = true\n"
-    rejected, rows = made(f'[input]\nformat = "{form}"\n{keys}columns = ["y:int", "x:int"]\n' + LABEL
-                          + column("x", "dense", '"fill"'), tmp_path / "a.txt")
+    rejected, rows = made(
+        f'[input]\nformat = "{form}"\n{keys}columns = ["y:int", "x:int"]\n'
+        + LABEL
+        + column("x", "dense", '"fill"'),
+        tmp_path / "a.txt",
+    )
     assert rejected == {"not a JSON object" if form == "json" else "wrong number of fields": 1}
     assert sorted(row["x"] for row in rows) == list(range(6))
 
@@ -110,15 +158,21 @@ def test_empty_lines_are_no_rows(made, tmp_path, form):
 @ENGINES
 def test_lists_of_whole_numbers_are_bags_in_json_as_in_parquet(made, tmp_path):
     bags = [[n, 2**40 + n] if n % 3 else None if n % 2 else [] for n in range(12)]
-    lines = [{"y": n % 2, "ids": bag} for n, bag in enumerate(bags)] + [{"y": 0, "ids": ["7", 8, None, 2**64]}]
+    lines = [{"y": n % 2, "ids": bag} for n, bag in enumerate(bags)] + [
+        {"y": 0, "ids": ["7", 8, None, 2**64]}
+    ]
     (tmp_path / "a.json").write_text("\n".join(map(json.dumps, lines)))
-    rejected, rows = made('[input]\nformat = "json"\ncolumns = ["y:int", "ids:texts"]\n' + LABEL.replace(
-        "train = 1}", "train = 1}\nplain_lists = true") + column("ids", "id_list", '"hash", size = 3000000000'),
-        tmp_path / "a.json")
+    rejected, rows = made(
+        '[input]\nformat = "json"\ncolumns = ["y:int", "ids:texts"]\n'
+        + LABEL.replace("train = 1}", "train = 1}\nplain_lists = true")
+        + column("ids", "id_list", '"hash", size = 3000000000'),
+        tmp_path / "a.json",
+    )
     assert rejected == {}
     schema = pa.schema([("ids", pa.list_(pa.string()))])
-    whole = Objects(schema, {"ids": "texts"}, {"text": ""}).read(pa.array(
-        [json.dumps({"ids": bag}).encode() + b"\n" for bag in bags if bag]))
+    whole = Objects(schema, {"ids": "texts"}, {"text": ""}).read(
+        pa.array([json.dumps({"ids": bag}).encode() + b"\n" for bag in bags if bag])
+    )
     assert whole["ids"].to_pylist() == [[str(one) for one in bag] for bag in bags if bag]
     assert sorted(len(row["ids"]) for row in rows) == sorted([*(len(bag or ()) for bag in bags), 4])
 

@@ -30,24 +30,50 @@ TIME = 'split_time = "day"\nsplit = {train = 0, test = 8}'
 RATE = '[[column]]\nname = "rate"\nfrom = "user"\nrole = "dense"\nops = [{op = "target", smoothing = 2%s}]\n'
 
 
-def spec(*columns: str | tuple[str, str], table: str = HASH, rate: str = RATE % "", more: str = "") -> str:
+def spec(
+    *columns: str | tuple[str, str], table: str = HASH, rate: str = RATE % "", more: str = ""
+) -> str:
     """A spec whose table has the label, a number by which a row is found again, and target encodings. A pair is a
     column and what it was."""
-    entries = ", ".join(f'"{c}"' if isinstance(c, str) else f'{{name = "{c[0]}", was = "{c[1]}"}}' for c in columns)
-    return (f'[input]\nformat = "parquet"\ncolumns = [{entries}]\n[table]\n{table}\n'
-            '[[column]]\nname = "click"\nrole = "label"\n[[column]]\nname = "row"\nrole = "time"\n' + rate + more)
+    entries = ", ".join(
+        f'"{c}"' if isinstance(c, str) else f'{{name = "{c[0]}", was = "{c[1]}"}}' for c in columns
+    )
+    return (
+        f'[input]\nformat = "parquet"\ncolumns = [{entries}]\n[table]\n{table}\n'
+        '[[column]]\nname = "click"\nrole = "label"\n[[column]]\nname = "row"\nrole = "time"\n'
+        + rate
+        + more
+    )
 
 
 def drawn(rows: int, seed: int = 0) -> list[dict]:
     """Rows of which many agree in all but the label, as no program draws them that wants to be lucky."""
     draw = np.random.default_rng(seed)
-    return [{"click": int(draw.integers(2)), "user": None if draw.random() < 0.1 else f"u{draw.integers(40)}",
-             "day": int(draw.integers(10)), "row": number // 3} for number in range(rows)]
+    return [
+        {
+            "click": int(draw.integers(2)),
+            "user": None if draw.random() < 0.1 else f"u{draw.integers(40)}",
+            "day": int(draw.integers(10)),
+            "row": number // 3,
+        }
+        for number in range(rows)
+    ]
 
 
 def write(path: Path, rows: list[dict], types: dict[str, pa.DataType] | None = None) -> Path:
-    kinds = {"click": pa.int64(), "user": pa.string(), "day": pa.int64(), "row": pa.int64(), **(types or {})}
-    pq.write_table(pa.table({name: pa.array([row[name] for row in rows], kinds.get(name)) for name in rows[0]}), path)
+    kinds = {
+        "click": pa.int64(),
+        "user": pa.string(),
+        "day": pa.int64(),
+        "row": pa.int64(),
+        **(types or {}),
+    }
+    pq.write_table(
+        pa.table(
+            {name: pa.array([row[name] for row in rows], kinds.get(name)) for name in rows[0]}
+        ),
+        path,
+    )
     return path
 
 
@@ -72,7 +98,7 @@ def hashed(value: int | str | None) -> int:
     content = value.encode()
     h = len(content) * G & ALL
     for start in range(0, len(content), 8):
-        h = (h ^ int.from_bytes(content[start:start + 8], "little")) * A & ALL
+        h = (h ^ int.from_bytes(content[start : start + 8], "little")) * A & ALL
         h ^= h >> 32
     return mixed(h)
 
@@ -100,7 +126,9 @@ class Twin:
     def in_train(self, row: dict) -> bool:
         if self.by_time:
             return row["day"] < 8
-        return (mixed(key_of(row, self.split_key or self.key, self.seed) ^ 0x5EED5EED00000001) >> 11) * 2.0**-53 < 0.8
+        return (
+            mixed(key_of(row, self.split_key or self.key, self.seed) ^ 0x5EED5EED00000001) >> 11
+        ) * 2.0**-53 < 0.8
 
     def fold(self, row: dict) -> int:
         return mixed(key_of(row, self.key, self.seed) ^ 0xF01DF01D00000001) % self.folds
@@ -110,14 +138,24 @@ class Twin:
         clicks: dict[tuple, int] = defaultdict(int)
         counts: dict[tuple, int] = defaultdict(int)
         for row in filter(self.in_train, learned):
-            for cell in ((row["user"], self.fold(row)), (row["user"], "all"), ("all", self.fold(row)), ("all", "all")):
+            for cell in (
+                (row["user"], self.fold(row)),
+                (row["user"], "all"),
+                ("all", self.fold(row)),
+                ("all", "all"),
+            ):
                 clicks[cell] += row["click"]
                 counts[cell] += 1
         found = []
         for row in rows:
             fold = self.fold(row) if self.in_train(row) else None
-            known = [[sums[value, "all"] - (sums[value, fold] if fold is not None else 0) for sums in (clicks, counts)]
-                     for value in ("all", row["user"])]
+            known = [
+                [
+                    sums[value, "all"] - (sums[value, fold] if fold is not None else 0)
+                    for sums in (clicks, counts)
+                ]
+                for value in ("all", row["user"])
+            ]
             prior = known[0][0] / max(known[0][1], 1)
             rate = (known[1][0] + self.smoothing * prior) / (known[1][1] + self.smoothing)
             found.append((row["row"], row["click"], struct.unpack("f", struct.pack("f", rate))[0]))
@@ -132,24 +170,61 @@ BEGUN = Twin(("user", "day", "row"))
 ID = 'key = "row"\n'
 LATER = {
     "nothing": (spec(*COLUMNS), BEGUN, {}),
-    "added": (spec(*COLUMNS, "more:int").replace("[table]", 'optional = ["more"]\n[table]'), BEGUN, {}),
+    "added": (
+        spec(*COLUMNS, "more:int").replace("[table]", 'optional = ["more"]\n[table]'),
+        BEGUN,
+        {},
+    ),
     "added, before the label": (spec("more:int", *COLUMNS), BEGUN, {}),
     "reordered": (spec(*COLUMNS[::-1]), BEGUN, {}),
-    "renamed": (spec(COLUMNS[0], ("visitor:text", "user"), *COLUMNS[2:], rate=(RATE % "").replace("user", "visitor")),
-                BEGUN, {}),
-    "the label renamed": (spec(("bought:int", "click"), *COLUMNS[1:]).replace('name = "click"\nrole',
-                                                                             'name = "click"\nfrom = "bought"\nrole'),
-                          BEGUN, {}),
+    "renamed": (
+        spec(
+            COLUMNS[0],
+            ("visitor:text", "user"),
+            *COLUMNS[2:],
+            rate=(RATE % "").replace("user", "visitor"),
+        ),
+        BEGUN,
+        {},
+    ),
+    "the label renamed": (
+        spec(("bought:int", "click"), *COLUMNS[1:]).replace(
+            'name = "click"\nrole', 'name = "click"\nfrom = "bought"\nrole'
+        ),
+        BEGUN,
+        {},
+    ),
     "retyped": (spec(*COLUMNS[:2], ("day:text", "day"), COLUMNS[3]), BEGUN, {}),
-    "another column made": (spec(*COLUMNS, more='[[column]]\nname = "who"\nfrom = "user"\nrole = "sparse"\n'
-                                 'ops = [{op = "categorify"}]\n'), BEGUN, {}),
-    "other folds": (spec(*COLUMNS, rate=RATE % ", folds = 3"), dataclasses.replace(BEGUN, folds=3), {}),
-    "more smoothing": (spec(*COLUMNS, rate=(RATE % "").replace("smoothing = 2", "smoothing = 9")),
-                       dataclasses.replace(BEGUN, smoothing=9.0), {}),
+    "another column made": (
+        spec(
+            *COLUMNS,
+            more='[[column]]\nname = "who"\nfrom = "user"\nrole = "sparse"\n'
+            'ops = [{op = "categorify"}]\n',
+        ),
+        BEGUN,
+        {},
+    ),
+    "other folds": (
+        spec(*COLUMNS, rate=RATE % ", folds = 3"),
+        dataclasses.replace(BEGUN, folds=3),
+        {},
+    ),
+    "more smoothing": (
+        spec(*COLUMNS, rate=(RATE % "").replace("smoothing = 2", "smoothing = 9")),
+        dataclasses.replace(BEGUN, smoothing=9.0),
+        {},
+    ),
     "a key named": (spec(*COLUMNS, table=ID + HASH), Twin(("row",)), {}),
-    "a key named, a column gone": (spec(*COLUMNS[:2], COLUMNS[3], table=ID + HASH), Twin(("row",)), {}),
-    "another seed": (spec(*COLUMNS, table="seed = 5\n" + HASH), dataclasses.replace(BEGUN, seed=5),
-                     {"split_moved": "accept"}),
+    "a key named, a column gone": (
+        spec(*COLUMNS[:2], COLUMNS[3], table=ID + HASH),
+        Twin(("row",)),
+        {},
+    ),
+    "another seed": (
+        spec(*COLUMNS, table="seed = 5\n" + HASH),
+        dataclasses.replace(BEGUN, seed=5),
+        {"split_moved": "accept"},
+    ),
 }
 
 
@@ -159,8 +234,12 @@ def changed(rows: list[dict], text: str) -> list[dict]:
     made = []
     for number, row in enumerate(rows):
         of = {**row, "more": number % 4, **{new: row[old] for new, old in wanted.was.items()}}
-        made.append({name: str(of[name]) if kind == "text" and of[name] is not None else of[name]
-                     for name, kind in wanted.columns.items()})
+        made.append(
+            {
+                name: str(of[name]) if kind == "text" and of[name] is not None else of[name]
+                for name, kind in wanted.columns.items()
+            }
+        )
     return made
 
 
@@ -172,14 +251,22 @@ def test_after_every_change_rows_are_encoded_from_other_rows_alone(tmp_path, cas
     rows, more = drawn(600), drawn(150, 1)
     run(None, tmp_path / "t", write(tmp_path / "1.parquet", rows), text=spec(*COLUMNS))
     assert holds(FeatureTable.open(tmp_path / "t")) == BEGUN.features(rows, rows)
-    later = [{**row, "click": row["click"] ^ (number % 7 == 0)} for number, row in enumerate(rows)] + more
-    path = write(tmp_path / "2.parquet", changed(later, text), {"day": pa.string()} if case == "retyped" else None)
+    later = [
+        {**row, "click": row["click"] ^ (number % 7 == 0)} for number, row in enumerate(rows)
+    ] + more
+    path = write(
+        tmp_path / "2.parquet",
+        changed(later, text),
+        {"day": pa.string()} if case == "retyped" else None,
+    )
     run(None, tmp_path / "t", path, text=text, mode="overwrite", **options, **accepted)
     assert holds(FeatureTable.open(tmp_path / "t")) == twin.features(later, later)
 
 
 @pytest.mark.parametrize("case", ["key named", "key named before"])
-def test_a_key_that_is_named_moves_no_row_to_its_own_labels_sums_where_splits_go_by_time(tmp_path, case):
+def test_a_key_that_is_named_moves_no_row_to_its_own_labels_sums_where_splits_go_by_time(
+    tmp_path, case
+):
     """Rows stay in their splits, so nothing is refused: their folds are what changes."""
     rows = drawn(900)
     first, later = spec(*COLUMNS, table=TIME), spec(*COLUMNS, table=ID + TIME)
@@ -190,11 +277,23 @@ def test_a_key_that_is_named_moves_no_row_to_its_own_labels_sums_where_splits_go
     run(None, tmp_path / "t", path, text=first)
     assert holds(FeatureTable.open(tmp_path / "t")) == before.features(rows, rows)
     run(None, tmp_path / "t", path, text=later, mode="overwrite", update_state=True)
-    assert holds(FeatureTable.open(tmp_path / "t")) == Twin(("row",), by_time=True).features(rows, rows)
+    assert holds(FeatureTable.open(tmp_path / "t")) == Twin(("row",), by_time=True).features(
+        rows, rows
+    )
     if case == "key named":
         return
-    for mode, options in (("append", {}), ("append", {"update_state": True}), ("overwrite", {"reuse_state": True})):
-        job = Job(spec=Spec.own(later), inputs=("x",), store=TableStore(tmp_path / "t"), mode=mode, **options)
+    for mode, options in (
+        ("append", {}),
+        ("append", {"update_state": True}),
+        ("overwrite", {"reuse_state": True}),
+    ):
+        job = Job(
+            spec=Spec.own(later),
+            inputs=("x",),
+            store=TableStore(tmp_path / "t"),
+            mode=mode,
+            **options,
+        )
         assert job.before.tables
 
 
@@ -202,32 +301,69 @@ def test_a_key_that_is_named_moves_no_row_to_its_own_labels_sums_where_splits_go
 def test_a_row_that_is_appended_again_does_not_meet_its_label_in_the_older_sums(tmp_path, options):
     """Also where its label was corrected meanwhile."""
     rows, text = drawn(600), spec(*COLUMNS)
-    again = [{**row, "click": row["click"] ^ (number % 3 == 0)} for number, row in enumerate(rows[:200])] + drawn(50, 2)
+    again = [
+        {**row, "click": row["click"] ^ (number % 3 == 0)} for number, row in enumerate(rows[:200])
+    ] + drawn(50, 2)
     run(None, tmp_path / "t", write(tmp_path / "1.parquet", rows), text=text)
-    run(None, tmp_path / "t", write(tmp_path / "2.parquet", again), text=text, mode="append", **options)
+    run(
+        None,
+        tmp_path / "t",
+        write(tmp_path / "2.parquet", again),
+        text=text,
+        mode="append",
+        **options,
+    )
     want = BEGUN.features(rows, rows) + BEGUN.features(again, rows)
     assert holds(FeatureTable.open(tmp_path / "t")) == sorted(want)
 
 
 KEPT = [
     ("append", {}, spec(*COLUMNS, table=ID + TIME), "its rows are known by other columns now"),
-    ("append", {"update_state": True}, spec(*COLUMNS, table=ID + TIME), "its rows are known by other columns now"),
-    ("overwrite", {"reuse_state": True}, spec(*COLUMNS, table=ID + TIME), "its rows are known by other columns"),
-    ("append", {"split_moved": "accept"}, spec(*COLUMNS, table="seed = 1\n" + TIME), "its rows are known by other"),
-    ("append", {}, spec(*COLUMNS, "buy:int", table=TIME).replace('name = "click"', 'name = "click"\nfrom = "buy"'),
-     "it was learned by column 'click', and the spec goes by 'buy'"),
+    (
+        "append",
+        {"update_state": True},
+        spec(*COLUMNS, table=ID + TIME),
+        "its rows are known by other columns now",
+    ),
+    (
+        "overwrite",
+        {"reuse_state": True},
+        spec(*COLUMNS, table=ID + TIME),
+        "its rows are known by other columns",
+    ),
+    (
+        "append",
+        {"split_moved": "accept"},
+        spec(*COLUMNS, table="seed = 1\n" + TIME),
+        "its rows are known by other",
+    ),
+    (
+        "append",
+        {},
+        spec(*COLUMNS, "buy:int", table=TIME).replace(
+            'name = "click"', 'name = "click"\nfrom = "buy"'
+        ),
+        "it was learned by column 'click', and the spec goes by 'buy'",
+    ),
 ]
 
 
 @pytest.mark.parametrize(("mode", "options", "later", "why"), KEPT)
-def test_sums_of_labels_are_kept_only_while_rows_lie_in_the_same_folds(tmp_path, mode, options, later, why):
+def test_sums_of_labels_are_kept_only_while_rows_lie_in_the_same_folds(
+    tmp_path, mode, options, later, why
+):
     path = write(tmp_path / "1.parquet", drawn(100))
     run(None, tmp_path / "t", path, text=spec(*COLUMNS, table=TIME))
     with pytest.raises(StateError) as refused:
         run(None, tmp_path / "t", path, text=later, mode=mode, **options)
-    assert f"version 0 learned from labels cannot be applied to these rows, as they could meet their own: {why}" in str(
-        refused.value)
-    assert f"sluice etl --spec spec --output {tmp_path / 't'} --mode overwrite --update-state" in str(refused.value)
+    assert (
+        f"version 0 learned from labels cannot be applied to these rows, as they could meet their own: {why}"
+        in str(refused.value)
+    )
+    assert (
+        f"sluice etl --spec spec --output {tmp_path / 't'} --mode overwrite --update-state"
+        in str(refused.value)
+    )
 
 
 def test_what_is_learned_of_the_past_is_kept_only_by_one_time(tmp_path):
@@ -235,7 +371,9 @@ def test_what_is_learned_of_the_past_is_kept_only_by_one_time(tmp_path):
     path = write(tmp_path / "1.parquet", drawn(100))
     run(None, tmp_path / "t", path, text=spec(*COLUMNS, table=TIME, rate=past))
     later = spec(*COLUMNS, table=TIME.replace('"day"', '"row"'), rate=past)
-    with pytest.raises(StateError, match="it was learned by column 'day', and the spec goes by 'row'"):
+    with pytest.raises(
+        StateError, match="it was learned by column 'day', and the spec goes by 'row'"
+    ):
         run(None, tmp_path / "t", path, text=later, mode="append")
     keyed = spec(*COLUMNS, table=ID + TIME, rate=past)
     run(None, tmp_path / "t", path, text=keyed, mode="append")  # it has no folds
@@ -251,9 +389,19 @@ def test_rows_whose_labels_were_learned_never_become_test_rows_of_that_state(tmp
     turned = [{**row, "part": ("test", "train")[row["row"] % 2]} for row in rows]
     path = write(tmp_path / "2.parquet", turned)
     for mode, options in (("append", {}), ("overwrite", {"reuse_state": True})):
-        with pytest.raises(StateError, match="from their labels is kept, so they would meet their own"):
+        with pytest.raises(
+            StateError, match="from their labels is kept, so they would meet their own"
+        ):
             run(None, tmp_path / "t", path, text=text, mode=mode, split_moved="accept", **options)
-    run(None, tmp_path / "t", path, text=text, mode="overwrite", split_moved="accept", update_state=True)
+    run(
+        None,
+        tmp_path / "t",
+        path,
+        text=text,
+        mode="overwrite",
+        split_moved="accept",
+        update_state=True,
+    )
     assert FeatureTable.open(tmp_path / "t").version == 1
 
 
@@ -263,18 +411,29 @@ def test_a_table_by_other_rules_is_refused_when_it_is_opened(tmp_path, rules):
     run(None, tmp_path / "t", path, text=spec(*COLUMNS))
     (record,) = (tmp_path / "t" / "_sluice" / "jobs").glob("*.json")
     record.write_text(json.dumps({**json.loads(record.read_text()), "rules": rules}))
-    with pytest.raises(TableError, match=rf"{record.name}: it is of format 1, rules {rules}, .*make the table anew"):
+    with pytest.raises(
+        TableError, match=rf"{record.name}: it is of format 1, rules {rules}, .*make the table anew"
+    ):
         FeatureTable.open(tmp_path / "t")
     for mode, options in (("append", {}), ("overwrite", {"update_state": True})):
         with pytest.raises(TableError, match="another version of sluice wrote it"):
             run(None, tmp_path / "t", path, text=spec(*COLUMNS), mode=mode, **options)
 
 
-def test_on_noise_no_encoding_says_anything_of_a_label_where_rows_agree_in_all_but_the_label(tmp_path):
+def test_on_noise_no_encoding_says_anything_of_a_label_where_rows_agree_in_all_but_the_label(
+    tmp_path,
+):
     """Rows of one kind once lay in one fold and split if clicked and in others if not, so each met the other half."""
     draw = np.random.default_rng(4)
-    rows = [{"click": int(draw.integers(2)), "user": f"u{draw.integers(60)}", "day": int(draw.integers(10)), "row": 0}
-            for _ in range(8000)]
+    rows = [
+        {
+            "click": int(draw.integers(2)),
+            "user": f"u{draw.integers(60)}",
+            "day": int(draw.integers(10)),
+            "row": 0,
+        }
+        for _ in range(8000)
+    ]
     run(None, tmp_path / "t", write(tmp_path / "1.parquet", rows), text=spec(*COLUMNS))
     table = FeatureTable.open(tmp_path / "t")
     for split in ("train", "test"):
@@ -283,24 +442,44 @@ def test_on_noise_no_encoding_says_anything_of_a_label_where_rows_agree_in_all_b
         assert found == pytest.approx(0.5, abs=5 * math.sqrt(1 / 3 / len(made)))
 
 
-@pytest.mark.parametrize(("ops", "refused"), [
-    ('{op = "concat"}, {op = "count"}, {op = "fill"}', True), ('{op = "concat"}, {op = "target"}', False),
-    ('{op = "concat"}, {op = "count", past = true}, {op = "fill"}', False)])
+@pytest.mark.parametrize(
+    ("ops", "refused"),
+    [
+        ('{op = "concat"}, {op = "count"}, {op = "fill"}', True),
+        ('{op = "concat"}, {op = "target"}', False),
+        ('{op = "concat"}, {op = "count", past = true}, {op = "fill"}', False),
+    ],
+)
 def test_what_is_drawn_is_not_known_by_what_never_occurred(ops, refused):
-    text = spec(*COLUMNS, "item:text", table=TIME, more='[negatives]\ncolumn = "item"\n[[column]]\nname = "pair"\n'
-                f'from = ["user", "item"]\nrole = "dense"\nops = [{ops}]\n')
+    text = spec(
+        *COLUMNS,
+        "item:text",
+        table=TIME,
+        more='[negatives]\ncolumn = "item"\n[[column]]\nname = "pair"\n'
+        f'from = ["user", "item"]\nrole = "dense"\nops = [{ops}]\n',
+    )
     assert Spec.parse(text).columns
     if not refused:
         assert Spec.own(text).columns
         return
-    with pytest.raises(SpecError, match=r"'pair' learns what occurs together with 'item', of which \[negatives\]"):
+    with pytest.raises(
+        SpecError, match=r"'pair' learns what occurs together with 'item', of which \[negatives\]"
+    ):
         Spec.own(text)
 
 
 def test_what_is_drawn_for_a_click_does_not_meet_that_click(tmp_path):
     """A user's only click lay in another fold than what was drawn for it, so that one alone had it in its rate."""
-    rows = [{"click": int(number % 3 == 0), "user": f"u{number}", "day": number % 10, "row": number,
-             "item": f"i{number % 7}"} for number in range(300)]
+    rows = [
+        {
+            "click": int(number % 3 == 0),
+            "user": f"u{number}",
+            "day": number % 10,
+            "row": number,
+            "item": f"i{number % 7}",
+        }
+        for number in range(300)
+    ]
     text = spec(*COLUMNS, "item:text", more='[negatives]\ncolumn = "item"\neach = 2\n')
     run(None, tmp_path / "t", write(tmp_path / "1.parquet", rows), text=text)
     rates = defaultdict(set)
@@ -350,8 +529,11 @@ WAYS = {
     "made": [("create", {}, HASH)],
     "a key named": [("create", {}, TIME), ("overwrite", {"update_state": True}, ID + TIME)],
     "appended again": [("create", {}, HASH), ("append", {}, HASH)],
-    "updated": [("create", {}, HASH), ("append", {"update_state": True}, HASH),
-                ("overwrite", {"update_state": True}, HASH)],
+    "updated": [
+        ("create", {}, HASH),
+        ("append", {"update_state": True}, HASH),
+        ("overwrite", {"update_state": True}, HASH),
+    ],
     "applied again": [("create", {}, TIME), ("overwrite", {"reuse_state": True}, TIME)],
 }
 
@@ -361,20 +543,39 @@ WAYS = {
 def test_a_row_whose_label_is_flipped_has_the_features_that_it_had(tmp_path, way, past):
     """Rows of both splits. Those of the test change no row's features but their labels."""
     draw = np.random.default_rng(9)
-    rows = [{"click": int(draw.integers(2)), "user": f"u{draw.integers(12)}", "day": int(draw.integers(10)),
-             "row": number, "item": f"i{draw.integers(6)}",
-             "price": float(draw.integers(20)) if draw.random() < 0.9 else None} for number in range(160)]
+    rows = [
+        {
+            "click": int(draw.integers(2)),
+            "user": f"u{draw.integers(12)}",
+            "day": int(draw.integers(10)),
+            "row": number,
+            "item": f"i{draw.integers(6)}",
+            "price": float(draw.integers(20)) if draw.random() < 0.9 else None,
+        }
+        for number in range(160)
+    ]
 
     def made(name: str, rows: list[dict]) -> dict[str, dict[int, set]]:
         path = write(tmp_path / f"{name}.parquet", rows, {"price": pa.float64()})
         said = ", past = true" if past else ""
         for mode, options, by in WAYS[way]:
-            text = spec(*COLUMNS, "item:text", "price:float", table=by.replace(HASH, TIME) if past else by,
-                        rate=RATE % said, more=MANY % {"past": said, "mean": MEAN if past else ""})
+            text = spec(
+                *COLUMNS,
+                "item:text",
+                "price:float",
+                table=by.replace(HASH, TIME) if past else by,
+                rate=RATE % said,
+                more=MANY % {"past": said, "mean": MEAN if past else ""},
+            )
             run(None, tmp_path / name, path, text=text, mode=mode, **options)
         table = FeatureTable.open(tmp_path / name)
-        return {split: {number: {tuple(found.items()) for found in group} for number, group in by_row(
-            rows_of(table, split)).items()} for split in ("train", "test")}
+        return {
+            split: {
+                number: {tuple(found.items()) for found in group}
+                for number, group in by_row(rows_of(table, split)).items()
+            }
+            for split in ("train", "test")
+        }
 
     before = made("as-it-is", rows)
     assert len(before["train"]) > 100
@@ -394,36 +595,73 @@ def by_row(found: list[dict]) -> dict[int, list[dict]]:
     """Each row's features by its number, without its label."""
     groups = defaultdict(list)
     for row in found:
-        groups[int(row["row"])].append({name: value for name, value in row.items() if name != "click"})
+        groups[int(row["row"])].append(
+            {name: value for name, value in row.items() if name != "click"}
+        )
     return groups
 
 
 LABELS_USED = [
-    ('[[column]]\nname = "shown"\nfrom = "click"\nrole = "dense"\nops = [{op = "fill"}]\n',
-     "column 'shown' is made from"),
-    ('[[column]]\nname = "mean"\nfrom = ["user", "click"]\nrole = "dense"\nops = [{op = "group"}, {op = "fill"}]\n',
-     "column 'mean' is made from"),
+    (
+        '[[column]]\nname = "shown"\nfrom = "click"\nrole = "dense"\nops = [{op = "fill"}]\n',
+        "column 'shown' is made from",
+    ),
+    (
+        '[[column]]\nname = "mean"\nfrom = ["user", "click"]\nrole = "dense"\nops = [{op = "group"}, {op = "fill"}]\n',
+        "column 'mean' is made from",
+    ),
     ('[dedup]\nby = ["user"]\norder = "click"\n', "dedup.order names"),
     ('[[join]]\npath = "x"\non = ["user", "click"]\ncolumns = ["age:int"]\n', "join.on names"),
-    ('[[join]]\npath = "x"\non = "user"\ntime = "click"\ntheir_time = "at"\ncolumns = ["age:int"]\n',
-     "join.time names"),
-    ('[[history]]\nname = "h"\nof = "day"\nby = "click"\norder = "day"\nlength = 2\n', "history.by names"),
-    ('[[history]]\nname = "h"\nof = "day"\nby = "user"\norder = "click"\nlength = 2\n', "history.order names"),
+    (
+        '[[join]]\npath = "x"\non = "user"\ntime = "click"\ntheir_time = "at"\ncolumns = ["age:int"]\n',
+        "join.time names",
+    ),
+    (
+        '[[history]]\nname = "h"\nof = "day"\nby = "click"\norder = "day"\nlength = 2\n',
+        "history.by names",
+    ),
+    (
+        '[[history]]\nname = "h"\nof = "day"\nby = "user"\norder = "click"\nlength = 2\n',
+        "history.order names",
+    ),
     ('[[lag]]\nname = "h"\nof = "day"\nby = "user"\norder = "click"\n', "lag.order names"),
-    ('[[lag]]\nname = "h"\nof = "click"\nby = "user"\norder = "day"\ndifference = true\n', "lag.difference names"),
+    (
+        '[[lag]]\nname = "h"\nof = "click"\nby = "user"\norder = "day"\ndifference = true\n',
+        "lag.difference names",
+    ),
 ]
 
 
-@pytest.mark.parametrize(("more", "where"), [*LABELS_USED, *(
-    (f"[table]\n{key} = {value}\n", f"table.{key} names") for key, value in (
-        ("key", '["row", "click"]'), ("split_by", '"click"'), ("order", '"click"'), ("together", '"click"')))])
+@pytest.mark.parametrize(
+    ("more", "where"),
+    [
+        *LABELS_USED,
+        *(
+            (f"[table]\n{key} = {value}\n", f"table.{key} names")
+            for key, value in (
+                ("key", '["row", "click"]'),
+                ("split_by", '"click"'),
+                ("order", '"click"'),
+                ("together", '"click"'),
+            )
+        ),
+    ],
+)
 def test_a_spec_that_shows_a_row_its_own_label_is_refused_but_read_out_of_a_table(more, where):
-    text = spec(*COLUMNS, more=more) if "[table]" not in more else spec(*COLUMNS).replace("[table]\n", more)
-    with pytest.raises(SpecError, match=rf"spec: {where} 'click', which is the label.*earlier rows"):
+    text = (
+        spec(*COLUMNS, more=more)
+        if "[table]" not in more
+        else spec(*COLUMNS).replace("[table]\n", more)
+    )
+    with pytest.raises(
+        SpecError, match=rf"spec: {where} 'click', which is the label.*earlier rows"
+    ):
         Spec.own(text)
     assert Spec.parse(text).columns
     earlier = '[[history]]\nname = "h"\nof = "click"\nby = "user"\norder = "day"\nlength = 2\n'
-    earlier += ('[[column]]\nname = "before"\nfrom = ["user", "click"]\nrole = "dense"\n'
-                'ops = [{op = "group", past = true}, {op = "fill"}]\n')
+    earlier += (
+        '[[column]]\nname = "before"\nfrom = ["user", "click"]\nrole = "dense"\n'
+        'ops = [{op = "group", past = true}, {op = "fill"}]\n'
+    )
     own = Spec.own(spec(*COLUMNS, table=TIME, more=earlier))
     assert set(own.learned_from_labels) == {"rate/0", "before/0"}

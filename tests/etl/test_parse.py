@@ -25,11 +25,15 @@ ops = [{op = "hash", size = 10}]
 
 
 def parse(form: str, *lines: bytes):
-    padding = pa.array([b"x", *(line + b"\n" for line in lines)], pa.binary()).slice(1)  # a slice begins anywhere
+    padding = pa.array([b"x", *(line + b"\n" for line in lines)], pa.binary()).slice(
+        1
+    )  # a slice begins anywhere
     parsed = InputParser(Spec.parse(SPEC % form)).parse(pa.record_batch([padding], ["line"]))
     assert parsed.rows + len(parsed.rejected) == len(lines)
     assert all(len(column) == parsed.rows for column in parsed.columns.values())
-    return list(zip(*(c.to_pylist() for c in parsed.columns.values()), strict=True)), sorted(parsed.rejected)
+    return list(zip(*(c.to_pylist() for c in parsed.columns.values()), strict=True)), sorted(
+        parsed.rejected
+    )
 
 
 def test_good_lines_become_columns_and_empty_fields_nulls():
@@ -85,37 +89,68 @@ def test_a_quote_that_does_not_end_costs_no_other_line():
 
 
 def test_json_lines():
-    rows, rejected = parse("json", b'{"label":1,"I":2,"F":3,"C":"a"}', b'{"C":"b","label":0,"more":[1]}')
+    rows, rejected = parse(
+        "json", b'{"label":1,"I":2,"F":3,"C":"a"}', b'{"C":"b","label":0,"more":[1]}'
+    )
     assert rows == [(1, 2, 3.0, "a"), (0, None, None, "b")]
     assert rejected == []
-    rows, rejected = parse("json", b'{"label":1}', b"[1]", b"", b'{"label":1,"I":"x"}', b'{"label":2}',
-                           b'{"label":1,"C":5}', b'{"label":0,"I":2.5}')
+    rows, rejected = parse(
+        "json",
+        b'{"label":1}',
+        b"[1]",
+        b"",
+        b'{"label":1,"I":"x"}',
+        b'{"label":2}',
+        b'{"label":1,"C":5}',
+        b'{"label":0,"I":2.5}',
+    )
     assert rows == [(1, None, None, None)]
-    assert rejected == [(1, "not a JSON object"), (2, "not a JSON object"), (3, "I: not a whole number of 64 bits"),
-                        (4, "label: neither 0 nor 1"), (5, "C: not UTF-8 text in quotes"),
-                        (6, "I: not a whole number of 64 bits")]
+    assert rejected == [
+        (1, "not a JSON object"),
+        (2, "not a JSON object"),
+        (3, "I: not a whole number of 64 bits"),
+        (4, "label: neither 0 nor 1"),
+        (5, "C: not UTF-8 text in quotes"),
+        (6, "I: not a whole number of 64 bits"),
+    ]
 
 
 def test_flags_and_parts_of_objects_in_json():
     """A log of true and false is read at once, not line by line, and so are parts of objects."""
-    text = (SPEC % "json").replace('"C:text"', '"a.b.C:text", "a.n:int"').replace('"C"', '"C"\nfrom = "a.b.C"')
+    text = (
+        (SPEC % "json")
+        .replace('"C:text"', '"a.b.C:text", "a.n:int"')
+        .replace('"C"', '"C"\nfrom = "a.b.C"')
+    )
     parser = InputParser(Spec.parse(text))
-    lines = [b'{"label": true, "I": false, "a": {"b": {"C": "x", "more": 1}, "n": 7}}',
-             b'{"label": false, "F": 2, "a": {"b": null}}', b'{"label": null, "a": {}}', b'{"label": false}']
+    lines = [
+        b'{"label": true, "I": false, "a": {"b": {"C": "x", "more": 1}, "n": 7}}',
+        b'{"label": false, "F": 2, "a": {"b": null}}',
+        b'{"label": null, "a": {}}',
+        b'{"label": false}',
+    ]
 
     def parsed(*lines: bytes):
-        found = parser.parse(pa.record_batch([pa.array([line + b"\n" for line in lines], pa.binary())], ["line"]))
-        return list(zip(*(c.to_pylist() for c in found.columns.values()), strict=True)), found.rejected
+        found = parser.parse(
+            pa.record_batch([pa.array([line + b"\n" for line in lines], pa.binary())], ["line"])
+        )
+        return list(
+            zip(*(c.to_pylist() for c in found.columns.values()), strict=True)
+        ), found.rejected
 
     alone, parser._objects.one = parser._objects.one, None  # which nobody may call here
     rows, rejected = parsed(*lines)
     assert rows == [(1, 0, None, "x", 7), (0, None, 2.0, None, None), (0, None, None, None, None)]
     assert rejected == [(2, "label: missing")]
-    assert parsed(b'{"label": 1, "a": {"n": true}}')[0] == [(1, None, None, None, 1)], "numbers again"
+    assert parsed(b'{"label": 1, "a": {"n": true}}')[0] == [(1, None, None, None, 1)], (
+        "numbers again"
+    )
     parser._objects.one = alone
-    odd = [b'{"label": true, "a": {"b": {"C": "inner"}}, "a.b.C": "named so"}',
-           b'{"label": 1, "I": false, "a": "text"}',
-           b'{"label": 1, "a": {"b": {"C": true}}}']
+    odd = [
+        b'{"label": true, "a": {"b": {"C": "inner"}}, "a.b.C": "named so"}',
+        b'{"label": 1, "I": false, "a": "text"}',
+        b'{"label": 1, "a": {"b": {"C": true}}}',
+    ]
     rows, rejected = parsed(*odd)
     assert rows == [(1, None, None, "named so", None), (1, 0, None, None, None)]
     assert rejected == [(2, "a.b.C: not UTF-8 text in quotes")]
@@ -133,25 +168,49 @@ def test_decimal_commas():
     good = [b"1;2;-14,5;1,5", b'1;;"7";', b"1;2;;x", b"1;2;1e3;x"]
     assert parsed(*good) == ([-14.5, 7.0, None, 1000.0], [])
     for bad in (b"1;2;1.5;x", b"1;2;1.000,5;x"):
-        assert parsed(bad, *good) == ([-14.5, 7.0, None, 1000.0], [(0, "F: not a number of 64 bits")])
-    for wrong in ('decimal = "."\ndelimiter = "."', 'decimal = ","\ndelimiter = ","', 'decimal = "x"'):
+        assert parsed(bad, *good) == (
+            [-14.5, 7.0, None, 1000.0],
+            [(0, "F: not a number of 64 bits")],
+        )
+    for wrong in (
+        'decimal = "."\ndelimiter = "."',
+        'decimal = ","\ndelimiter = ","',
+        'decimal = "x"',
+    ):
         with pytest.raises(SpecError, match=r"input\.decimal = "):
             Spec.parse(text.replace('delimiter = ";"\ndecimal = ","', wrong))
 
 
 def test_lines_of_another_encoding_and_times_in_several_formats():
     time = '{name = "F:float", format = ["%d.%m.%Y", "%H:%M %d/%m/%Y"], zone = "Europe/Berlin"}'
-    text = SPEC.replace('"%s"', '"csv"\nencoding = "cp1252"\nplace = "P"').replace('"F:float"', time)
-    lines = ["1,2,03.01.2024,Müller€", '0,,10:00 03/07/2024,"é, è"', "1,2,,ü", "1,2,31.02.2024,ü", "0,2,2024-01-03,",
-             "1,x,,ü"]
-    coded = [*(line.encode("cp1252") + b"\n" for line in lines), b"1,2,,\xc3\x81\n"]  # text in UTF-8 alone
+    text = SPEC.replace('"%s"', '"csv"\nencoding = "cp1252"\nplace = "P"').replace(
+        '"F:float"', time
+    )
+    lines = [
+        "1,2,03.01.2024,Müller€",
+        '0,,10:00 03/07/2024,"é, è"',
+        "1,2,,ü",
+        "1,2,31.02.2024,ü",
+        "0,2,2024-01-03,",
+        "1,x,,ü",
+    ]
+    coded = [
+        *(line.encode("cp1252") + b"\n" for line in lines),
+        b"1,2,,\xc3\x81\n",
+    ]  # text in UTF-8 alone
     batch = pa.record_batch([pa.array(coded, pa.binary())], ["line"])
     parsed = InputParser(Spec.parse(text)).parse(batch, np.arange(7.0))
     assert list(zip(*(c.to_pylist() for c in parsed.columns.values()), strict=True)) == [
-        (1, 2, 1704236400.0, "Müller€", 0.0), (0, None, 1719993600.0, "é, è", 1.0), (1, 2, None, "ü", 2.0)]
+        (1, 2, 1704236400.0, "Müller€", 0.0),
+        (0, None, 1719993600.0, "é, è", 1.0),
+        (1, 2, None, "ü", 2.0),
+    ]
     assert sorted(parsed.rejected) == [
-        (3, "F: not a time as its format says"), (4, "F: not a time as its format says"),
-        (5, "I: not a whole number of 64 bits"), (6, "C: not CP1252 text")]
+        (3, "F: not a time as its format says"),
+        (4, "F: not a time as its format says"),
+        (5, "I: not a whole number of 64 bits"),
+        (6, "C: not CP1252 text"),
+    ]
 
 
 def test_no_lines_at_all():
@@ -162,13 +221,30 @@ def test_no_lines_at_all():
 def test_lines_may_end_before_optional_columns_in_any_mixture(block, monkeypatch):
     """And whatever number of lines Arrow works on together; those that are wrong keep their numbers."""
     monkeypatch.setattr(lines_of_text, "_BLOCK", block)
-    spec = Spec.parse('[input]\nformat = "csv"\ncolumns = ["click:int", "a:text", "b:int", "c:text"]\n'
-                      'optional = ["c", "b"]\n[[column]]\nname = "click"\nrole = "label"\n'
-                      '[[column]]\nname = "b"\nrole = "dense"\nops = [{op = "fill"}]\n')
-    lines = [b"1,x,5,y\n", b"0,x\n", b"1\n", b"1,x,6\n", b'0,"a,b"\n', b'1,"odd"s,7\n', b"0,x,z\n", b"1,x,1,y,\n",
-             b"0,q\n"]
+    spec = Spec.parse(
+        '[input]\nformat = "csv"\ncolumns = ["click:int", "a:text", "b:int", "c:text"]\n'
+        'optional = ["c", "b"]\n[[column]]\nname = "click"\nrole = "label"\n'
+        '[[column]]\nname = "b"\nrole = "dense"\nops = [{op = "fill"}]\n'
+    )
+    lines = [
+        b"1,x,5,y\n",
+        b"0,x\n",
+        b"1\n",
+        b"1,x,6\n",
+        b'0,"a,b"\n',
+        b'1,"odd"s,7\n',
+        b"0,x,z\n",
+        b"1,x,1,y,\n",
+        b"0,q\n",
+    ]
     parsed = InputParser(spec).parse(pa.record_batch([pa.array(lines, pa.binary())], ["line"]))
-    assert sorted(parsed.rejected) == [(2, "wrong number of fields"), (6, "b: not a whole number of 64 bits"),
-                                       (7, "wrong number of fields")]
+    assert sorted(parsed.rejected) == [
+        (2, "wrong number of fields"),
+        (6, "b: not a whole number of 64 bits"),
+        (7, "wrong number of fields"),
+    ]
     assert [parsed.columns[name].to_pylist() for name in ("a", "b", "c")] == [
-        ["x", "x", "x", "a,b", "odds", "q"], [5, None, 6, None, 7, None], ["y", None, None, None, None, None]]
+        ["x", "x", "x", "a,b", "odds", "q"],
+        [5, None, 6, None, 7, None],
+        ["y", None, None, None, None, None],
+    ]

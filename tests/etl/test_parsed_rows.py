@@ -40,7 +40,9 @@ def lines(count: int, text: str = "é") -> pa.RecordBatch:
     return pa.record_batch([pa.array(rows, pa.binary())], ["line"])
 
 
-@pytest.mark.parametrize("rules", [FILTERED, "", "[sample]\nnegatives = 0.3\nweight = \"w\"", "[dedup]"])
+@pytest.mark.parametrize(
+    "rules", [FILTERED, "", '[sample]\nnegatives = 0.3\nweight = "w"', "[dedup]"]
+)
 def test_cells_hold_what_parsing_gave_and_what_was_counted_of_it(rules):
     spec, batch = Spec.parse(TEXT % rules), lines(60)
     cells = list(parsed_rows._parsed(spec, 0, None, iter([batch, lines(8)])))
@@ -52,8 +54,9 @@ def test_cells_hold_what_parsing_gave_and_what_was_counted_of_it(rules):
     else:
         columns, keys = parsed_rows.with_keys(rows)
         kept, known = selected(spec, parsed)
-        assert {name: values.to_pylist() for name, values in columns.items()} == \
-            {name: values.to_pylist() for name, values in kept.items()}
+        assert {name: values.to_pylist() for name, values in columns.items()} == {
+            name: values.to_pylist() for name, values in kept.items()
+        }
         assert keys.tolist() == (row_keys(kept, spec) if known is None else known).tolist()
         want = list(CountsOfRows(spec, 0, Features(spec, FittedState())).of_parsed(parsed))
     counts = parsed_rows.counts_of(iter(cells[:1]))
@@ -63,13 +66,19 @@ def test_cells_hold_what_parsing_gave_and_what_was_counted_of_it(rules):
     assert sum(Counted.of(every).rejected.values()) == 4
     if not spec.rows.relational:  # what the first level learns from is counted, too
         alone = CountsOfRows(spec, 0, Features(spec, FittedState()))
-        whole = summed(one for part in (batch, lines(8)) for one in alone.of(InputParser(spec).parse(part)))
+        whole = summed(
+            one for part in (batch, lines(8)) for one in alone.of(InputParser(spec).parse(part))
+        )
         assert sorted(map(repr, every.to_pylist())) == sorted(map(repr, whole.to_pylist()))
 
 
 def summed(counts: Iterable[pa.RecordBatch]) -> pa.Table:
-    return pa.Table.from_batches(list(counts)).group_by(["key", "value"]).aggregate([("count", "sum")]).rename_columns(
-        ["key", "value", "count"])
+    return (
+        pa.Table.from_batches(list(counts))
+        .group_by(["key", "value"])
+        .aggregate([("count", "sum")])
+        .rename_columns(["key", "value", "count"])
+    )
 
 
 def test_wide_rows_lie_in_several_cells_of_which_the_first_has_the_counts(monkeypatch):
@@ -80,12 +89,17 @@ def test_wide_rows_lie_in_several_cells_of_which_the_first_has_the_counts(monkey
     assert [list(parsed_rows.rows_of(iter([cell]))) for cell in counted] == [[]]
     del cells[5:]
     assert len(cells) == 5
-    assert max(len(cell["rows"][0].as_buffer()) for cell in cells) < 1.2 * WIDE  # a slice is written without its whole
+    assert (
+        max(len(cell["rows"][0].as_buffer()) for cell in cells) < 1.2 * WIDE
+    )  # a slice is written without its whole
     rows = list(parsed_rows.rows_of(iter(cells)))
-    assert [number for batch in rows for number in batch["I1"].to_pylist()] == \
-        [n for n in range(1000) if n not in (3, 5)]
+    assert [number for batch in rows for number in batch["I1"].to_pylist()] == [
+        n for n in range(1000) if n not in (3, 5)
+    ]
     assert len({one.num_rows for one in rows[:-1]}) == 1
-    assert [sum(1 for _ in parsed_rows.counts_of(iter([cell]))) > 0 for cell in cells] == [True] + 4 * [False]
+    assert [sum(1 for _ in parsed_rows.counts_of(iter([cell]))) > 0 for cell in cells] == [
+        True
+    ] + 4 * [False]
 
 
 def test_rows_are_worked_on_together_up_to_a_number_and_a_size():
@@ -103,7 +117,9 @@ def test_a_batch_of_which_nothing_is_left_is_still_counted():
 
 def test_a_worker_makes_a_state_ready_once_for_all_tasks_that_are_sent_it():
     spec = Spec.parse(TEXT % "")
-    table = spec.fitted[0].op.learn(pa.table({"value": ["a", "b"], "count": pa.array([2, 1], pa.int64())}))
+    table = spec.fitted[0].op.learn(
+        pa.table({"value": ["a", "b"], "count": pa.array([2, 1], pa.int64())})
+    )
     packed = FittedState(spec=spec.fitted_hash, tables={spec.fitted[0].key: table}).packed()
     state, features = features_of(spec, packed, ahead=True)
     assert state[spec.fitted[0].key].equals(table)

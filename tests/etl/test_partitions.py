@@ -9,7 +9,9 @@ import pytest
 from sluice.etl.spark.session import fit_partitions, partitions_for
 
 
-@pytest.mark.parametrize(("mib", "cores", "partitions"), [(0, 2, 2), (25, 2, 2), (65, 2, 3), (12_500, 4, 391)])
+@pytest.mark.parametrize(
+    ("mib", "cores", "partitions"), [(0, 2, 2), (25, 2, 2), (65, 2, 3), (12_500, 4, 391)]
+)
 def test_partitions_follow_the_input(mib, cores, partitions):
     assert partitions_for(mib * 2**20, cores) == partitions
 
@@ -19,7 +21,14 @@ def test_what_a_user_says_of_partitions_stands(said):
     found: dict[str, str] = {}
     stats = SimpleNamespace(sizeInBytes=lambda: 100 * 2**20)
     plan = SimpleNamespace(stats=lambda: stats)
-    frame = SimpleNamespace(_jdf=SimpleNamespace(queryExecution=lambda: SimpleNamespace(optimizedPlan=lambda: plan)))
-    context = SimpleNamespace(getConf=lambda: SimpleNamespace(contains=lambda _key: said), defaultParallelism=2)
-    fit_partitions(SimpleNamespace(sparkContext=context, conf=SimpleNamespace(set=found.__setitem__)), [frame, frame])
+    frame = SimpleNamespace(
+        _jdf=SimpleNamespace(queryExecution=lambda: SimpleNamespace(optimizedPlan=lambda: plan))
+    )
+    context = SimpleNamespace(
+        getConf=lambda: SimpleNamespace(contains=lambda _key: said), defaultParallelism=2
+    )
+    fit_partitions(
+        SimpleNamespace(sparkContext=context, conf=SimpleNamespace(set=found.__setitem__)),
+        [frame, frame],
+    )
     assert found == ({} if said else {"spark.sql.shuffle.partitions": "7"})

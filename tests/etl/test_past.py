@@ -17,10 +17,17 @@ from sluice.etl.spec.spec import Spec
 from sluice.etl.spec.toml_keys import SpecError
 from tests.etl.test_operators import learned
 
-ROWS = st.lists(st.tuples(
-    st.none() | st.sampled_from(["a", "b", ":", "1:a", ""]), st.integers(0, 1),
-    st.sampled_from([-math.inf, -1.5, -0.0, 0.0, 1.0, 1e9, 0.1 + 0.2, math.inf]),
-    st.none() | st.sampled_from([math.nan, math.inf]) | st.integers(-8000, 8000).map(lambda n: n / 8)), max_size=30)
+ROWS = st.lists(
+    st.tuples(
+        st.none() | st.sampled_from(["a", "b", ":", "1:a", ""]),
+        st.integers(0, 1),
+        st.sampled_from([-math.inf, -1.5, -0.0, 0.0, 1.0, 1e9, 0.1 + 0.2, math.inf]),
+        st.none()
+        | st.sampled_from([math.nan, math.inf])
+        | st.integers(-8000, 8000).map(lambda n: n / 8),
+    ),
+    max_size=30,
+)
 STRANGER = ("stranger", 0, None, 1.0)
 
 
@@ -35,11 +42,17 @@ def applied(op, column_of, rows):
     batches = [column_of(part) for part in (rows[1::2], rows[::4], rows[2::4])]
     state = learned(op, *batches)
     assert learned(op, *reversed(batches)) == state
-    return op.apply(column_of([*rows, *served, STRANGER]), op.prepare(state)).to_pylist(), [*rows, *served, STRANGER]
+    return op.apply(column_of([*rows, *served, STRANGER]), op.prepare(state)).to_pylist(), [
+        *rows,
+        *served,
+        STRANGER,
+    ]
 
 
 def before(rows, row, step):
-    return [other for other in rows if row[2] is None or moment(other[2], step) < moment(row[2], step)]
+    return [
+        other for other in rows if row[2] is None or moment(other[2], step) < moment(row[2], step)
+    ]
 
 
 def of(rows, *places):
@@ -51,19 +64,26 @@ def of(rows, *places):
 @given(ROWS, st.sampled_from([0.0, 2.0]), st.booleans())
 def test_a_count_is_of_the_rows_before(rows, step, share):
     op = Count(past=True, past_step=step, share=share)
-    got, asked = applied(op, lambda some: pa.StructArray.from_arrays(of(some, 0, 2), ["value", "time"]), rows)
+    got, asked = applied(
+        op, lambda some: pa.StructArray.from_arrays(of(some, 0, 2), ["value", "time"]), rows
+    )
     for value, row in zip(got, asked, strict=True):
         earlier = [other[0] for other in before(rows, row, step) if other[0] is not None]
         count = earlier.count(row[0])
-        assert value == (None if row[0] is None else count / max(1, len(earlier)) if share else count)
+        assert value == (
+            None if row[0] is None else count / max(1, len(earlier)) if share else count
+        )
 
 
 @settings(max_examples=40)
 @given(ROWS, st.sampled_from([0.0, 2.0]))
 def test_a_target_is_of_the_clicks_before(rows, step):
     op = Target(past=True, past_step=step, smoothing=2.0)
-    got, asked = applied(op, lambda some: pa.StructArray.from_arrays(of(some, 0, 1, 2), ["value", "label", "time"]),
-                         rows)
+    got, asked = applied(
+        op,
+        lambda some: pa.StructArray.from_arrays(of(some, 0, 1, 2), ["value", "label", "time"]),
+        rows,
+    )
     for value, row in zip(got, asked, strict=True):
         earlier = before(rows, row, step)
         mine = [other[1] for other in earlier if other[0] == row[0]]
@@ -72,7 +92,11 @@ def test_a_target_is_of_the_clicks_before(rows, step):
 
 
 @settings(max_examples=40)
-@given(ROWS, st.sampled_from([0.0, 2.0]), st.sampled_from(["mean", "sum", "std", "count", "min", "max"]))
+@given(
+    ROWS,
+    st.sampled_from([0.0, 2.0]),
+    st.sampled_from(["mean", "sum", "std", "count", "min", "max"]),
+)
 def test_a_groups_statistic_is_of_the_numbers_before(rows, step, of_them):
     op = Group(of=of_them, past=True, past_step=step)
 
@@ -81,10 +105,20 @@ def test_a_groups_statistic_is_of_the_numbers_before(rows, step, of_them):
         return pa.StructArray.from_arrays([pair, *of(some, 2)], ["value", "time"])
 
     got, asked = applied(op, column, rows)
-    exactly = {"mean": statistics.mean, "sum": sum, "std": statistics.pstdev, "count": len, "min": min, "max": max}
+    exactly = {
+        "mean": statistics.mean,
+        "sum": sum,
+        "std": statistics.pstdev,
+        "count": len,
+        "min": min,
+        "max": max,
+    }
     for value, row in zip(got, asked, strict=True):
-        mine = [Fraction(other[3]) for other in before(rows, row, step)
-                if other[0] == row[0] and other[3] is not None and math.isfinite(other[3])]
+        mine = [
+            Fraction(other[3])
+            for other in before(rows, row, step)
+            if other[0] == row[0] and other[3] is not None and math.isfinite(other[3])
+        ]
         assert (value is None) == (not mine)
         if mine:
             assert value == pytest.approx(float(exactly[of_them](mine)), rel=1e-12, abs=1e-12)
@@ -98,8 +132,9 @@ def test_what_is_known_in_the_end_is_what_is_learned_without_past_to_the_last_bi
         plain, past = Group(of=of_them), Group(of=of_them, past=True)
         timed = pa.StructArray.from_arrays([pair, *of(rows, 2)], ["value", "time"])
         served = pa.StructArray.from_arrays([pair, none], ["value", "time"])
-        assert past.apply(served, past.prepare(learned(past, timed))) == plain.apply(pair, plain.prepare(
-            learned(plain, pair)))
+        assert past.apply(served, past.prepare(learned(past, timed))) == plain.apply(
+            pair, plain.prepare(learned(plain, pair))
+        )
 
 
 def test_what_cannot_be_is_refused_when_the_spec_is_read():
@@ -119,7 +154,9 @@ ops = [{op = "target", past = true%s}]
 """
     timed = 'split_time = "at"\nsplit = {train = 0, test = 5}'
     assert Spec.parse(text % (timed, ", past_step = 3600")).columns
-    with pytest.raises(SpecError, match=r"column 'user': target with past = true needs table\.split_time"):
+    with pytest.raises(
+        SpecError, match=r"column 'user': target with past = true needs table\.split_time"
+    ):
         Spec.parse(text % ("", ""))
     with pytest.raises(SpecError, match=r"column\[1\]\.ops\[0\]\.past_step = -1\.0: must be 0"):
         Spec.parse(text % (timed, ", past_step = -1"))
@@ -132,4 +169,9 @@ def test_a_spec_that_asks_for_no_past_is_described_as_it_was():
     assert Count().described == {"op": "count", "share": False}
     assert Target(folds=3).described == {"op": "target", "folds": 3, "smoothing": 20.0}
     assert Group(of="std").described == {"op": "group", "of": "std"}
-    assert Count(past=True).described == {"op": "count", "share": False, "past": True, "past_step": 0.0}
+    assert Count(past=True).described == {
+        "op": "count",
+        "share": False,
+        "past": True,
+        "past_step": 0.0,
+    }

@@ -56,20 +56,46 @@ ops = [{op = "cross", size = 1000}]
 
 def ran(folder: Path, table: Path | None, *, demand: float = 0.0) -> Path:
     """A run folder whose run was over that table, in which reading took 2 µs a row."""
-    stages = {"read": {"workers": 1, "busy": 0.5, "cpu": 0.5}, "shuffle": {"workers": 1, "busy": 0.5, "cpu": 0.5}}
+    stages = {
+        "read": {"workers": 1, "busy": 0.5, "cpu": 0.5},
+        "shuffle": {"workers": 1, "busy": 0.5, "cpu": 0.5},
+    }
     rate = min(5e5, demand or 5e5)
     stages = {n: {**s, "busy": rate * 1e-6, "cpu": rate * 1e-6} for n, s in stages.items()}
     folder.mkdir()
-    (folder / "config.json").write_text(json.dumps({"kind": "load", "data": str(table), "version": 0}))
-    (folder / "metrics.jsonl").write_text(json.dumps({
-        "kind": "loader", "at": 1.0, "cpu_quota": 2.0, "rows_per_s": rate, "stall": 0.0, "cpu": rate * 2e-6,
-        "knobs": {"fused": ["shuffle"]}, "demand_rows_per_s": demand or None, "stages": stages}) + "\n")
+    (folder / "config.json").write_text(
+        json.dumps({"kind": "load", "data": str(table), "version": 0})
+    )
+    (folder / "metrics.jsonl").write_text(
+        json.dumps(
+            {
+                "kind": "loader",
+                "at": 1.0,
+                "cpu_quota": 2.0,
+                "rows_per_s": rate,
+                "stall": 0.0,
+                "cpu": rate * 2e-6,
+                "knobs": {"fused": ["shuffle"]},
+                "demand_rows_per_s": demand or None,
+                "stages": stages,
+            }
+        )
+        + "\n"
+    )
     return folder
 
 
 def answer(tmp_path: Path, *words: object, text: str = SPEC, said: Said | None = None) -> dict:
     (tmp_path / "spec.toml").write_text(text)
-    argv = ["--spec", tmp_path / "spec.toml", "--input", tmp_path / "log", "--engine", "local", *words]
+    argv = [
+        "--spec",
+        tmp_path / "spec.toml",
+        "--input",
+        tmp_path / "log",
+        "--engine",
+        "local",
+        *words,
+    ]
     argv = [str(word) for word in argv]
     request = parse(JobRequest, argv=argv, prog="sluice etl")
     return request.answer(JobProgress(said or Said()), argv, placed, packing)
@@ -79,8 +105,17 @@ def test_the_placed_table_gives_the_same_batches_and_an_append_lies_as_it_does(t
     synthesize(tmp_path / "log", rows=3000, seed=2)
     answer(tmp_path, "--output", tmp_path / "etl")
     said = Said()
-    found = answer(tmp_path, "--output", tmp_path / "placed", "--packed", "--place", "auto", "--for",
-                   ran(tmp_path / "run", tmp_path / "etl", demand=100.0), said=said)
+    found = answer(
+        tmp_path,
+        "--output",
+        tmp_path / "placed",
+        "--packed",
+        "--place",
+        "auto",
+        "--for",
+        ran(tmp_path / "run", tmp_path / "etl", demand=100.0),
+        said=said,
+    )
     # The trainer is so slow that all that makes the table smaller is left to the loader.
     left = {name: ops for name, ops in found["placement"].items() if ops}
     assert left
@@ -88,15 +123,23 @@ def test_the_placed_table_gives_the_same_batches_and_an_append_lies_as_it_does(t
     assert {f.name: [step["op"] for step in f.online] for f in table.fields if f.online} == left
     assert placement_of(table.record.spec) == found["placement"]
     assert "# loader: as fast, and " in table.record.spec
-    assert sum(f.bytes for f in table.files) < sum(f.bytes for f in FeatureTable.open(tmp_path / "etl").files)
+    assert sum(f.bytes for f in table.files) < sum(
+        f.bytes for f in FeatureTable.open(tmp_path / "etl").files
+    )
     assert sum(line.startswith(("  I", "  C")) for line in said.text.splitlines()) == 39
     assert "only in the ETL: pair: cross takes several columns (C1, C2)" in said.text
     assert found["foretold_rows_per_s"] == 100
     hashes = []
     for name in ("etl", "placed"):
-        copies = PackedCopy() if name == "placed" else None  # which hold what operators are left to work on
-        with BatchLoader(FeatureTable.open(tmp_path / name), batch_size=160, last="pad", packed=copies) as loader:
-            hashes.append((sum(batch.rows for batch in loader), loader.order_hash, loader.cardinalities))
+        copies = (
+            PackedCopy() if name == "placed" else None
+        )  # which hold what operators are left to work on
+        with BatchLoader(
+            FeatureTable.open(tmp_path / name), batch_size=160, last="pad", packed=copies
+        ) as loader:
+            hashes.append(
+                (sum(batch.rows for batch in loader), loader.order_hash, loader.cardinalities)
+            )
             counts = loader.store
     assert hashes[0] == hashes[1]
     assert (counts["packed_hits"] > 0, counts["packed_misses"]) == (True, 0)
@@ -108,8 +151,18 @@ def test_the_placed_table_gives_the_same_batches_and_an_append_lies_as_it_does(t
 def test_where_the_loader_bounds_the_rate_all_goes_into_the_etl(tmp_path):
     synthesize(tmp_path / "log", rows=1000, seed=2)
     answer(tmp_path, "--output", tmp_path / "etl")
-    found = answer(tmp_path, "--output", tmp_path / "etl", "--mode", "overwrite", "--place", "auto", "--explain",
-                   "--for", ran(tmp_path / "run", tmp_path / "etl"))
+    found = answer(
+        tmp_path,
+        "--output",
+        tmp_path / "etl",
+        "--mode",
+        "overwrite",
+        "--place",
+        "auto",
+        "--explain",
+        "--for",
+        ran(tmp_path / "run", tmp_path / "etl"),
+    )
     assert not any(found["placement"].values())
     assert found["mode"] == "overwrite"
     assert FeatureTable.open(tmp_path / "etl").version == 0  # it was only explained
@@ -129,31 +182,74 @@ def test_what_cannot_be_placed_is_refused_by_name(tmp_path):
 
     refused(RunError, "log: no run folder", "--place", "auto", "--for", tmp_path / "log")
     refused(CannotPlace, "empty: it has measured no stage", "--place", "auto", "--for", empty)
-    refused(CannotPlace, "of another spec: column 'I1' is made in another way there", "--place", "auto", "--for",
-            run, text=SPEC.replace("low = -2", "low = -1"))
-    refused(CannotPlace, "of another spec: column 'pair' is not in this spec", "--place", "auto", "--for", run,
-            text=SPEC[:SPEC.index('[[column]]\nname = "pair"')])
-    refused(CannotPlace, r"says in \[placement\] already", "--place", "auto", "--for", run,
-            text=with_placement(SPEC, {"C12": ("hash",)}))
-    refused(CannotPlace, "its table cannot be read .*there is no feature table", "--place", "auto", "--for",
-            ran(tmp_path / "gone", tmp_path / "nowhere"))
+    refused(
+        CannotPlace,
+        "of another spec: column 'I1' is made in another way there",
+        "--place",
+        "auto",
+        "--for",
+        run,
+        text=SPEC.replace("low = -2", "low = -1"),
+    )
+    refused(
+        CannotPlace,
+        "of another spec: column 'pair' is not in this spec",
+        "--place",
+        "auto",
+        "--for",
+        run,
+        text=SPEC[: SPEC.index('[[column]]\nname = "pair"')],
+    )
+    refused(
+        CannotPlace,
+        r"says in \[placement\] already",
+        "--place",
+        "auto",
+        "--for",
+        run,
+        text=with_placement(SPEC, {"C12": ("hash",)}),
+    )
+    refused(
+        CannotPlace,
+        "its table cannot be read .*there is no feature table",
+        "--place",
+        "auto",
+        "--for",
+        ran(tmp_path / "gone", tmp_path / "nowhere"),
+    )
     refused(UsageError, "--place auto and --for RUN go together", "--place", "auto")
     refused(UsageError, "--place auto and --for RUN go together", "--for", run)
     refused(OptionError, "--place: 'autp' is none of auto", "--place", "autp", "--for", run)
     with pytest.raises(UsageError, match="what is appended lies as the version before"):
-        answer(tmp_path, "--output", tmp_path / "etl", "--mode", "append", "--place", "auto", "--for", run)
+        answer(
+            tmp_path,
+            "--output",
+            tmp_path / "etl",
+            "--mode",
+            "append",
+            "--place",
+            "auto",
+            "--for",
+            run,
+        )
 
 
 def test_a_spec_may_say_it_itself():
     spec = Spec.own(with_placement(SPEC, {"I2": ("clip", "log"), "C12": ("hash",), "C3": ()}))
     assert {c.name: (c.online, c.left_as, c.raw) for c in spec.columns if c.online is not None} == {
-        "I2": (1, "double", True), "C12": (0, "string", True)}
+        "I2": (1, "double", True),
+        "C12": (0, "string", True),
+    }
     marked = Spec.own(SPEC.replace("size = 1000}]", "size = 1000, online = true}]", 1))
     same = {c.name: c for c in spec.columns}["C12"]
     assert {c.name: c for c in marked.columns}["C12"] == same
     assert left_from(same, None, spec.kinds).online is None
-    wrong = {'"C99" = []': "no such column, did you mean|there is no such column", "I2 = ['clip']": "must be the last",
-             "pair = ['cross']": "takes several columns", "label = ['hash']": "must be the last"}
+    wrong = {
+        '"C99" = []': "no such column, did you mean|there is no such column",
+        "I2 = ['clip']": "must be the last",
+        "pair = ['cross']": "takes several columns",
+        "label = ['hash']": "must be the last",
+    }
     for line, words in wrong.items():
         with pytest.raises(SpecError, match=words):
             Spec.own(f"{SPEC}\n[placement]\n{line}\n")
@@ -169,11 +265,17 @@ def test_each_column_says_how_it_may_be_stored():
 def test_an_append_of_other_columns_is_refused_before_it_starts(tmp_path):
     synthesize(tmp_path / "log", rows=300, seed=2)
     answer(tmp_path, "--output", tmp_path / "t")
-    more = SPEC.replace('name = "C12"\nrole', 'name = "I2"\nrole = "dense"\nops = [{op = "fill", value = 0}]\n'
-                        '[[column]]\nname = "more"\nfrom = "I2"\nrole = "dense"\nops = [{op = "fill", value = 1}]\n'
-                        '[[column]]\nname = "C12"\nrole')
+    more = SPEC.replace(
+        'name = "C12"\nrole',
+        'name = "I2"\nrole = "dense"\nops = [{op = "fill", value = 0}]\n'
+        '[[column]]\nname = "more"\nfrom = "I2"\nrole = "dense"\nops = [{op = "fill", value = 1}]\n'
+        '[[column]]\nname = "C12"\nrole',
+    )
     said = Said()
-    with pytest.raises(CommitError, match="cannot append, as column 'more' is not in the table; columns come, go and "
-                                          "change by --mode overwrite --update-state with all of the input"):
+    with pytest.raises(
+        CommitError,
+        match="cannot append, as column 'more' is not in the table; columns come, go and "
+        "change by --mode overwrite --update-state with all of the input",
+    ):
         answer(tmp_path, "--output", tmp_path / "t", "--mode", "append", text=more, said=said)
     assert not said.text

@@ -18,20 +18,40 @@ from sluice.common.errors import UsageError
 from sluice.common.program import run
 
 ROOT = Path(__file__).resolve().parents[2]
-PRELUDE = "from sluice.common.errors import UsageError\nfrom sluice.common.program import run, say\n"
+PRELUDE = (
+    "from sluice.common.errors import UsageError\nfrom sluice.common.program import run, say\n"
+)
 
 
 def ended(body: str, repo) -> subprocess.CompletedProcess:
-    return subprocess.run([sys.executable, "-c", PRELUDE + body], capture_output=True, text=True, cwd=repo, check=False,
-                          timeout=60)
+    return subprocess.run(
+        [sys.executable, "-c", PRELUDE + body],
+        capture_output=True,
+        text=True,
+        cwd=repo,
+        check=False,
+        timeout=60,
+    )
 
 
-@pytest.mark.parametrize(("body", "code", "error"), [
-    ("run(lambda argv: {'rows': 3})", 0, ""),
-    ("def main(argv): raise UsageError('no file x.toml')\nrun(main)", 2, "error: no file x.toml"),
-    ("def main(argv): raise KeyError('k')\nrun(main, failures=(KeyError,))", 1, "failed: 'k'"),
-    ("def main(argv): raise OSError('disk full')\nrun(main)", 1, "failed: OSError: disk full"),
-    ("import argparse\nrun(lambda argv: argparse.ArgumentParser().parse_args(['--nope']))", 2, "--nope")])
+@pytest.mark.parametrize(
+    ("body", "code", "error"),
+    [
+        ("run(lambda argv: {'rows': 3})", 0, ""),
+        (
+            "def main(argv): raise UsageError('no file x.toml')\nrun(main)",
+            2,
+            "error: no file x.toml",
+        ),
+        ("def main(argv): raise KeyError('k')\nrun(main, failures=(KeyError,))", 1, "failed: 'k'"),
+        ("def main(argv): raise OSError('disk full')\nrun(main)", 1, "failed: OSError: disk full"),
+        (
+            "import argparse\nrun(lambda argv: argparse.ArgumentParser().parse_args(['--nope']))",
+            2,
+            "--nope",
+        ),
+    ],
+)
 def test_exit_codes_and_messages(body, code, error, repo):
     result = ended(body, repo)
     assert result.returncode == code, result.stderr
@@ -42,16 +62,29 @@ def test_exit_codes_and_messages(body, code, error, repo):
         assert result.stdout == ""
 
 
-@pytest.mark.parametrize("body", [
-    "run(lambda argv: {'rows': 3})", "run(lambda argv: print('text'))", "run(lambda argv: print('text', flush=True))",
-    "import sys; sys.argv[1:] = ['--help']; from sluice.__main__ import main; main()",
-    "import sys; sys.argv[1:] = ['--version']; from sluice.__main__ import main; main()"])
+@pytest.mark.parametrize(
+    "body",
+    [
+        "run(lambda argv: {'rows': 3})",
+        "run(lambda argv: print('text'))",
+        "run(lambda argv: print('text', flush=True))",
+        "import sys; sys.argv[1:] = ['--help']; from sluice.__main__ import main; main()",
+        "import sys; sys.argv[1:] = ['--version']; from sluice.__main__ import main; main()",
+    ],
+)
 def test_who_reads_no_further_gets_no_traceback(body, repo):
     """As `| head` does it, which ends when it has read its lines."""
     read, write = os.pipe()
     os.close(read)
-    done = subprocess.run([sys.executable, "-c", PRELUDE + body], stdout=write, stderr=subprocess.PIPE, text=True,
-                          cwd=repo, check=False, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", PRELUDE + body],
+        stdout=write,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=repo,
+        check=False,
+        timeout=60,
+    )
     os.close(write)
     assert (done.returncode, done.stderr) == (1, "")
 
@@ -60,7 +93,9 @@ def test_a_pattern_that_the_shell_has_expanded_is_spoken_of(tmp_path, capsys, mo
     monkeypatch.chdir(tmp_path)
     for name in ("a.parquet", "b.parquet"):
         (tmp_path / name).touch()
-    assert "put a pattern of files in quotes" in refused("ingest.__main__", "doctor a.parquet b.parquet", capsys)
+    assert "put a pattern of files in quotes" in refused(
+        "ingest.__main__", "doctor a.parquet b.parquet", capsys
+    )
     assert "in quotes" not in refused("ingest.__main__", "doctor a.parquet c.parquet", capsys)
 
 
@@ -74,30 +109,64 @@ def refused(program, words, capsys) -> str:
     return capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("program", "words", "meant"), [
-    ("ingest.__main__", "bench t --tunning auto", "tuning"), ("ingest.__main__", "headroom t --secnods 2", "seconds"),
-    ("ingest.__main__", "doctor --jsno", "json"), ("agent.__main__", "evaluate --polcy auto", "policy"),
-    ("agent.__main__", "explain run --hlep", "help"), ("agent.__main__", "train --sede 1", "seed"),
-    ("dlrm.train", "--run-dir r --dta t", "data"), ("dlrm.plan", "--rows 9 --wdith 8", "width"),
-    ("dlrm.evaluate", "--run-dir r --slpit test", "split"), ("etl.__main__", "show table --htlm x", "html"),
-    ("etl.job", "--spec s --input i --output o --moed x", "mode")])
+@pytest.mark.parametrize(
+    ("program", "words", "meant"),
+    [
+        ("ingest.__main__", "bench t --tunning auto", "tuning"),
+        ("ingest.__main__", "headroom t --secnods 2", "seconds"),
+        ("ingest.__main__", "doctor --jsno", "json"),
+        ("agent.__main__", "evaluate --polcy auto", "policy"),
+        ("agent.__main__", "explain run --hlep", "help"),
+        ("agent.__main__", "train --sede 1", "seed"),
+        ("dlrm.train", "--run-dir r --dta t", "data"),
+        ("dlrm.plan", "--rows 9 --wdith 8", "width"),
+        ("dlrm.evaluate", "--run-dir r --slpit test", "split"),
+        ("etl.__main__", "show table --htlm x", "html"),
+        ("etl.job", "--spec s --input i --output o --moed x", "mode"),
+    ],
+)
 def test_every_program_says_which_option_may_have_been_meant(program, words, meant, capsys):
     assert f"(did you mean '--{meant}'?)" in refused(program, words, capsys)
 
 
-@pytest.mark.parametrize(("program", "words", "said"), [
-    ("sluice.etl.__main__", "synth --rows 60k --out o", "--rows: '60k' is not a whole number of 1 or more"),
-    ("sluice.etl.job", "--spec s --input i --output o --max-rejects few", "'few' is not a number from 0 to 1"),
-    ("sluice.dlrm.train", "--run-dir r --batch-size abc", "--batch-size: 'abc' is not a whole number")])
+@pytest.mark.parametrize(
+    ("program", "words", "said"),
+    [
+        (
+            "sluice.etl.__main__",
+            "synth --rows 60k --out o",
+            "--rows: '60k' is not a whole number of 1 or more",
+        ),
+        (
+            "sluice.etl.job",
+            "--spec s --input i --output o --max-rejects few",
+            "'few' is not a number from 0 to 1",
+        ),
+        (
+            "sluice.dlrm.train",
+            "--run-dir r --batch-size abc",
+            "--batch-size: 'abc' is not a whole number",
+        ),
+    ],
+)
 def test_a_value_of_another_kind_is_said_in_words(program, words, said, capsys):
     assert said in refused(program, words, capsys)
 
 
-@pytest.mark.parametrize(("path", "environment", "refused"), [
-    ("{}/no-such-*.tsv", {}, True), ("file://{}/no-such", {}, True), ("{}/here-*", {}, False),
-    ("{}/no-{{such,other}}", {}, False), ("s3://bucket/no-such", {}, False),
-    ("{}/no-such", {"HADOOP_CONF_DIR": "/etc/hadoop"}, False)])
-def test_local_input_that_is_missing_is_refused_before_spark_starts(tmp_path, monkeypatch, path, environment, refused):
+@pytest.mark.parametrize(
+    ("path", "environment", "refused"),
+    [
+        ("{}/no-such-*.tsv", {}, True),
+        ("file://{}/no-such", {}, True),
+        ("{}/here-*", {}, False),
+        ("{}/no-{{such,other}}", {}, False),
+        ("s3://bucket/no-such", {}, False),
+        ("{}/no-such", {"HADOOP_CONF_DIR": "/etc/hadoop"}, False),
+    ],
+)
+def test_local_input_that_is_missing_is_refused_before_spark_starts(
+    tmp_path, monkeypatch, path, environment, refused
+):
     from sluice.common.errors import InputError
     from sluice.etl.job import main
 
@@ -112,16 +181,39 @@ def test_local_input_that_is_missing_is_refused_before_spark_starts(tmp_path, mo
         monkeypatch.setenv(name, value)
     (tmp_path / "here-1").touch()
     path = path.format(tmp_path)
-    with pytest.raises(InputError if refused else Started, match="matches no file" if refused else None):
-        main(["--spec", str(ROOT / "features" / "criteo.toml"), "--input", path, "--output", str(tmp_path / "t"),
-              "--engine", "spark"])
+    with pytest.raises(
+        InputError if refused else Started, match="matches no file" if refused else None
+    ):
+        main(
+            [
+                "--spec",
+                str(ROOT / "features" / "criteo.toml"),
+                "--input",
+                path,
+                "--output",
+                str(tmp_path / "t"),
+                "--engine",
+                "spark",
+            ]
+        )
 
 
 def packed_by_a_job(folder, *words):
     from sluice.etl.job import main
 
-    return main(["--spec", str(ROOT / "features" / "criteo.toml"), "--input", str(folder / "log"), "--engine", "local",
-                 "--output", str(folder / "t"), *words])
+    return main(
+        [
+            "--spec",
+            str(ROOT / "features" / "criteo.toml"),
+            "--input",
+            str(folder / "log"),
+            "--engine",
+            "local",
+            "--output",
+            str(folder / "t"),
+            *words,
+        ]
+    )
 
 
 def test_a_job_makes_the_packed_copy_and_goes_on_where_it_cannot(tmp_path, capsys, monkeypatch):
@@ -157,12 +249,19 @@ def test_a_job_makes_the_packed_copy_and_goes_on_where_it_cannot(tmp_path, capsy
                 patched.setattr(os, "link", full)
             done = packed_by_a_job(tmp_path, "--mode", "overwrite", *words)
         assert (done["rows_out"], done["packed_bytes"]) == (600, 0)
-        said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("sluice: ")]
+        said = [
+            line for line in capsys.readouterr().err.splitlines() if line.startswith("sluice: ")
+        ]
         assert sum("no more packed copies are made" in line for line in said) == len(said) == lines
-        assert all((os.strerror(errno.ENOSPC) if len(words) == 1 else "within its limit") in line for line in said)
+        assert all(
+            (os.strerror(errno.ENOSPC) if len(words) == 1 else "within its limit") in line
+            for line in said
+        )
 
 
-def test_vacuum_takes_packed_copies_with_their_files_and_nothing_else(tmp_path, capsys, monkeypatch):
+def test_vacuum_takes_packed_copies_with_their_files_and_nothing_else(
+    tmp_path, capsys, monkeypatch
+):
     from sluice.etl.__main__ import main
     from sluice.etl.synth.small_table import small_table
     from sluice.ingest.read.packed_copy import FOLDER, PackedCopy
@@ -177,9 +276,20 @@ def test_vacuum_takes_packed_copies_with_their_files_and_nothing_else(tmp_path, 
         return groups.stats()
 
     uri = tmp_path / "t"
-    old, new = (list(small_table(uri, rows=400, first=first, mode=mode, row_group_rows=100, files=1,
-                                 splits={"train": 1.0}).files_of("train"))
-                for first, mode in ((0, "create"), (9000, "overwrite")))
+    old, new = (
+        list(
+            small_table(
+                uri,
+                rows=400,
+                first=first,
+                mode=mode,
+                row_group_rows=100,
+                files=1,
+                splits={"train": 1.0},
+            ).files_of("train")
+        )
+        for first, mode in ((0, "create"), (9000, "overwrite"))
+    )
     assert [read(files)["packed_misses"] for files in (old, new, [*old, *new])] == [4, 4, 8]
     both = uri / "data" / FOLDER / "sluice-cache"  # as the files are of two jobs
     (both / "note").write_text("somebody's")
@@ -187,20 +297,38 @@ def test_vacuum_takes_packed_copies_with_their_files_and_nothing_else(tmp_path, 
     (both / "strange" / "name").write_text("42")
 
     def there():
-        return {str(path.relative_to(uri)): path.stat().st_size for path in uri.rglob("*") if len(path.name) == 64}
+        return {
+            str(path.relative_to(uri)): path.stat().st_size
+            for path in uri.rglob("*")
+            if len(path.name) == 64
+        }
 
     before = there()
     # A test imports the program by its other name, `etl.__main__`: what counts is the one that is called here.
-    monkeypatch.setitem(main.__globals__, "time", SimpleNamespace(time=lambda: time.time() + 2 * 86_400))
-    assert (main(["vacuum", str(uri), "--keep", "1", "--dry-run"])["removed"], there()) == (2, before)
+    monkeypatch.setitem(
+        main.__globals__, "time", SimpleNamespace(time=lambda: time.time() + 2 * 86_400)
+    )
+    assert (main(["vacuum", str(uri), "--keep", "1", "--dry-run"])["removed"], there()) == (
+        2,
+        before,
+    )
     done = main(["vacuum", str(uri), "--keep", "1"])
-    assert (done["removed"], done["passed_over"]) == (2, [])  # the Parquet file and its job's record
+    assert (done["removed"], done["passed_over"]) == (
+        2,
+        [],
+    )  # the Parquet file and its job's record
     assert not Path(old[0].path).parents[1].exists()
     gone = before.keys() - there().keys()
-    assert len(gone) == 8  # four in the folder of their own, and four of the eight that lay beside the new ones
+    assert (
+        len(gone) == 8
+    )  # four in the folder of their own, and four of the eight that lay beside the new ones
     assert there() == {path: size for path, size in before.items() if path not in gone}
     for home in (path.parent for path in both.rglob("ledger")):
-        blocks = sum(-(-path.stat().st_size // 4096) * 4096 for path in home.iterdir() if len(path.name) == 64)
+        blocks = sum(
+            -(-path.stat().st_size // 4096) * 4096
+            for path in home.iterdir()
+            if len(path.name) == 64
+        )
         assert int((home / "ledger").read_text()) == blocks > 0
     stats = read(new)
     assert (stats["packed_hits"], stats["packed_misses"]) == (4, 0)
@@ -209,7 +337,9 @@ def test_vacuum_takes_packed_copies_with_their_files_and_nothing_else(tmp_path, 
 
 
 def test_numbers_of_numpy_become_json(repo):
-    result = ended("import numpy as np\nrun(lambda argv: {'auc': np.float32(0.5), 'rows': np.int64(7)})", repo)
+    result = ended(
+        "import numpy as np\nrun(lambda argv: {'auc': np.float32(0.5), 'rows': np.int64(7)})", repo
+    )
     assert json.loads(result.stdout) == {"auc": 0.5, "rows": 7}
 
 
@@ -316,7 +446,9 @@ def test_tables_are_shown_drawn_and_vacuumed_from_the_command_line(tmp_path, cap
     from sluice.etl.synth.small_table import small_table
 
     for number in range(3):
-        small_table(tmp_path / "t", rows=60, mode="overwrite" if number else "create", first=number * 100)
+        small_table(
+            tmp_path / "t", rows=60, mode="overwrite" if number else "create", first=number * 100
+        )
     shown = etl(["show", str(tmp_path / "t"), "--html", str(tmp_path / "t.html")])
     assert (shown["version"], shown["rows"]) == (2, 60)
     assert (tmp_path / "t.html").read_text().startswith("<!doctype html>")

@@ -11,7 +11,10 @@ from sluice.etl.table.table import FeatureTable
 from sluice.ingest.loader import BatchLoader
 from tests.etl.jobs import run
 
-pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")]
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"),
+]
 
 
 def test_the_same_batches_in_the_same_order_come_out_of_either_table(spark, repo, tmp_path):
@@ -23,15 +26,28 @@ def test_the_same_batches_in_the_same_order_come_out_of_either_table(spark, repo
         table = FeatureTable.open(out)
         assert table.check() == []
         with BatchLoader(table, batch_size=160, last="pad") as loader:
-            found.append(([(b.dense.clone(), b.values.clone(), b.label.clone()) for b in loader], loader.order_hash,
-                          loader.cardinalities, table))
+            found.append(
+                (
+                    [(b.dense.clone(), b.values.clone(), b.label.clone()) for b in loader],
+                    loader.order_hash,
+                    loader.cardinalities,
+                    table,
+                )
+            )
     (want, order, sizes, etl), (got, same, theirs, left) = found
     assert (order, sizes) == (same, theirs)
     assert len(got) == len(want) > 10
-    assert all(torch.equal(a, b) for one, other in zip(want, got, strict=True) for a, b in zip(one, other, strict=True))
+    assert all(
+        torch.equal(a, b)
+        for one, other in zip(want, got, strict=True)
+        for a, b in zip(one, other, strict=True)
+    )
     assert etl.record.state == left.record.state
     # Texts lie in dictionaries, so that each value is worked on once; numbers do not.
     group = pq.ParquetFile(left.files_of("train")[0].path).metadata.row_group(0)
-    encodings = {group.column(i).path_in_schema: group.column(i).has_dictionary_page for i in range(group.num_columns)}
+    encodings = {
+        group.column(i).path_in_schema: group.column(i).has_dictionary_page
+        for i in range(group.num_columns)
+    }
     assert encodings["C1"]
     assert not encodings["I1"]

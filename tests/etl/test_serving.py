@@ -21,7 +21,10 @@ from sluice.etl.table.vacuum import vacuum
 from tests.etl.jobs import rows_of, run
 
 # pyspark 4.1 leaves the sockets through which it collects to the garbage collector.
-pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")]
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"),
+]
 
 TEXT = """
 [input]
@@ -75,8 +78,10 @@ ops = [{op = "hash", size = 1000}]
 name = "liked"
 role = "id_list"
 ops = [{op = "bucketize", boundaries = [1, 2, 3, 4, 5, 6, 7, 8, 9]}]
-""" + "".join(f'[[column]]\nname = "{name}"\nrole = "dense"\nops = [{{op = "fill", value = -1}}]\n'
-              for name in ("age", "level", "third", "since", "at"))
+""" + "".join(
+    f'[[column]]\nname = "{name}"\nrole = "dense"\nops = [{{op = "fill", value = -1}}]\n'
+    for name in ("age", "level", "third", "since", "at")
+)
 
 
 @pytest.fixture(scope="module")
@@ -84,17 +89,27 @@ def halves(tmp_path_factory) -> tuple[Path, list[dict]]:
     """A folder with the rows, and their earlier and their later half; the rows themselves, in the order of time."""
     folder, generator = tmp_path_factory.mktemp("halves"), np.random.default_rng(3)
     count = 240
-    table = pa.table({"click": pa.array(generator.integers(0, 2, count)),
-                      "user": pa.array(generator.integers(0, 25, count)),
-                      "item": pa.array([None if v == 3 else f"i{v}" for v in generator.integers(0, 9, count)]),
-                      "at": pa.array(np.arange(count) * 10),
-                      "price": pa.array([None if v < 1 else v for v in generator.random(count) * 10])})
+    table = pa.table(
+        {
+            "click": pa.array(generator.integers(0, 2, count)),
+            "user": pa.array(generator.integers(0, 25, count)),
+            "item": pa.array(
+                [None if v == 3 else f"i{v}" for v in generator.integers(0, 9, count)]
+            ),
+            "at": pa.array(np.arange(count) * 10),
+            "price": pa.array([None if v < 1 else v for v in generator.random(count) * 10]),
+        }
+    )
     for name, part in (("all", table), ("early", table.slice(0, 120)), ("late", table.slice(120))):
         pq.write_table(part, folder / f"{name}.parquet")
-    pq.write_table(pa.table({"user": [1, 1, 2], "item": ["i1", "i1", "i2"], "age": [30, 31, 40]}),
-                   folder / "users.parquet")
-    pq.write_table(pa.table({"item": ["i1", "i1", "i2"], "since": [0, 600, 3000], "level": [1.0, 2.0, 3.0]}),
-                   folder / "levels.parquet")
+    pq.write_table(
+        pa.table({"user": [1, 1, 2], "item": ["i1", "i1", "i2"], "age": [30, 31, 40]}),
+        folder / "users.parquet",
+    )
+    pq.write_table(
+        pa.table({"item": ["i1", "i1", "i2"], "since": [0, 600, 3000], "level": [1.0, 2.0, 3.0]}),
+        folder / "levels.parquet",
+    )
     return folder, table.to_pylist()
 
 
@@ -115,9 +130,14 @@ def test_an_appended_row_sees_what_lies_before_it_in_the_table(spark, halves, ea
     assert got[0] == got[1]
     # And what they leave for whoever comes next is the same.
     left = [Serving.open(FeatureTable.open(path)) for path in (tmp_path / "one", two)]
-    asked = {"user": pa.array([*range(25), None, 99]), "item": pa.array(["i1"] * 27), "at": pa.array([9999] * 27)}
-    assert [column.to_pylist() for column in left[0].complete(asked).values()] == \
-        [column.to_pylist() for column in left[1].complete(asked).values()]
+    asked = {
+        "user": pa.array([*range(25), None, 99]),
+        "item": pa.array(["i1"] * 27),
+        "at": pa.array([9999] * 27),
+    }
+    assert [column.to_pylist() for column in left[0].complete(asked).values()] == [
+        column.to_pylist() for column in left[1].complete(asked).values()
+    ]
 
 
 def test_serving_knows_what_a_job_would_have_found(halves, early):
@@ -126,17 +146,33 @@ def test_serving_knows_what_a_job_would_have_found(halves, early):
     first: dict[int, dict] = {}
     for row in rows[120:]:
         first.setdefault(row["user"], row)
-    asked = [*first.values(), {"user": 99, "item": "i2", "at": 5000, "price": 1.0}, {"user": None, "at": 1}]
-    columns = {name: pa.array([row.get(name) for row in asked], kind) for name, kind in (
-        ("user", pa.int64()), ("item", pa.string()), ("at", pa.int64()), ("price", pa.float64()))}
+    asked = [
+        *first.values(),
+        {"user": 99, "item": "i2", "at": 5000, "price": 1.0},
+        {"user": None, "at": 1},
+    ]
+    columns = {
+        name: pa.array([row.get(name) for row in asked], kind)
+        for name, kind in (
+            ("user", pa.int64()),
+            ("item", pa.string()),
+            ("at", pa.int64()),
+            ("price", pa.float64()),
+        )
+    }
     got = Serving.open(early).complete(columns)
     before = defaultdict(list)
     for row in rows[:120]:
         before[row["user"]].append(row)
     for number, row in enumerate(asked):
         past = before[row["user"]] if row["user"] is not None else []
-        assert got["seen"][number].as_py() == [r["item"] for r in past if r["item"] is not None][-3:]
-        assert got["liked"][number].as_py() == [r["price"] for r in past if r["click"] and r["price"] is not None][-2:]
+        assert (
+            got["seen"][number].as_py() == [r["item"] for r in past if r["item"] is not None][-3:]
+        )
+        assert (
+            got["liked"][number].as_py()
+            == [r["price"] for r in past if r["click"] and r["price"] is not None][-2:]
+        )
         assert got["third"][number].as_py() == (past[-3]["price"] if len(past) >= 3 else None)
         assert got["since"][number].as_py() == (row["at"] - past[-1]["at"] if past else None)
         pair = (row["user"], row.get("item"))
@@ -148,7 +184,11 @@ def test_serving_knows_what_a_job_would_have_found(halves, early):
 
 def test_vacuum_keeps_what_a_kept_version_is_served_with(early, tmp_path):
     store = TableStore(shutil.copytree(early.uri, tmp_path / "t"))
-    assert not [p for p in vacuum(store, keep=1, now=2e9).files if "/serving/" in p and p.endswith(".parquet")]
+    assert not [
+        p
+        for p in vacuum(store, keep=1, now=2e9).files
+        if "/serving/" in p and p.endswith(".parquet")
+    ]
     assert Serving.open(FeatureTable.open(store.uri)).tails
     small_table(store.uri, rows=50, mode="overwrite")
     assert [p for p in vacuum(store, keep=1, now=2e9, dry_run=True).files if "/serving/" in p]

@@ -62,11 +62,41 @@ def test_what_is_given_is_told_from_a_default():
 
 
 def test_every_kind_of_value_arrives():
-    found = outer("--no-shuffle", "--mode", "append", "--limit", "64MiB", "--rate=2", "--share", "1", "--follow",
-                  "--mine", "a", "--mine", "b", "--out", "o", "--best", "--layers", "3,2", "--kinds", "C1=x:1,C2=y")
-    assert found == Outer(data="t", shuffle=False, mode="append", limit=2**26, rate=2.0, share=1.0, follow="epochs",
-                          mine=("a", "b"), out=Path("o"), best=True,
-                          inner=Inner(layers=(3, 2), kinds={"C1": "x:1", "C2": "y"}))
+    found = outer(
+        "--no-shuffle",
+        "--mode",
+        "append",
+        "--limit",
+        "64MiB",
+        "--rate=2",
+        "--share",
+        "1",
+        "--follow",
+        "--mine",
+        "a",
+        "--mine",
+        "b",
+        "--out",
+        "o",
+        "--best",
+        "--layers",
+        "3,2",
+        "--kinds",
+        "C1=x:1,C2=y",
+    )
+    assert found == Outer(
+        data="t",
+        shuffle=False,
+        mode="append",
+        limit=2**26,
+        rate=2.0,
+        share=1.0,
+        follow="epochs",
+        mine=("a", "b"),
+        out=Path("o"),
+        best=True,
+        inner=Inner(layers=(3, 2), kinds={"C1": "x:1", "C2": "y"}),
+    )
     assert outer("--follow", "parts").follow == "parts"
 
 
@@ -75,26 +105,39 @@ def test_words_of_an_option_that_is_given_again_are_added():
     class Inputs:
         input: tuple[str, ...] = setting(help="files", metavar="PATH", several=True)
 
-    assert parse(Inputs, argv=["--input", "a", "b", "--input", "c"], prog="x").input == ("a", "b", "c")
+    assert parse(Inputs, argv=["--input", "a", "b", "--input", "c"], prog="x").input == (
+        "a",
+        "b",
+        "c",
+    )
 
 
 def test_what_is_given_replaces_what_a_run_recorded_and_nothing_else_does():
     recorded = outer("--rate", "3", "--layers", "7")
     given = read(Outer, argv=["u", "--kinds", "C1=x", "--seed", "0"], prog="p")
-    assert replaced(recorded, given, ranks=4) == Outer(data="u", rate=3.0, ranks=4,
-                                                       inner=Inner(layers=(7,), kinds={"C1": "x"}))
+    assert replaced(recorded, given, ranks=4) == Outer(
+        data="u", rate=3.0, ranks=4, inner=Inner(layers=(7,), kinds={"C1": "x"})
+    )
     assert make(Outer, given, seed=9).seed == 9
     assert asdict(recorded)["inner"] == {"layers": (7,), "kinds": {}}
 
 
-@pytest.mark.parametrize(("words", "message"), [
-    (["--mod", "append"], "no option '--mod' .did you mean '--mode'"),
-    (["--mode", "apend"], "--mode: 'apend' is none of create, append .did you mean 'append'"),
-    (["--seed", "x"], "--seed: 'x' is not a whole number"), (["--rate", "0"], "--rate: 0.0 is not a positive number"),
-    (["--rate", "nan"], "--rate: nan is not"), (["--share", "2"], "2.0 is not a number from 0 to 1"),
-    (["--limit", "64"], "--limit: '64' is not a number of bytes"),
-    (["--layers", "3,0"], "0 is not a whole number of 1"),
-    (["--kinds", "C1"], "write COLUMN=KIND"), (["--seed"], "--seed: expected one argument"), (["more"], "more")])
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--mod", "append"], "no option '--mod' .did you mean '--mode'"),
+        (["--mode", "apend"], "--mode: 'apend' is none of create, append .did you mean 'append'"),
+        (["--seed", "x"], "--seed: 'x' is not a whole number"),
+        (["--rate", "0"], "--rate: 0.0 is not a positive number"),
+        (["--rate", "nan"], "--rate: nan is not"),
+        (["--share", "2"], "2.0 is not a number from 0 to 1"),
+        (["--limit", "64"], "--limit: '64' is not a number of bytes"),
+        (["--layers", "3,0"], "0 is not a whole number of 1"),
+        (["--kinds", "C1"], "write COLUMN=KIND"),
+        (["--seed"], "--seed: expected one argument"),
+        (["more"], "more"),
+    ],
+)
 def test_a_wrong_word_is_one_line_that_says_what_would_do(words, message):
     with pytest.raises(OptionError, match=message) as refused:
         outer(*words)
@@ -103,32 +146,61 @@ def test_a_wrong_word_is_one_line_that_says_what_would_do(words, message):
 
 def test_a_misspelt_option_is_named_before_the_one_that_it_was_meant_to_be():
     with pytest.raises(OptionError, match=r"no option '--rosw' .did you mean '--rows'"):
-        parse(importlib.import_module("sluice.etl.table_commands").SynthRequest, argv=["--rosw", "3", "--out", "o"],
-              prog="p")
+        parse(
+            importlib.import_module("sluice.etl.table_commands").SynthRequest,
+            argv=["--rosw", "3", "--out", "o"],
+            prog="p",
+        )
 
 
-@pytest.mark.parametrize(("values", "message"), [
-    ({"mode": "apend"}, "--mode: 'apend' is none of"), ({"rate": -1.0}, "--rate: -1.0 is not a positive number"),
-    ({"seed": 1.5}, "--seed: 1.5 is not a whole number"), ({"seed": True}, "--seed: True is not")])
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"mode": "apend"}, "--mode: 'apend' is none of"),
+        ({"rate": -1.0}, "--rate: -1.0 is not a positive number"),
+        ({"seed": 1.5}, "--seed: 1.5 is not a whole number"),
+        ({"seed": True}, "--seed: True is not"),
+    ],
+)
 def test_a_record_is_checked_as_a_command_line_is(values, message):
     with pytest.raises(UsageError, match=message):
         Outer(data="t", **values)
 
 
-def test_help_has_a_heading_for_each_concern_and_says_defaults_only_where_they_say_something(capsys):
+def test_help_has_a_heading_for_each_concern_and_says_defaults_only_where_they_say_something(
+    capsys,
+):
     with pytest.raises(SystemExit):
         outer("--help")
     text = capsys.readouterr().out
     assert text.index("what:") < text.index("work:") < text.index("model:")
     for part in ("(default: create)", "(default: 8,4)", "100 % at most"):
         assert part in text
-    assert not any(f"default: {nothing})" in text for nothing in ("None", "False", "True", "", "{}", "()"))
+    assert not any(
+        f"default: {nothing})" in text for nothing in ("None", "False", "True", "", "{}", "()")
+    )
 
 
-@pytest.mark.parametrize("program", [name for name in (
-    "etl.job", "tools.bench", "tools.doctor", "tools.headroom_cli", "dlrm.train", "dlrm.evaluate",
-    "dlrm.serve", "dlrm.export", "dlrm.plan", "dlrm.demo.__main__", "dlrm.demo.schema_change")
-    if not is_left_out(f"{name.replace('.', '/')}.py")])
+@pytest.mark.parametrize(
+    "program",
+    [
+        name
+        for name in (
+            "etl.job",
+            "tools.bench",
+            "tools.doctor",
+            "tools.headroom_cli",
+            "dlrm.train",
+            "dlrm.evaluate",
+            "dlrm.serve",
+            "dlrm.export",
+            "dlrm.plan",
+            "dlrm.demo.__main__",
+            "dlrm.demo.schema_change",
+        )
+        if not is_left_out(f"{name.replace('.', '/')}.py")
+    ],
+)
 def test_no_program_shows_a_default_that_says_nothing(program, capsys):
     main = importlib.import_module(f"sluice.{program}").main
     with pytest.raises(SystemExit) as ended:
@@ -136,4 +208,7 @@ def test_no_program_shows_a_default_that_says_nothing(program, capsys):
     text = capsys.readouterr().out
     assert ended.value.code == 0
     assert text.startswith("usage: ")
-    assert not any(nothing in text for nothing in ("default: None", "default: False", "default: ()", "==SUPPRESS=="))
+    assert not any(
+        nothing in text
+        for nothing in ("default: None", "default: False", "default: ()", "==SUPPRESS==")
+    )

@@ -62,8 +62,14 @@ def test_all_that_was_started_ends_with_the_block(tmp_path):
 
 @pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGINT])
 def test_it_ends_with_whoever_started_it_however_that_ends(tmp_path, repo, signum):
-    with subprocess.Popen([sys.executable, "-c", _OWNER, tmp_path], cwd=repo, stdin=subprocess.PIPE,
-                          stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as owner:
+    with subprocess.Popen(
+        [sys.executable, "-c", _OWNER, tmp_path],
+        cwd=repo,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    ) as owner:
         assert owner.stdout.readline() == "up\n"
         started = children(tmp_path)
         owner.send_signal(signum)
@@ -73,6 +79,10 @@ def test_it_ends_with_whoever_started_it_however_that_ends(tmp_path, repo, signu
 
 def test_one_that_does_not_come_up_says_what_it_said(tmp_path, monkeypatch):
     monkeypatch.setattr(sys.modules[__name__], "_SPARK", "#!/bin/sh\necho no such luck\nexit 3\n")
-    with pytest.raises(RuntimeError, match="Master ended before it said 'ALIVE'; it said: no such luck"), \
-            of_scripts(tmp_path):
+    with (
+        pytest.raises(
+            RuntimeError, match="Master ended before it said 'ALIVE'; it said: no such luck"
+        ),
+        of_scripts(tmp_path),
+    ):
         pass

@@ -33,8 +33,13 @@ server.close()
 @pytest.fixture(scope="module")
 def address(repo) -> Iterator[str]:
     """Of a server in a process of its own: delta-rs keeps the interpreter's lock while it waits for an answer."""
-    with subprocess.Popen([sys.executable, "-c", _SERVER], cwd=repo, text=True, stdin=subprocess.PIPE,
-                          stdout=subprocess.PIPE) as process:
+    with subprocess.Popen(
+        [sys.executable, "-c", _SERVER],
+        cwd=repo,
+        text=True,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as process:
         yield process.stdout.readline().strip()
         process.communicate(timeout=60)
 
@@ -44,19 +49,31 @@ def place(address, monkeypatch) -> str:
     """A folder in a bucket, with where the bucket is."""
     for name, value in KEYS.items():
         monkeypatch.setenv(name, value)
-    S3FileSystem(endpoint_override=address, scheme="http", allow_bucket_creation=True).create_dir("data")
+    S3FileSystem(endpoint_override=address, scheme="http", allow_bucket_creation=True).create_dir(
+        "data"
+    )
     return f"s3://data/t?endpoint_override={address}&scheme=http&region=us-east-1"
 
 
 def test_a_query_stands_behind_the_files_name():
-    store = TableStore("s3://bucket/deep/t/?region=eu-west-1&scheme=http&endpoint_override=127.0.0.1:1")
+    store = TableStore(
+        "s3://bucket/deep/t/?region=eu-west-1&scheme=http&endpoint_override=127.0.0.1:1"
+    )
     assert store.root == "bucket/deep/t"
-    assert store.url("a/b.parquet") == \
-        "s3://bucket/deep/t/a/b.parquet?region=eu-west-1&scheme=http&endpoint_override=127.0.0.1:1"
+    assert (
+        store.url("a/b.parquet")
+        == "s3://bucket/deep/t/a/b.parquet?region=eu-west-1&scheme=http&endpoint_override=127.0.0.1:1"
+    )
     assert store.relative(store.url("a/b.parquet")) == "a/b.parquet"
     assert store.spark_url("data") == "s3a://bucket/deep/t/data"
-    assert store.delta == {"table_uri": "s3://bucket/deep/t", "storage_options": {
-        "AWS_ENDPOINT_URL": "http://127.0.0.1:1", "AWS_ALLOW_HTTP": "true", "AWS_REGION": "eu-west-1"}}
+    assert store.delta == {
+        "table_uri": "s3://bucket/deep/t",
+        "storage_options": {
+            "AWS_ENDPOINT_URL": "http://127.0.0.1:1",
+            "AWS_ALLOW_HTTP": "true",
+            "AWS_REGION": "eu-west-1",
+        },
+    }
 
 
 def test_a_question_mark_in_a_folders_name_is_no_query(tmp_path):
@@ -77,8 +94,15 @@ def test_a_table_in_a_bucket_is_made_read_checked_pinned_and_vacuumed(place):
     stale = Base.read(store)
     small_table(place, rows=100, mode="append", first=300, row_group_rows=64)
     assert FeatureTable.open(place).rows == 400
-    with pytest.raises(CommitConflict, match="version 1 while this one, which started from version 0"):
-        publish(store, stale, dataclasses.replace(made.record, mode="overwrite", job="late"), made.fields)
+    with pytest.raises(
+        CommitConflict, match="version 1 while this one, which started from version 0"
+    ):
+        publish(
+            store,
+            stale,
+            dataclasses.replace(made.record, mode="overwrite", job="late"),
+            made.fields,
+        )
     small_table(place, rows=50, mode="overwrite")
     Pin(name="reader", version=0, expires=3e9).save(store)
     gone = vacuum(store, keep=1, now=2e9)

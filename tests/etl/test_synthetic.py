@@ -21,8 +21,13 @@ def share_null(rows, name):
 
 def test_the_shape_is_that_of_real_logs():
     rows = Clicks(5).rows(0, 10_000)
-    for block in (("I1", "I10"), ("I4", "I13"), ("I7", "I9", "I11"), ("C3", "C4", "C12", "C16", "C21", "C24"),
-                  ("C19", "C20", "C25", "C26")):
+    for block in (
+        ("I1", "I10"),
+        ("I4", "I13"),
+        ("I7", "I9", "I11"),
+        ("C3", "C4", "C12", "C16", "C21", "C24"),
+        ("C19", "C20", "C25", "C26"),
+    ):
         assert all((rows.nulls[name] == rows.nulls[block[0]]).all() for name in block)
     assert share_null(rows, "C22") == pytest.approx(0.818, abs=0.02)
     assert share_null(rows, "I2") == 0
@@ -33,7 +38,9 @@ def test_the_shape_is_that_of_real_logs():
     assert rows.label.mean() == pytest.approx(0.25, abs=0.02)
     distinct, single = 0, 0
     for name in CATEGORIES:
-        _, times = np.unique(rows.codes(name)[~rows.nulls.get(name, np.zeros(10_000, bool))], return_counts=True)
+        _, times = np.unique(
+            rows.codes(name)[~rows.nulls.get(name, np.zeros(10_000, bool))], return_counts=True
+        )
         distinct, single = distinct + len(times), single + (times == 1).sum()
     assert 40_000 < distinct < 48_000
     assert 0.65 < single / distinct < 0.76
@@ -44,7 +51,11 @@ def test_the_shape_is_that_of_real_logs():
 
 def test_later_days_bring_values_never_seen():
     clicks = Clicks(5)
-    first, same, later = clicks.rows(0, 5000), clicks.rows(5000, 5000), clicks.rows(5000, 5000, day=1)
+    first, same, later = (
+        clicks.rows(0, 5000),
+        clicks.rows(5000, 5000),
+        clicks.rows(5000, 5000, day=1),
+    )
     seen = first.codes("C7")
     assert np.isin(later.codes("C7"), seen).mean() < np.isin(same.codes("C7"), seen).mean() - 0.05
     assert np.isin(later.codes("C9"), first.codes("C9")).all()
@@ -80,7 +91,9 @@ def test_all_formats_say_the_same(tmp_path):
 
 def test_numbers_are_written_as_people_write_them():
     values = np.array([0, 7, -2, 10, 9999, 10_000, 10_001, 1_618_112, 99_999_999])
-    assert [bytes(row[row != 0]).decode() for row in raw_logs._digits(values)] == [str(v) for v in values]
+    assert [bytes(row[row != 0]).decode() for row in raw_logs._digits(values)] == [
+        str(v) for v in values
+    ]
 
 
 def test_days_are_files_of_one_stream(tmp_path):
@@ -117,19 +130,30 @@ def test_a_model_without_crosses_misses_the_best_auc():
     # Least squares on the one-hot columns that the planted model uses, straight to the true logit: no noise of labels.
     residual = truth - truth.mean()
     additive = np.zeros_like(residual)
-    features = [np.digitize(rows.counts[n], np.quantile(rows.counts[n], np.linspace(0, 1, 30)[1:-1])) for n in INTEGERS]
-    features = [np.where(rows.nulls.get(n, False), 31, f) for n, f in zip(INTEGERS, features, strict=True)]
-    features += [np.where(rows.nulls.get(n, False), 600, np.minimum(rows.ranks[n], 599)) for n in CATEGORIES]
+    features = [
+        np.digitize(rows.counts[n], np.quantile(rows.counts[n], np.linspace(0, 1, 30)[1:-1]))
+        for n in INTEGERS
+    ]
+    features = [
+        np.where(rows.nulls.get(n, False), 31, f) for n, f in zip(INTEGERS, features, strict=True)
+    ]
+    features += [
+        np.where(rows.nulls.get(n, False), 600, np.minimum(rows.ranks[n], 599)) for n in CATEGORIES
+    ]
     for _ in range(6):
         for feature in features:
-            step = np.bincount(feature, residual, 601) / np.maximum(np.bincount(feature, minlength=601), 1)
+            step = np.bincount(feature, residual, 601) / np.maximum(
+                np.bincount(feature, minlength=601), 1
+            )
             additive += step[feature]
             residual -= step[feature]
     assert auc(truth, rows.label) - auc(additive, rows.label) > 0.03
 
 
 def test_the_program_says_what_it_wrote(tmp_path, capsys):
-    result = main(["synth", "--rows", "2000", "--seed", "3", "--out", str(tmp_path / "deep" / "x.tsv")])
+    result = main(
+        ["synth", "--rows", "2000", "--seed", "3", "--out", str(tmp_path / "deep" / "x.tsv")]
+    )
     assert result["rows"] == 2000
     assert result["bytes"] == (tmp_path / "deep" / "x.tsv").stat().st_size
     assert 0.7 < result["bayes_auc"] < 0.95

@@ -44,7 +44,11 @@ def test_a_table_tells_its_fields_files_and_splits(table):
     assert [f.name for f in table.fields] == table.schema.names
     assert [f.role for f in table.fields] == ["label"] + ["dense"] * 13 + ["sparse"] * 26
     assert table.rows == 3000
-    assert {s: table.rows_of(s) for s in table.splits} == {"train": 2400, "validation": 300, "test": 300}
+    assert {s: table.rows_of(s) for s in table.splits} == {
+        "train": 2400,
+        "validation": 300,
+        "test": 300,
+    }
     for file in table.files:
         footer = pq.ParquetFile(file.path).metadata
         assert footer.num_rows == file.rows == sum(file.row_group_rows)
@@ -63,11 +67,27 @@ def foreign(folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("command", ["show", "check", "vacuum"])
-@pytest.mark.parametrize(("make", "said"), [
-    (foreign, "is a Delta table that another program wrote: no column has a role; write a spec"),
-    (Path.mkdir, "there is no feature table here (the folder has no _delta_log); `sluice etl` makes one"),
-    (Path.touch, "is a file, and a feature table is a folder; `sluice etl` makes a table of files"),
-    (lambda path: None, "there is no feature table here (there is no such folder); `sluice etl` makes one")])
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (
+            foreign,
+            "is a Delta table that another program wrote: no column has a role; write a spec",
+        ),
+        (
+            Path.mkdir,
+            "there is no feature table here (the folder has no _delta_log); `sluice etl` makes one",
+        ),
+        (
+            Path.touch,
+            "is a file, and a feature table is a folder; `sluice etl` makes a table of files",
+        ),
+        (
+            lambda path: None,
+            "there is no feature table here (there is no such folder); `sluice etl` makes one",
+        ),
+    ],
+)
 def test_what_is_no_feature_table_is_one_sentence_with_what_to_do(tmp_path, command, make, said):
     make(tmp_path / "x")
     with pytest.raises(TableError) as raised:
@@ -80,10 +100,18 @@ def test_a_file_that_another_program_added_to_a_feature_table_is_named(table):
     root = Path(table.uri)
     name = "part-of-another.parquet"
     shutil.copy(table.files[0].path, root / name)
-    add = {"path": name, "partitionValues": {"split": "train"}, "size": (root / name).stat().st_size,
-           "modificationTime": 0, "dataChange": True}
+    add = {
+        "path": name,
+        "partitionValues": {"split": "train"},
+        "size": (root / name).stat().st_size,
+        "modificationTime": 0,
+        "dataChange": True,
+    }
     (root / "_delta_log" / f"{1:020}.json").write_text(json.dumps({"add": add}))
-    with pytest.raises(TableError, match=f"{name}: no job record speaks of this file; .* make the table again with it"):
+    with pytest.raises(
+        TableError,
+        match=f"{name}: no job record speaks of this file; .* make the table again with it",
+    ):
         FeatureTable.open(root)
 
 
@@ -97,10 +125,17 @@ def test_older_versions_stay_as_they_were_and_new_files_are_never_theirs(table):
     replaced = small_table(table.uri, rows=200, mode="overwrite", values=50, row_group_rows=256)
     old = FeatureTable.open(table.uri, 0)
     assert (old.files, old.fields, old.rows) == (table.files, table.fields, 3000)
-    assert (appended.version, appended.rows, appended.files[:len(old.files)]) == (1, 3500, old.files)
+    assert (appended.version, appended.rows, appended.files[: len(old.files)]) == (
+        1,
+        3500,
+        old.files,
+    )
     assert not {f.path for f in replaced.files} & {f.path for f in appended.files}
     assert [(v.version, v.mode, v.rows) for v in replaced.history()] == [
-        (2, "overwrite", 200), (1, "append", 500), (0, "create", 3000)]
+        (2, "overwrite", 200),
+        (1, "append", 500),
+        (0, "create", 3000),
+    ]
     assert [(v.version, v.mode, v.rows) for v in old.history()] == [(0, "create", 3000)]
     assert old.check() == []  # what came later is no orphan
     assert replaced.fingerprint.layout == old.fingerprint.layout
@@ -143,13 +178,20 @@ def test_the_command_ends_with_1_where_there_is_a_problem(table, capsys):
     assert json.loads(capsys.readouterr().out)["problems"] == [f"{table.files[1].path}: missing"]
 
 
-@pytest.mark.parametrize(("made", "why"), [
-    ((), "there is no such folder"), (("t",), "the folder has no _delta_log"),
-    (("t", "t/_delta_log"), "its _delta_log holds no version")])
+@pytest.mark.parametrize(
+    ("made", "why"),
+    [
+        ((), "there is no such folder"),
+        (("t",), "the folder has no _delta_log"),
+        (("t", "t/_delta_log"), "its _delta_log holds no version"),
+    ],
+)
 def test_a_place_without_a_table_is_told_in_plain_words(tmp_path, made, why):
     for folder in made:
         (tmp_path / folder).mkdir()
-    with pytest.raises(TableError, match=rf"/t: there is no feature table here \({why}\); `sluice etl` makes one$"):
+    with pytest.raises(
+        TableError, match=rf"/t: there is no feature table here \({why}\); `sluice etl` makes one$"
+    ):
         FeatureTable.open(tmp_path / "t")
 
 
@@ -158,8 +200,11 @@ def test_check_finds_missing_truncated_and_replaced_files(table):
     missing.unlink()
     truncated.write_bytes(truncated.read_bytes()[:-100])
     columns = pq.read_table(replaced, partitioning=None)
-    pq.write_table(columns.set_column(0, "label", pa.array([7] * len(columns), pa.int8())), replaced,
-                   row_group_size=256)
+    pq.write_table(
+        columns.set_column(0, "label", pa.array([7] * len(columns), pa.int8())),
+        replaced,
+        row_group_size=256,
+    )
     problems = table.check()
     assert f"{missing}: missing" in problems
     assert any(str(truncated) in p and "truncated" in p for p in problems)
@@ -194,7 +239,9 @@ def test_a_stale_version_is_a_conflict_in_our_words(table):
     store, stale = TableStore(table.uri), Base.read(TableStore(table.uri))
     small_table(table.uri, rows=100, mode="append", first=9000)
     record = dataclasses.replace(table.record, mode="overwrite", job="late")
-    with pytest.raises(CommitConflict, match="version 1 while this one, which started from version 0"):
+    with pytest.raises(
+        CommitConflict, match="version 1 while this one, which started from version 0"
+    ):
         publish(store, stale, record, table.fields)
     assert FeatureTable.open(table.uri).version == 1
 
@@ -202,18 +249,29 @@ def test_a_stale_version_is_a_conflict_in_our_words(table):
 def record_of(table, job, mode, state=None):
     """A job that was applied with `state` and, unless it is another, left it as it was."""
     parent = table.record.state
-    files = tuple(dataclasses.replace(f, path=f.path.replace(table.record.job, job)) for f in table.record.files)
+    files = tuple(
+        dataclasses.replace(f, path=f.path.replace(table.record.job, job))
+        for f in table.record.files
+    )
     shutil.copytree(Path(table.uri, "data", table.record.job), Path(table.uri, "data", job))
-    return dataclasses.replace(table.record, mode=mode, job=job, files=files, parent=parent, state=state or parent)
+    return dataclasses.replace(
+        table.record, mode=mode, job=job, files=files, parent=parent, state=state or parent
+    )
 
 
-@pytest.mark.parametrize(("jobs", "landing"), [
-    ((("append", None), ("append", None)), 2),  # neither learned anything: both land
-    ((("append", None), ("append", "more")), None),  # an append and an update
-    ((("append", "more"), ("append", "other")), 1),  # two updates could give one id to two values
-    ((("overwrite", "more"), ("append", None)), None),
-    ((("overwrite", "more"), ("overwrite", "other")), 1),
-])
+@pytest.mark.parametrize(
+    ("jobs", "landing"),
+    [
+        ((("append", None), ("append", None)), 2),  # neither learned anything: both land
+        ((("append", None), ("append", "more")), None),  # an append and an update
+        (
+            (("append", "more"), ("append", "other")),
+            1,
+        ),  # two updates could give one id to two values
+        ((("overwrite", "more"), ("append", None)), None),
+        ((("overwrite", "more"), ("overwrite", "other")), 1),
+    ],
+)
 def test_of_two_jobs_at_once_both_land_or_one_is_told(table, jobs, landing):
     store, start = TableStore(table.uri), Barrier(2, timeout=60)
     base = Base.read(store)
@@ -236,14 +294,17 @@ def test_of_two_jobs_at_once_both_land_or_one_is_told(table, jobs, landing):
     assert states.keys() >= {r.job for r, v in zip(records, versions, strict=True) if v is not None}
     # Whoever came second was applied with the state that the first left, or is not there.
     if len(landed) == 2:
-        first, second = (record for _, record in sorted(
-            zip(versions, records, strict=True), key=lambda pair: pair[0]))
+        first, second = (
+            record
+            for _, record in sorted(zip(versions, records, strict=True), key=lambda pair: pair[0])
+        )
         assert second.parent == first.state
     assert len({f.path for f in now.files}) == len(now.files)
 
 
 def test_a_commit_that_landed_although_an_error_was_reported_is_no_conflict(table, monkeypatch):
     from sluice.etl.table import commit
+
     store, base, real = TableStore(table.uri), Base.read(TableStore(table.uri)), commit._commit
 
     def lands_and_fails(*args):
@@ -258,8 +319,11 @@ DAY_S = 86_400.0
 
 
 def all_files(table) -> set[str]:
-    return {str(p.relative_to(table.uri)) for p in Path(table.uri).rglob("*") if p.is_file()
-            and "_delta_log" not in p.parts}
+    return {
+        str(p.relative_to(table.uri))
+        for p in Path(table.uri).rglob("*")
+        if p.is_file() and "_delta_log" not in p.parts
+    }
 
 
 def test_vacuum_keeps_what_kept_and_pinned_versions_need(table):
@@ -295,16 +359,35 @@ def test_vacuum_leaves_what_is_younger_than_a_day(table):
     assert vacuum(TableStore(table.uri), keep=1, now=time.time() + 2 * DAY_S).files
 
 
-@pytest.mark.parametrize("level", ["data", "data/JOB", "data/JOB/split=train", "_sluice", "_sluice/jobs",
-                                   "_sluice/rejects", "_sluice/rejects/JOB", "_sluice/serving/JOB/deep"])
+@pytest.mark.parametrize(
+    "level",
+    [
+        "data",
+        "data/JOB",
+        "data/JOB/split=train",
+        "_sluice",
+        "_sluice/jobs",
+        "_sluice/rejects",
+        "_sluice/rejects/JOB",
+        "_sluice/serving/JOB/deep",
+    ],
+)
 def test_vacuum_follows_no_link_out_of_the_table(table, tmp_path, level):
     """Whatever folder of the table is a link, and whatever lies behind it under names that jobs give."""
     job, uri, outside = "20200101T000000-deadbeef", Path(table.uri), tmp_path / "outside"
     linked = uri / level.replace("JOB", job)
     if linked.exists():  # its content goes along, so that the table can still be read
         linked.rename(outside)
-    precious = [f"{job}.json", f"{job}/split=train/part-0.parquet", "split=train/part-0.parquet", "part-0.parquet",
-                f"{job}/part-0.json", "part-0.json", f"jobs/{job}.json", f"state/{job}/part-0.parquet"]
+    precious = [
+        f"{job}.json",
+        f"{job}/split=train/part-0.parquet",
+        "split=train/part-0.parquet",
+        "part-0.parquet",
+        f"{job}/part-0.json",
+        "part-0.json",
+        f"jobs/{job}.json",
+        f"state/{job}/part-0.parquet",
+    ]
     for name in precious:
         (outside / name).parent.mkdir(parents=True, exist_ok=True)
         (outside / name).write_text("mine")
@@ -320,7 +403,10 @@ def test_vacuum_follows_no_link_out_of_the_table(table, tmp_path, level):
 
 def test_vacuum_removes_nothing_that_readers_cannot_be_told_of(table, tmp_path):
     """What is about to go is said in `_sluice`, which is a link here."""
-    uri, old = Path(table.uri), table.uri + "/data/20200101T000000-deadbeef/split=train/part-0.parquet"
+    uri, old = (
+        Path(table.uri),
+        table.uri + "/data/20200101T000000-deadbeef/split=train/part-0.parquet",
+    )
     Path(old).parent.mkdir(parents=True)
     Path(old).write_text("a job's")
     (uri / "_sluice").rename(tmp_path / "outside")
@@ -339,14 +425,20 @@ def test_vacuum_removes_what_jobs_wrote_and_names_the_rest(table, tmp_path):
     for name in ("part-0.parquet", ".part-0.parquet.crc", f"part-1.parquet.{'a' * 32}.draft"):
         (folder / name).write_text("a job's")
     (folder / "link.parquet").symlink_to(kept)
-    others = {f"data/{job}/notes.md", "data/notes/split=train/a.parquet", "_sluice/jobs/list.txt",
-              "_sluice/rejects/mine.json"}
+    others = {
+        f"data/{job}/notes.md",
+        "data/notes/split=train/a.parquet",
+        "_sluice/jobs/list.txt",
+        "_sluice/rejects/mine.json",
+    }
     for name in others:
         (uri / name).parent.mkdir(parents=True, exist_ok=True)
         (uri / name).write_text("mine")
     done = vacuum(store, keep=1, now=2e9)
-    assert set(done.files) == {f"data/{job}/split=train/{name}" for name in
-                               ("part-0.parquet", ".part-0.parquet.crc", f"part-1.parquet.{'a' * 32}.draft")}
+    assert set(done.files) == {
+        f"data/{job}/split=train/{name}"
+        for name in ("part-0.parquet", ".part-0.parquet.crc", f"part-1.parquet.{'a' * 32}.draft")
+    }
     assert set(done.passed_over) == others | {f"data/{job}/split=train/link.parquet"}
     assert all((uri / name).read_text() == "mine" for name in others)
     assert (kept.read_text(), (folder / "link.parquet").is_symlink()) == ("mine", True)
@@ -392,7 +484,10 @@ def test_what_is_written_beside_a_table_follows_no_planted_link(table, tmp_path,
     Path(table.uri, "_sluice", "pins").mkdir()
     Path(table.uri, "_sluice", "pins", "reader.json").symlink_to(other)
     Pin(name="reader", version=0, expires=3e9).save(store)  # the link is replaced
-    assert (other.read_text(), Path(table.uri, "_sluice", "pins", "reader.json").is_symlink()) == ("mine", False)
+    assert (other.read_text(), Path(table.uri, "_sluice", "pins", "reader.json").is_symlink()) == (
+        "mine",
+        False,
+    )
     Pin(name="reader", version=0, expires=0).release(store)
     # Even one who knew the draft's name could not have it written through a link, nor keep what another wrote there.
     number = uuid.UUID(int=7)
@@ -402,8 +497,11 @@ def test_what_is_written_beside_a_table_follows_no_planted_link(table, tmp_path,
         store.write("x.json", b"{}")
     (tmp_path / "elsewhere").mkdir()
     Path(table.uri, "linked").symlink_to(tmp_path / "elsewhere")
-    for change in (lambda: store.write("linked/x.json", b"{}"), lambda: store.remove("linked/x.json"),
-                   lambda: store.write("../x.json", b"{}")):
+    for change in (
+        lambda: store.write("linked/x.json", b"{}"),
+        lambda: store.remove("linked/x.json"),
+        lambda: store.write("../x.json", b"{}"),
+    ):
         with pytest.raises(OSError, match=r"linked|\.\."):
             change()
     assert (other.read_text(), list((tmp_path / "elsewhere").iterdir())) == ("mine", [])
@@ -432,7 +530,11 @@ def test_a_table_is_shown_as_text_and_drawn(table):
 
 
 def test_a_terminal_gets_the_json_line_of_show_only_if_it_asks(table, capsys, monkeypatch):
-    for terminal, words, ends_with_json in ((True, [], False), (True, ["--json"], True), (False, [], True)):
+    for terminal, words, ends_with_json in (
+        (True, [], False),
+        (True, ["--json"], True),
+        (False, [], True),
+    ):
         monkeypatch.setattr("sys.stdout.isatty", lambda terminal=terminal: terminal)
         assert (main(["show", table.uri, *words]) is not None) == ends_with_json
         assert "rate 0." in capsys.readouterr().err
@@ -444,7 +546,9 @@ def test_of_jobs_that_publish_at_once_one_lands(table, tmp_path, there):
     base, start = Base.read(store), Barrier(4, timeout=60)
 
     def job(number: int) -> int | None:
-        record = dataclasses.replace(table.record, mode="overwrite" if there else "create", job=f"job-{number}")
+        record = dataclasses.replace(
+            table.record, mode="overwrite" if there else "create", job=f"job-{number}"
+        )
         start.wait()
         try:
             return publish(store, base, record, table.fields)
@@ -458,8 +562,12 @@ def test_of_jobs_that_publish_at_once_one_lands(table, tmp_path, there):
 
 def test_appending_other_columns_is_refused_and_overwriting_with_them_is_not(table):
     store, base = TableStore(table.uri), Base.read(TableStore(table.uri))
-    fields = tuple(dataclasses.replace(f, role="weight") if f.name == "I3" else f for f in table.fields)
+    fields = tuple(
+        dataclasses.replace(f, role="weight") if f.name == "I3" else f for f in table.fields
+    )
     with pytest.raises(CommitError, match=r"'I3'.*overwrite"):
         publish(store, base, dataclasses.replace(table.record, mode="append", job="other"), fields)
-    version = publish(store, base, dataclasses.replace(table.record, mode="overwrite", job="another"), fields)
+    version = publish(
+        store, base, dataclasses.replace(table.record, mode="overwrite", job="another"), fields
+    )
     assert FeatureTable.open(table.uri, version).fields[3].role == "weight"

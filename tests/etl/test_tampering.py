@@ -45,7 +45,9 @@ def parquet(table: pa.Table) -> bytes:
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory) -> FeatureTable:
-    return small_table(tmp_path_factory.mktemp("made") / "t", rows=8, files=1, splits={"train": 1.0})
+    return small_table(
+        tmp_path_factory.mktemp("made") / "t", rows=8, files=1, splits={"train": 1.0}
+    )
 
 
 @pytest.fixture(params=["in memory", "in files"])
@@ -71,7 +73,13 @@ def of_loader_and_server(table: FeatureTable) -> pa.Table:
 
 
 def of_job(table: FeatureTable) -> None:
-    Job(spec=SPEC, inputs=("new.csv",), store=TableStore(table.uri), mode="overwrite", reuse_state=True)
+    Job(
+        spec=SPEC,
+        inputs=("new.csv",),
+        store=TableStore(table.uri),
+        mode="overwrite",
+        reuse_state=True,
+    )
 
 
 def test_what_was_written_is_read(table):
@@ -82,26 +90,38 @@ def test_what_was_written_is_read(table):
 @pytest.mark.parametrize("reader", [of_loader_and_server, of_job])
 def test_a_vocabulary_that_was_changed_is_refused_by_name(table, reader):
     """Its pages have the right checksums: whoever wrote it meant to."""
-    [file] = [path for path in TableStore(table.uri).files("_sluice/state") if path.endswith(".parquet")]
+    [file] = [
+        path for path in TableStore(table.uri).files("_sluice/state") if path.endswith(".parquet")
+    ]
     TableStore(table.uri).write(file, parquet(SWAPPED))
-    with pytest.raises(StateError, match=rf"{table.uri}/_sluice/state/.*changed since it was written"):
+    with pytest.raises(
+        StateError, match=rf"{table.uri}/_sluice/state/.*changed since it was written"
+    ):
         reader(table)
 
 
 @pytest.mark.parametrize("reader", [of_loader_and_server, of_job])
-@pytest.mark.parametrize("change", [{"spec": "another"}, {"stored": {}, "keys": []}, {"keys": ["item/0", "b/0"]}],
-                         ids=str)
+@pytest.mark.parametrize(
+    "change",
+    [{"spec": "another"}, {"stored": {}, "keys": []}, {"keys": ["item/0", "b/0"]}],
+    ids=str,
+)
 def test_what_is_said_of_a_state_cannot_be_changed_either(table, reader, change):
     store, file = TableStore(table.uri), f"_sluice/state/{table.record.state}/state.json"
     about = store.read_json(file)
     store.write_json(file, {**about, **change})
-    with pytest.raises(StateError, match=rf"{table.uri}/_sluice/state/{table.record.state}: the fitted state "
-                                         r"(was changed|cannot be read)"):
+    with pytest.raises(
+        StateError,
+        match=rf"{table.uri}/_sluice/state/{table.record.state}: the fitted state "
+        r"(was changed|cannot be read)",
+    ):
         reader(table)
 
 
 @pytest.mark.parametrize("reader", [of_loader_and_server, of_job])
-@pytest.mark.parametrize("content", [b"", b"{", json.dumps([1]).encode()], ids=["empty", "torn", "another's"])
+@pytest.mark.parametrize(
+    "content", [b"", b"{", json.dumps([1]).encode()], ids=["empty", "torn", "another's"]
+)
 def test_a_state_that_is_no_state_is_refused_by_name(table, reader, content):
     TableStore(table.uri).write(f"_sluice/state/{table.record.state}/state.json", content)
     with pytest.raises(StateError, match=rf"{table.record.state}: the fitted state cannot be read"):

@@ -27,7 +27,10 @@ from sluice.etl.table.table import FeatureTable, TableError
 from tests.etl.jobs import Said, alike, in_one_process, rows_of, run
 
 # pyspark 4.1 leaves the sockets through which it collects to the garbage collector.
-pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")]
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"),
+]
 
 BORDER = 1000.0
 HEAD = """
@@ -43,23 +46,31 @@ name = "click"
 role = "label"
 """
 CHAINS = {  # each learned operator by itself, so that nothing but it could say anything
-    "user_rate": ("user", '{op = "target"}'), "user_rate_before": ("user", '{op = "target", past = true}'),
+    "user_rate": ("user", '{op = "target"}'),
+    "user_rate_before": ("user", '{op = "target", past = true}'),
     "seen": ("user", '{op = "count"}, {op = "fill"}'),
     "seen_before": ("user", '{op = "count", past = true, past_step = 50}, {op = "fill"}'),
     "share": ("user", '{op = "count", share = true}, {op = "fill"}'),
-    **{f"{of}_spent": (["user", "spent"], f'{{op = "group", of = "{of}"}}, {{op = "fill"}}')
-       for of in ("mean", "sum", "std", "count", "min", "max")},
+    **{
+        f"{of}_spent": (["user", "spent"], f'{{op = "group", of = "{of}"}}, {{op = "fill"}}')
+        for of in ("mean", "sum", "std", "count", "min", "max")
+    },
     "clicks_of_user": (["user", "click"], '{op = "group", past = true}, {op = "fill"}'),
     "spent_before": (["user", "spent"], '{op = "group", past = true}, {op = "fill"}'),
     "mean_filled": ("noise", '{op = "fill_mean"}, {op = "standardise"}, {op = "min_max"}'),
     "median_filled": ("noise", '{op = "fill_median"}'),
 }
-SPARSE = {"user_id": ("user", '{op = "categorify"}'), "joint_id": ("user", '{op = "categorify", joint = "u"}'),
-          "frequent_id": ("user", '{op = "categorify", min_count = 60, oov = 1}'),
-          "noise_id": ("noise", '{op = "quantiles", buckets = 20}')}
+SPARSE = {
+    "user_id": ("user", '{op = "categorify"}'),
+    "joint_id": ("user", '{op = "categorify", joint = "u"}'),
+    "frequent_id": ("user", '{op = "categorify", min_count = 60, oov = 1}'),
+    "noise_id": ("noise", '{op = "quantiles", buckets = 20}'),
+}
 TEXT = HEAD + "".join(
     f'[[column]]\nname = "{name}"\nfrom = {json.dumps(source)}\nrole = "{role}"\nops = [{ops}]\n'
-    for role, chains in (("dense", CHAINS), ("sparse", SPARSE)) for name, (source, ops) in chains.items())
+    for role, chains in (("dense", CHAINS), ("sparse", SPARSE))
+    for name, (source, ops) in chains.items()
+)
 
 
 def noise_by_time() -> dict[str, pa.Array]:
@@ -71,16 +82,26 @@ def noise_by_time() -> dict[str, pa.Array]:
         late, early, many = number & 1, number >> 1 & 1, number >> 2 & 1
         for rate, count, first in ((early, (30, 60)[many], 0.0), (late, (45, 105)[late], BORDER)):
             clicks = np.arange(count) < count * (0.2, 0.8)[rate]  # exactly so many
-            parts.append({"click": clicks.astype(np.int64), "user": np.full(count, f"u{number:03d}"),
-                          "spent": generator.random(count) * (1 + 3 * rate) + 5 * rate,
-                          "noise": generator.normal(size=count) * (1 + first), "late": np.full(count, first > 0),
-                          "at": first + generator.integers(0, 400, count).astype(float)})
+            parts.append(
+                {
+                    "click": clicks.astype(np.int64),
+                    "user": np.full(count, f"u{number:03d}"),
+                    "spent": generator.random(count) * (1 + 3 * rate) + 5 * rate,
+                    "noise": generator.normal(size=count) * (1 + first),
+                    "late": np.full(count, first > 0),
+                    "at": first + generator.integers(0, 400, count).astype(float),
+                }
+            )
     whole = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     mixed = generator.permutation(len(whole["at"]))
     assert whole["late"].sum() >= 20_000
-    return {"click": pa.array(whole["click"][mixed]), "user": pa.array(whole["user"][mixed]),
-            "spent": pa.array(whole["spent"][mixed]), "at": pa.array(whole["at"][mixed]),
-            "noise": pa.array(whole["noise"][mixed], mask=generator.random(len(mixed)) < 0.1)}
+    return {
+        "click": pa.array(whole["click"][mixed]),
+        "user": pa.array(whole["user"][mixed]),
+        "spent": pa.array(whole["spent"][mixed]),
+        "at": pa.array(whole["at"][mixed]),
+        "noise": pa.array(whole["noise"][mixed], mask=generator.random(len(mixed)) < 0.1),
+    }
 
 
 def auc(scores: np.ndarray, clicks: np.ndarray) -> float:
@@ -100,14 +121,25 @@ def learned_by_hand(spec: Spec, columns: dict[str, pa.Array]) -> dict[str, pa.Ta
         for column, number in learned.users:
             values = features.run(column, column.ops[:number], columns, extras)
             if learned.op.needs:
-                values = pa.StructArray.from_arrays([values, *(extras[n] for n in learned.op.needs)],
-                                                    ["value", *learned.op.needs])
-            for name, count in zip(*(part.to_pylist() for part in learned.op.count(values)), strict=True):
+                values = pa.StructArray.from_arrays(
+                    [values, *(extras[n] for n in learned.op.needs)], ["value", *learned.op.needs]
+                )
+            for name, count in zip(
+                *(part.to_pylist() for part in learned.op.count(values)), strict=True
+            ):
                 counts[name] += count
-        least = learned.op.least if learned.op.least > 1 else -math.inf  # parts of exact sums may be negative
+        least = (
+            learned.op.least if learned.op.least > 1 else -math.inf
+        )  # parts of exact sums may be negative
         kept = [(name, count) for name, count in counts.items() if count >= least]
-        found[learned.key] = learned.op.learn(pa.table({"value": pa.array([n for n, _ in kept], pa.string()),
-                                                        "count": pa.array([c for _, c in kept], pa.int64())}))
+        found[learned.key] = learned.op.learn(
+            pa.table(
+                {
+                    "value": pa.array([n for n, _ in kept], pa.string()),
+                    "count": pa.array([c for _, c in kept], pa.int64()),
+                }
+            )
+        )
     return found
 
 
@@ -130,7 +162,13 @@ def test_no_learned_column_says_anything_of_the_test(made):
     assert {name: value for name, value in found.items() if abs(value - 0.5) > 0.02} == {}
     # In the rows that were learned from, they do say much.
     train = pa.Table.from_pylist(rows_of(table, "train"))
-    assert min(auc(train[name].to_numpy(), train["click"].to_numpy()) for name in ("user_rate", "mean_spent")) > 0.7
+    assert (
+        min(
+            auc(train[name].to_numpy(), train["click"].to_numpy())
+            for name in ("user_rate", "mean_spent")
+        )
+        > 0.7
+    )
 
 
 def test_each_state_is_what_the_training_rows_give_and_rows_meet_it_as_in_one_process(made):
@@ -146,17 +184,27 @@ def test_each_state_is_what_the_training_rows_give_and_rows_meet_it_as_in_one_pr
 def test_a_row_of_the_test_has_the_features_that_a_server_gives_it(made):
     columns, table = made
     late = pa.array(columns["at"].to_numpy() >= BORDER)
-    served = Features(Spec.parse(TEXT), table.state()).inputs({n: values.filter(late) for n, values in columns.items()})
+    served = Features(Spec.parse(TEXT), table.state()).inputs(
+        {n: values.filter(late) for n, values in columns.items()}
+    )
     # A server narrows numbers to what a table holds.
-    held = {name: one.cast(pa.float32()) if pa.types.is_float64(one.type) else one for name, one in served.items()}
-    alike([{name: row[name] for name in held} for row in rows_of(table, "test")], pa.table(held).to_pylist())
+    held = {
+        name: one.cast(pa.float32()) if pa.types.is_float64(one.type) else one
+        for name, one in served.items()
+    }
+    alike(
+        [{name: row[name] for name in held} for row in rows_of(table, "test")],
+        pa.table(held).to_pylist(),
+    )
 
 
 def test_the_state_says_what_it_was_learned_from_and_show_and_explain_say_it(made):
     table = made[1]
     assert (table.state().fitted_on, table.fitted_on) == ("train", "train")
     assert "learned from the rows of split 'train'" in describe_table(table)
-    job = Job(spec=Spec.parse(TEXT), inputs=("rows",), store=TableStore(table.uri), mode="overwrite")
+    job = Job(
+        spec=Spec.parse(TEXT), inputs=("rows",), store=TableStore(table.uri), mode="overwrite"
+    )
     assert "  all is learned from the rows of split 'train' alone" in explain(job)[0]
 
 
@@ -182,7 +230,7 @@ ops = [{op = "target"}]
 """
 
 
-UNLABELLED = SMALL[:SMALL.index('[[column]]\nname = "rate"')]
+UNLABELLED = SMALL[: SMALL.index('[[column]]\nname = "rate"')]
 """Nothing is learned from labels."""
 
 
@@ -191,88 +239,181 @@ def elsewhere(spark, tmp_path_factory):
     """A table whose state was learned from another split than `UNLABELLED` trains on; and rows to append."""
     folder, generator = tmp_path_factory.mktemp("elsewhere"), np.random.default_rng(1)
     for name, count in (("rows", 200), ("more", 50)):
-        pq.write_table(pa.table({"click": generator.integers(0, 2, count), "at": generator.random(count),
-                                 "user": [f"u{n}" for n in generator.integers(0, 40, count)]}),
-                       folder / f"{name}.parquet")
-    run(spark, folder / "t", folder / "rows.parquet", text=UNLABELLED.replace("{train =", "{first ="))
+        pq.write_table(
+            pa.table(
+                {
+                    "click": generator.integers(0, 2, count),
+                    "at": generator.random(count),
+                    "user": [f"u{n}" for n in generator.integers(0, 40, count)],
+                }
+            ),
+            folder / f"{name}.parquet",
+        )
+    run(
+        spark,
+        folder / "t",
+        folder / "rows.parquet",
+        text=UNLABELLED.replace("{train =", "{first ="),
+    )
     return folder
 
 
-def test_a_state_of_another_split_is_applied_again_and_said_so_but_not_added_to(spark, elsewhere, tmp_path):
+def test_a_state_of_another_split_is_applied_again_and_said_so_but_not_added_to(
+    spark, elsewhere, tmp_path
+):
     out, store = shutil.copytree(elsewhere / "t", tmp_path / "t"), TableStore(tmp_path / "t")
     assert "learned from the rows of split 'first'" in describe_table(FeatureTable.open(out))
 
     def job(mode: str, **options: bool) -> Job:
-        return Job(spec=Spec.parse(UNLABELLED), inputs=(str(elsewhere / "more.parquet"),), store=store, mode=mode,
-                   split_moved="accept", **options)
+        return Job(
+            spec=Spec.parse(UNLABELLED),
+            inputs=(str(elsewhere / "more.parquet"),),
+            store=store,
+            mode=mode,
+            split_moved="accept",
+            **options,
+        )
 
     for mode in ("append", "overwrite"):
-        with pytest.raises(StateError, match=r"version 0 learned cannot be built on: it was learned from the rows of "
-                                             r"split 'first'.*anew on split 'train': .* --mode overwrite --refit"):
+        with pytest.raises(
+            StateError,
+            match=r"version 0 learned cannot be built on: it was learned from the rows of "
+            r"split 'first'.*anew on split 'train': .* --mode overwrite --refit",
+        ):
             job(mode, update_state=True)
     for mode, options in (("append", {}), ("overwrite", {"reuse_state": True})):
         with pytest.raises(StateError, match=r"--refit learns everything anew.*--mode overwrite"):
             job(mode, refit=True, **options)
     said, before = Said(), FeatureTable.open(out).state()
-    run(spark, out, elsewhere / "more.parquet", text=UNLABELLED, mode="append", said=said, split_moved="accept")
-    assert said.text.count("note: what is applied here was learned from the rows of split 'first'") == 1
+    run(
+        spark,
+        out,
+        elsewhere / "more.parquet",
+        text=UNLABELLED,
+        mode="append",
+        said=said,
+        split_moved="accept",
+    )
+    assert (
+        said.text.count("note: what is applied here was learned from the rows of split 'first'")
+        == 1
+    )
     after = FeatureTable.open(out)
     assert (after.rows, after.state().hash, after.fitted_on) == (250, before.hash, "first")
-    run(spark, out, elsewhere / "rows.parquet", text=UNLABELLED, mode="overwrite", update_state=True, refit=True,
-        split_moved="accept")
+    run(
+        spark,
+        out,
+        elsewhere / "rows.parquet",
+        text=UNLABELLED,
+        mode="overwrite",
+        update_state=True,
+        refit=True,
+        split_moved="accept",
+    )
     assert FeatureTable.open(out).fitted_on == "train"
     assert job("append", update_state=True).before.fitted_on == "train"  # and now it may
 
 
-def test_what_is_drawn_for_a_row_lies_in_its_split_and_is_known_to_the_training_split(spark, elsewhere, tmp_path):
+def test_what_is_drawn_for_a_row_lies_in_its_split_and_is_known_to_the_training_split(
+    spark, elsewhere, tmp_path
+):
     """A row of label 0 with the other values of one of the test would tell a learner of that one's label."""
-    text = SMALL + '[negatives]\ncolumn = "user"\neach = 3\n[[column]]\nname = "at"\nrole = "time"\n'
+    text = (
+        SMALL + '[negatives]\ncolumn = "user"\neach = 3\n[[column]]\nname = "at"\nrole = "time"\n'
+    )
     run(spark, tmp_path / "t", elsewhere / "rows.parquet", text=text)
     table, raw = FeatureTable.open(tmp_path / "t"), pq.read_table(elsewhere / "rows.parquet")
     times = {split: {row["at"] for row in rows_of(table, split)} for split in ("train", "test")}
     assert not times["train"] & times["test"]
     assert sum(map(len, times.values())) == raw.num_rows  # each row's own
-    known = {user for user, at in zip(raw["user"].to_pylist(), raw["at"].to_pylist(), strict=True)
-             if at in times["train"]}
+    known = {
+        user
+        for user, at in zip(raw["user"].to_pylist(), raw["at"].to_pylist(), strict=True)
+        if at in times["train"]
+    }
     assert set(table.state()["rows/negatives/0"]["value"].to_pylist()) == known
     assert known < set(raw["user"].to_pylist())
 
 
 def test_a_training_split_without_rows_is_refused(spark, elsewhere, tmp_path):
-    text = SMALL.replace("split = {train = 0.6, test = 0.4}", 'split_time = "at"\nsplit = {past = 0, train = 2}')
-    with pytest.raises(InputError, match=r"none of 200 rows lies in split 'train', from which everything is learned"):
+    text = SMALL.replace(
+        "split = {train = 0.6, test = 0.4}", 'split_time = "at"\nsplit = {past = 0, train = 2}'
+    )
+    with pytest.raises(
+        InputError,
+        match=r"none of 200 rows lies in split 'train', from which everything is learned",
+    ):
         run(spark, tmp_path / "t", elsewhere / "rows.parquet", text=text)
     with pytest.raises(TableError):
         FeatureTable.open(tmp_path / "t")
 
 
-@pytest.mark.parametrize(("was", "now", "why"), [
-    ("seed = 3", "seed = 4", "rows go to their splits by other keys"),
-    ("seed = 3", 'seed = 4\nsplit_column = "user"', "table.split_column was None and is 'user'"),
-    ("{train = 0.6, test = 0.4}", "{train = 0.5, test = 0.5}", "split 'train' was from 0 to 0.6 and is from 0 to 0.5"),
-    ("{train = 0.6, test = 0.4}", "{test = 0.4, train = 0.6}", "is from 0.4 to 1"),
-    ("{train = 0.6, test = 0.4}", '{train = 0, test = 4}\nsplit_time = "at"', "table.split_time was None and is 'at'"),
-    ("{train = 0.6, test = 0.4}", '{train = 0.6, test = 0.4}\nsplit_by = "user"', "by other keys"),
-    ("{train = 0.6, test = 0.4}", "{train = 0.7, test = 0.3}", None),  # all that were learned from are training rows
-    ("{train = 0.6, test = 0.4}", "{train = 0.6, late = 0.2, test = 0.2}", None)])
+@pytest.mark.parametrize(
+    ("was", "now", "why"),
+    [
+        ("seed = 3", "seed = 4", "rows go to their splits by other keys"),
+        (
+            "seed = 3",
+            'seed = 4\nsplit_column = "user"',
+            "table.split_column was None and is 'user'",
+        ),
+        (
+            "{train = 0.6, test = 0.4}",
+            "{train = 0.5, test = 0.5}",
+            "split 'train' was from 0 to 0.6 and is from 0 to 0.5",
+        ),
+        ("{train = 0.6, test = 0.4}", "{test = 0.4, train = 0.6}", "is from 0.4 to 1"),
+        (
+            "{train = 0.6, test = 0.4}",
+            '{train = 0, test = 4}\nsplit_time = "at"',
+            "table.split_time was None and is 'at'",
+        ),
+        (
+            "{train = 0.6, test = 0.4}",
+            '{train = 0.6, test = 0.4}\nsplit_by = "user"',
+            "by other keys",
+        ),
+        (
+            "{train = 0.6, test = 0.4}",
+            "{train = 0.7, test = 0.3}",
+            None,
+        ),  # all that were learned from are training rows
+        ("{train = 0.6, test = 0.4}", "{train = 0.6, late = 0.2, test = 0.2}", None),
+    ],
+)
 def test_an_overwrite_keeps_a_state_only_while_its_rows_are_training_rows(was, now, why):
-    before = FittedState(tables={"user/0": pa.table({"value": ["a"], "count": [1]})}, fitted_on="train")
+    before = FittedState(
+        tables={"user/0": pa.table({"value": ["a"], "count": [1]})}, fitted_on="train"
+    )
     spec = Spec.parse(SMALL.replace(was, now))
     moved = not spec.rule.same(Spec.parse(SMALL).rule)
     found = why_not(before, SMALL, spec, mode="overwrite", update=False, rows_moved=moved)
     assert (found is None) if why is None else why in found
-    assert why_not(before, SMALL, spec, mode="append", update=True, rows_moved=moved) is None  # its rows were not there
+    assert (
+        why_not(before, SMALL, spec, mode="append", update=True, rows_moved=moved) is None
+    )  # its rows were not there
 
 
 def test_a_bound_in_time_may_move_on_but_not_back():
     def spec(border: int) -> str:
-        return SMALL.replace("{train = 0.6, test = 0.4}", f'{{train = 0, test = {border}}}\nsplit_time = "at"')
+        return SMALL.replace(
+            "{train = 0.6, test = 0.4}", f'{{train = 0, test = {border}}}\nsplit_time = "at"'
+        )
 
-    before = FittedState(tables={"user/0": pa.table({"value": ["a"], "count": [1]})}, fitted_on="train")
-    assert why_not(before, spec(5), Spec.parse(spec(6)), mode="overwrite", update=True,
-                   rows_moved=True) is None
-    assert "was from -inf to 5 and is from -inf to 4" in why_not(before, spec(5), Spec.parse(spec(4)),
-                                                                 mode="overwrite", update=True, rows_moved=False)
+    before = FittedState(
+        tables={"user/0": pa.table({"value": ["a"], "count": [1]})}, fitted_on="train"
+    )
+    assert (
+        why_not(
+            before, spec(5), Spec.parse(spec(6)), mode="overwrite", update=True, rows_moved=True
+        )
+        is None
+    )
+    assert "was from -inf to 5 and is from -inf to 4" in why_not(
+        before, spec(5), Spec.parse(spec(4)), mode="overwrite", update=True, rows_moved=False
+    )
     assert saw_others(dataclasses.replace(before, fitted_on="first"), Spec.parse(SMALL))
-    assert not saw_others(dataclasses.replace(before, fitted_on="first"), Spec.parse(SMALL.replace(
-        "{train = 0.6, test = 0.4}", "{all = 1.0}")))
+    assert not saw_others(
+        dataclasses.replace(before, fitted_on="first"),
+        Spec.parse(SMALL.replace("{train = 0.6, test = 0.4}", "{all = 1.0}")),
+    )

@@ -40,11 +40,16 @@ name = "tags"
 role = "id_list"
 ops = [{op = "categorify"}]
 """
-FIELDS = (Field(name="label", role="label", type="int8"), Field(name="I1", role="dense", type="float"),
-          Field(name="I2", role="dense", type="float"),
-          Field(name="C1", role="sparse", type="int32", cardinality=10),
-          Field(name="C2", role="sparse", type="int32", cardinality=20),
-          Field(name="tags", role="id_list", type="binary", layout="bytes", cardinality=30, bag=(0, 2.0, 5)))
+FIELDS = (
+    Field(name="label", role="label", type="int8"),
+    Field(name="I1", role="dense", type="float"),
+    Field(name="I2", role="dense", type="float"),
+    Field(name="C1", role="sparse", type="int32", cardinality=10),
+    Field(name="C2", role="sparse", type="int32", cardinality=20),
+    Field(
+        name="tags", role="id_list", type="binary", layout="bytes", cardinality=30, bag=(0, 2.0, 5)
+    ),
+)
 
 
 def entry(text: str) -> str:
@@ -56,6 +61,7 @@ def seen(text: str) -> dict[str, Field]:
 
 
 # ---- known answers
+
 
 def test_hash_of_ids_and_bags_is_the_hash_of_their_texts():
     op = Hash(size=1000, salt=3)
@@ -84,8 +90,13 @@ def test_a_cross_of_ids_hashes_them_in_order():
     both = pa.StructArray.from_arrays([one, other], ["a", "b"])
     found = step(Cross(size=50), both, None, {}).to_pylist()
     assert found == [int(h % 50) + 2 for h in hash_rows([one, other], 0)]
-    assert found[0] == found[2] != step(Cross(size=50), pa.StructArray.from_arrays([other, one], ["a", "b"]), None,
-                                        {}).to_pylist()[0]
+    assert (
+        found[0]
+        == found[2]
+        != step(
+            Cross(size=50), pa.StructArray.from_arrays([other, one], ["a", "b"]), None, {}
+        ).to_pylist()[0]
+    )
 
 
 def test_box_cox_of_shifted_numbers():
@@ -101,7 +112,9 @@ def test_a_vector_for_each_id_comes_out_of_a_file_mapped_into_memory(tmp_path):
     assert step(op, pa.array([2, 0], pa.int32()), None, {}).to_pylist() == [[6, 7, 8], [0, 1, 2]]
     assert isinstance(op.matrix, np.memmap)
     for ids, wrong in (([1, 4], 4), ([-1], -1)):
-        with pytest.raises(OperatorError, match=rf"lookup: id {wrong} is beyond the 4 vectors in .*v\.npy"):
+        with pytest.raises(
+            OperatorError, match=rf"lookup: id {wrong} is beyond the 4 vectors in .*v\.npy"
+        ):
             op.apply(pa.array(ids, pa.int32()), None)
     with pytest.raises(OperatorError, match=r"ids go up to 4, and .* has 4 vectors"):
         op.check_reach(5, "C1")
@@ -125,13 +138,19 @@ def test_a_matrix_that_cannot_be_is_refused_by_name(tmp_path):
 
 # ---- what a model sees
 
+
 def test_a_function_may_change_columns_and_add_dense_and_sparse_ones():
-    found = seen('function = "mine:f"\ninputs = ["I1", "C1"]\n'
-                 'outputs = ["I1", {name = "ratio", role = "dense"}, {name = "x", role = "sparse", cardinality = 7}, '
-                 '{name = "C1", cardinality = 4}, {name = "b", role = "id_list", cardinality = 3}]')
+    found = seen(
+        'function = "mine:f"\ninputs = ["I1", "C1"]\n'
+        'outputs = ["I1", {name = "ratio", role = "dense"}, {name = "x", role = "sparse", cardinality = 7}, '
+        '{name = "C1", cardinality = 4}, {name = "b", role = "id_list", cardinality = 3}]'
+    )
     assert [f.name for f in FIELDS] + ["ratio", "x", "b"] == list(found)
     assert [(f.role, f.cardinality, f.made) for f in (found["ratio"], found["x"], found["b"])] == [
-        ("dense", None, True), ("sparse", 7, True), ("id_list", 3, True)]
+        ("dense", None, True),
+        ("sparse", 7, True),
+        ("id_list", 3, True),
+    ]
     assert (found["C1"].cardinality, found["C1"].stored_ids, found["C1"].made) == (4, 10, False)
     assert found["I1"].transforms == ("t",)
     assert found["I2"] == FIELDS[2]
@@ -139,16 +158,29 @@ def test_a_function_may_change_columns_and_add_dense_and_sparse_ones():
     assert Fingerprint.of(FIELDS).layout != Fingerprint.of(found.values()).layout
 
 
-@pytest.mark.parametrize(("text", "name", "role", "cardinality"), [
-    ('op = "hash"\nsize = 100\ninputs = ["C1"]', "C1", "sparse", 102),
-    ('op = "hash"\nsize = 100\ninputs = "tags"\noutputs = ["h"]', "h", "id_list", 102),
-    ('op = "hash"\nsize = 100\ninputs = ["I1"]\noutputs = ["h"]', "h", "sparse", 102),
-    ('op = "first_x"\nsize = 2\ninputs = ["tags"]', "tags", "id_list", 30),
-    ('ops = [{op = "ngram", size = 2}, {op = "hash", size = 50}]\ninputs = ["tags"]\noutputs = ["g"]', "g", "id_list",
-     52),
-    ('op = "cross"\nsize = 1000\ninputs = ["C1", "C2"]\noutputs = ["C1xC2"]', "C1xC2", "sparse", 1002),
-    ('op = "boxcox"\npower = 0.5\nshift = 1\ninputs = ["I1"]', "I1", "dense", None),
-    ('op = "bag"\nof = "mean"\ninputs = ["tags"]\noutputs = ["m"]', "m", "dense", None)])
+@pytest.mark.parametrize(
+    ("text", "name", "role", "cardinality"),
+    [
+        ('op = "hash"\nsize = 100\ninputs = ["C1"]', "C1", "sparse", 102),
+        ('op = "hash"\nsize = 100\ninputs = "tags"\noutputs = ["h"]', "h", "id_list", 102),
+        ('op = "hash"\nsize = 100\ninputs = ["I1"]\noutputs = ["h"]', "h", "sparse", 102),
+        ('op = "first_x"\nsize = 2\ninputs = ["tags"]', "tags", "id_list", 30),
+        (
+            'ops = [{op = "ngram", size = 2}, {op = "hash", size = 50}]\ninputs = ["tags"]\noutputs = ["g"]',
+            "g",
+            "id_list",
+            52,
+        ),
+        (
+            'op = "cross"\nsize = 1000\ninputs = ["C1", "C2"]\noutputs = ["C1xC2"]',
+            "C1xC2",
+            "sparse",
+            1002,
+        ),
+        ('op = "boxcox"\npower = 0.5\nshift = 1\ninputs = ["I1"]', "I1", "dense", None),
+        ('op = "bag"\nof = "mean"\ninputs = ["tags"]\noutputs = ["m"]', "m", "dense", None),
+    ],
+)
 def test_built_in_operators_say_themselves_what_they_give(text, name, role, cardinality):
     found = seen(text)[name]
     assert (found.role, found.cardinality) == (role, cardinality)
@@ -159,7 +191,9 @@ def test_a_short_form_names_a_function_its_inputs_and_its_outputs():
     assert (one.name, one.function, one.inputs, one.outputs) == ("a", "mine.f:a", (), ())
     assert (three.name, three.inputs) == ("a_2", ())
     assert (two.inputs, [(o.name, o.cardinality) for o in two.outputs]) == (
-        ("I1", "C1"), [("I1", None), ("r", None), ("x", 9)])
+        ("I1", "C1"),
+        [("I1", None), ("r", None), ("x", 9)],
+    )
     found = {f.name: f for f in transformed(FIELDS, (two,))}
     assert (found["r"].role, found["x"].role, found["x"].cardinality) == ("dense", "sparse", 9)
     for wrong in ("mine", "mine:b:I1", "mine:b:I1>x=few", ":f", "../m:f", "mine:b:I1>=3"):
@@ -169,43 +203,84 @@ def test_a_short_form_names_a_function_its_inputs_and_its_outputs():
 
 # ---- what is refused
 
-@pytest.mark.parametrize(("text", "why"), [
-    ("", r"transform\[0\]: give one of function, op and ops"),
-    ('function = "f"', r"transform\[0\]\.function = 'f': must be module:function"),
-    ('function = "m:f"\nsize = 3', r"transform\[0\]\.size: unknown key"),
-    ('op = "hsh"\ninputs = ["C1"]', r"transform\[0\]\.op = 'hsh': unknown operator.*hash"),
-    ('op = "hash"\ninputs = ["C1"]', r"transform\[0\]: hash needs size"),
-    ('op = "hash"\nsize = 3', r"transform\[0\]: inputs must name at least one"),
-    ('op = "categorify"\ninputs = ["C1"]', "learns from the data, which a transform cannot"),
-    ('op = "fill"\nindicator = true\ninputs = ["I1"]', "adds columns, which a transform's operators cannot"),
-    ('function = "m:f"\ninputs = ["C7"]', r"transform 't': it needs a column 'C7', which is not there"),
-    ('function = "m:f"\ninputs = ["label"]', "its input 'label' is the label, which a server has not"),
-    ('function = "m:f"\noutputs = ["label"]', "its output 'label' is the table's label, which stays as it is"),
-    ('function = "m:f"\noutputs = [{name = "x", role = "sparse"}]', "its output 'x' has no cardinality"),
-    ('function = "m:f"\noutputs = [{name = "x", role = "dense", cardinality = 3}]', "dense column, which has no card"),
-    ('function = "m:f"\noutputs = [{name = "C1", role = "dense"}]', "the table's column of this name is sparse"),
-    ('function = "m:f"\noutputs = [{name = "x", role = "text"}]', r"outputs\[0\]\.role = 'text': must be dense"),
-    ('function = "m:f"\noutputs = ["split"]', "'split': this name is the table's own"),
-    ('function = "m:f"\noutputs = ["x", "x"]', "its output 'x' is there twice"),
-    ('op = "cross"\nsize = 3\ninputs = ["C1", "C2"]', "its operators give 1 columns, and there are 0 outputs"),
-    ('op = "log"\ninputs = ["tags"]', "log takes number"),
-    ('op = "ngram"\ninputs = ["tags"]', "its operators end in texts, which no model takes"),
-    ('op = "lookup"\nfile = "v.npy"\nwidth = 3\ninputs = ["C1"]\noutputs = ["a", "b"]',
-     "its operators give 3 columns, and there are 2 outputs"),
-    ('op = "hash"\nsize = 3\ninputs = ["I1"]', "the table's column of this name is dense"),
-    ('op = "hash"\nsize = 3\ninputs = ["C1"]\noutputs = [{name = "x", cardinality = 3}]', "leave both out")])
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("", r"transform\[0\]: give one of function, op and ops"),
+        ('function = "f"', r"transform\[0\]\.function = 'f': must be module:function"),
+        ('function = "m:f"\nsize = 3', r"transform\[0\]\.size: unknown key"),
+        ('op = "hsh"\ninputs = ["C1"]', r"transform\[0\]\.op = 'hsh': unknown operator.*hash"),
+        ('op = "hash"\ninputs = ["C1"]', r"transform\[0\]: hash needs size"),
+        ('op = "hash"\nsize = 3', r"transform\[0\]: inputs must name at least one"),
+        ('op = "categorify"\ninputs = ["C1"]', "learns from the data, which a transform cannot"),
+        (
+            'op = "fill"\nindicator = true\ninputs = ["I1"]',
+            "adds columns, which a transform's operators cannot",
+        ),
+        (
+            'function = "m:f"\ninputs = ["C7"]',
+            r"transform 't': it needs a column 'C7', which is not there",
+        ),
+        (
+            'function = "m:f"\ninputs = ["label"]',
+            "its input 'label' is the label, which a server has not",
+        ),
+        (
+            'function = "m:f"\noutputs = ["label"]',
+            "its output 'label' is the table's label, which stays as it is",
+        ),
+        (
+            'function = "m:f"\noutputs = [{name = "x", role = "sparse"}]',
+            "its output 'x' has no cardinality",
+        ),
+        (
+            'function = "m:f"\noutputs = [{name = "x", role = "dense", cardinality = 3}]',
+            "dense column, which has no card",
+        ),
+        (
+            'function = "m:f"\noutputs = [{name = "C1", role = "dense"}]',
+            "the table's column of this name is sparse",
+        ),
+        (
+            'function = "m:f"\noutputs = [{name = "x", role = "text"}]',
+            r"outputs\[0\]\.role = 'text': must be dense",
+        ),
+        ('function = "m:f"\noutputs = ["split"]', "'split': this name is the table's own"),
+        ('function = "m:f"\noutputs = ["x", "x"]', "its output 'x' is there twice"),
+        (
+            'op = "cross"\nsize = 3\ninputs = ["C1", "C2"]',
+            "its operators give 1 columns, and there are 0 outputs",
+        ),
+        ('op = "log"\ninputs = ["tags"]', "log takes number"),
+        ('op = "ngram"\ninputs = ["tags"]', "its operators end in texts, which no model takes"),
+        (
+            'op = "lookup"\nfile = "v.npy"\nwidth = 3\ninputs = ["C1"]\noutputs = ["a", "b"]',
+            "its operators give 3 columns, and there are 2 outputs",
+        ),
+        ('op = "hash"\nsize = 3\ninputs = ["I1"]', "the table's column of this name is dense"),
+        (
+            'op = "hash"\nsize = 3\ninputs = ["C1"]\noutputs = [{name = "x", cardinality = 3}]',
+            "leave both out",
+        ),
+    ],
+)
 def test_what_cannot_be_is_refused_when_the_spec_is_read(text, why):
     with pytest.raises(SpecError, match=why):
         Spec.parse(entry(text))
 
 
 def test_two_transforms_of_one_name_are_refused():
-    with pytest.raises(SpecError, match=r"transform\[1\]\.name = 't': another transform has this name"):
+    with pytest.raises(
+        SpecError, match=r"transform\[1\]\.name = 't': another transform has this name"
+    ):
         Spec.parse(entry('function = "m:f"') + '[[transform]]\nname = "t"\nfunction = "m:g"\n')
 
 
 def test_reading_a_spec_opens_no_file_and_imports_nothing(tmp_path: Path):
-    spec = Spec.parse(entry('op = "lookup"\nfile = "nowhere.npy"\nwidth = 1\ninputs = ["C1"]\noutputs = ["v"]')
-                      + '[[transform]]\nname = "u"\nfunction = "nowhere_to_be_found:f"\n')
+    spec = Spec.parse(
+        entry('op = "lookup"\nfile = "nowhere.npy"\nwidth = 1\ninputs = ["C1"]\noutputs = ["v"]')
+        + '[[transform]]\nname = "u"\nfunction = "nowhere_to_be_found:f"\n'
+    )
     assert spec.functions == {"nowhere_to_be_found:f"}
     assert spec.imported() == {}

@@ -48,9 +48,17 @@ ops = [{op = "fill"}]
 
 def test_a_share_is_refused_that_has_more_than_doubled_and_risen_by_five_points():
     before = {"a": 0.0, "b": 0.1, "c": 0.1, "d": 0.04, "gone": 0.1}
-    for now, names in (({"a": 0.05}, ["a"]), ({"a": 0.0499}, []), ({"b": 0.2}, []), ({"b": 0.2001}, ["b"]),
-                       ({"d": 0.089}, []), ({"d": 0.0901}, ["d"]), ({"new": 0.9}, []), ({"c": 0.05}, []),
-                       ({"a": 0.2, "b": 0.9}, ["b", "a"])):
+    for now, names in (
+        ({"a": 0.05}, ["a"]),
+        ({"a": 0.0499}, []),
+        ({"b": 0.2}, []),
+        ({"b": 0.2001}, ["b"]),
+        ({"d": 0.089}, []),
+        ({"d": 0.0901}, ["d"]),
+        ({"new": 0.9}, []),
+        ({"c": 0.05}, []),
+        ({"a": 0.2, "b": 0.9}, ["b", "a"]),
+    ):
         assert [one.column for one in lost(before, now, unread=True)] == names
 
 
@@ -59,18 +67,34 @@ def test_only_values_that_are_there_and_cannot_be_read_are_counted():
     at = pa.array(["2024-01-31 10:00", None, "31.01.2024", "2024-02-31 10:00", ""], pa.string())
     columns = {"click": pa.array([0] * 5), "at": at, "price": pa.array([None] * 5, pa.float64())}
     assert list(unread(Features(spec, FittedState()), columns)) == [("hour", 3, "31.01.2024")]
-    lists = Spec.parse(TEXT.replace('"at:text"', '"at:texts"').replace(
-        'role = "dense"\nops = [{op = "parse_time"', 'role = "id_list"\nops = [{op = "parse_time"', 1).replace(
-        '{op = "hour"}, {op = "fill"}', '{op = "bucketize", boundaries = [1]}', 1))
-    columns["at"] = pa.array([["2024-01-31 10:00"], None, [None], ["2024-01-31 10:00", "x"], []], pa.list_(pa.string()))
-    assert [(name, count) for name, count, _ in unread(Features(lists, FittedState()), columns)] == [("hour", 1)]
+    lists = Spec.parse(
+        TEXT.replace('"at:text"', '"at:texts"')
+        .replace(
+            'role = "dense"\nops = [{op = "parse_time"',
+            'role = "id_list"\nops = [{op = "parse_time"',
+            1,
+        )
+        .replace('{op = "hour"}, {op = "fill"}', '{op = "bucketize", boundaries = [1]}', 1)
+    )
+    columns["at"] = pa.array(
+        [["2024-01-31 10:00"], None, [None], ["2024-01-31 10:00", "x"], []], pa.list_(pa.string())
+    )
+    assert [
+        (name, count) for name, count, _ in unread(Features(lists, FittedState()), columns)
+    ] == [("hour", 1)]
 
 
 def test_a_time_that_only_looks_like_one_is_none():
-    for how, good, bad in (("%Y-%m-%d", "2024-02-29",
-                            ["2023-02-29", "2024-04-31", "24-01-05", "2024-01-05x", "0024-01-05"]),
-                           ("%y%m%d%H", "14102100", ["1410210", "14023100", "141021000"]),
-                           ("%d/%b/%Y", "1/mar/2024", ["30/Feb/2024", "1/3/2024"]), ("%H:%M", "10:00", ["24:00"])):
+    for how, good, bad in (
+        (
+            "%Y-%m-%d",
+            "2024-02-29",
+            ["2023-02-29", "2024-04-31", "24-01-05", "2024-01-05x", "0024-01-05"],
+        ),
+        ("%y%m%d%H", "14102100", ["1410210", "14023100", "141021000"]),
+        ("%d/%b/%Y", "1/mar/2024", ["30/Feb/2024", "1/3/2024"]),
+        ("%H:%M", "10:00", ["24:00"]),
+    ):
         read = ParseTime(format=how).apply(pa.array([good, *bad, None]), None)
         assert (read[0].is_valid, read.null_count) == (True, len(bad) + 1), how
     several = ParseTime(format=("%Y-%m-%d", "%d.%m.%Y"))
@@ -84,42 +108,91 @@ def test_a_time_that_only_looks_like_one_is_none():
 
 
 def test_texts_that_sort_as_times_do():
-    for forms in ([], ["2024-01-31"], ["2024-01-31 10:00:00.250"], ["2024-01-31T10:00Z"], ["14102100"]):
-        assert unsorted([("".join("0" if c.isdigit() else c for c in form), form) for form in forms]) is None
+    for forms in (
+        [],
+        ["2024-01-31"],
+        ["2024-01-31 10:00:00.250"],
+        ["2024-01-31T10:00Z"],
+        ["14102100"],
+    ):
+        assert (
+            unsorted([("".join("0" if c.isdigit() else c for c in form), form) for form in forms])
+            is None
+        )
     assert unsorted([("0", "5"), ("00", "10")]) == "'5' and '10' are not written alike"
     assert unsorted([("00.00.0000", "31.01.2024")]) == "'31.01.2024' is no time"
-    assert unsorted([("0000-00-00 00:00", "2024-01-31 10:00"), ("0000-00-00T00:00", "2024-01-31T10:00")]) is not None
+    assert (
+        unsorted(
+            [("0000-00-00 00:00", "2024-01-31 10:00"), ("0000-00-00T00:00", "2024-01-31T10:00")]
+        )
+        is not None
+    )
     with pytest.raises(SpecError, match=r"join\[0\]\.time = 'at': holds text, not numbers"):
-        Spec.parse(TEXT + '[[join]]\npath = "x"\non = "at"\ncolumns = ["age:int"]\ntime = "at"\ntheir_time = "since"\n')
-    with pytest.raises(SpecError, match=r"lag\[0\]\.order = 'tags': holds texts, not one number or time a row"):
-        Spec.parse(TEXT.replace('"price:float"]', '"price:float", "tags:texts"]\n[[lag]]\nname = "x"\nof = "price"\n'
-                                'by = "at"\norder = "tags"'))
+        Spec.parse(
+            TEXT
+            + '[[join]]\npath = "x"\non = "at"\ncolumns = ["age:int"]\ntime = "at"\ntheir_time = "since"\n'
+        )
+    with pytest.raises(
+        SpecError, match=r"lag\[0\]\.order = 'tags': holds texts, not one number or time a row"
+    ):
+        Spec.parse(
+            TEXT.replace(
+                '"price:float"]',
+                '"price:float", "tags:texts"]\n[[lag]]\nname = "x"\nof = "price"\n'
+                'by = "at"\norder = "tags"',
+            )
+        )
 
 
 def rows(path: Path, how: str, count: int = 400, *, prices: int = 400, form: int = 400) -> Path:
     """Rows with a time each, of which the first `form` are written so; and so many prices."""
     day = [f"{n % 28 + 1:02}" for n in range(count)]
     at = [how.replace("DD", d) if n < form else f"2024-01-{d} 10:00" for n, d in enumerate(day)]
-    pq.write_table(pa.table({"click": [n % 2 for n in range(count)], "at": at,
-                             "price": pa.array([1.0 if n < prices else None for n in range(count)])}), path)
+    pq.write_table(
+        pa.table(
+            {
+                "click": [n % 2 for n in range(count)],
+                "at": at,
+                "price": pa.array([1.0 if n < prices else None for n in range(count)]),
+            }
+        ),
+        path,
+    )
     return path
 
 
 @pytest.mark.spark
 @pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
 def test_a_version_whose_values_turn_to_null_is_refused_unless_the_user_accepts_it(spark, tmp_path):
-    usual, german = rows(tmp_path / "a", "2024-01-DD 10:00"), rows(tmp_path / "b", "DD.01.2024 10:00", form=60)
+    usual, german = (
+        rows(tmp_path / "a", "2024-01-DD 10:00"),
+        rows(tmp_path / "b", "DD.01.2024 10:00", form=60),
+    )
     table = tmp_path / "t"
     run(spark, table, usual, text=TEXT)
     assert FeatureTable.open(table).record.unread == {"hour": 0.0}
-    with pytest.raises(DriftError, match=r"column 'hour': 15\.0% of its values cannot be read, for instance "
-                                         r"'\d\d\.01\.2024 10:00'; in the version before it was 0\.0%; nothing was "
-                                         r"published; .*--accept-nulls hour$"):
+    with pytest.raises(
+        DriftError,
+        match=r"column 'hour': 15\.0% of its values cannot be read, for instance "
+        r"'\d\d\.01\.2024 10:00'; in the version before it was 0\.0%; nothing was "
+        r"published; .*--accept-nulls hour$",
+    ):
         run(spark, table, german, text=TEXT, mode="overwrite")
     assert FeatureTable.open(table).version == 0
-    assert not [p for p in (table / "data").iterdir() if FeatureTable.open(table).record.job != p.name]
-    with pytest.raises(DriftError, match=r"column 'price': 10\.0% of its values are missing; in the version before it"):
-        run(spark, table, rows(tmp_path / "c", "2024-01-DD 10:00", prices=360), text=TEXT, mode="append")
+    assert not [
+        p for p in (table / "data").iterdir() if FeatureTable.open(table).record.job != p.name
+    ]
+    with pytest.raises(
+        DriftError,
+        match=r"column 'price': 10\.0% of its values are missing; in the version before it",
+    ):
+        run(
+            spark,
+            table,
+            rows(tmp_path / "c", "2024-01-DD 10:00", prices=360),
+            text=TEXT,
+            mode="append",
+        )
     both = TEXT.replace('"%Y-%m-%d %H:%M"', '["%Y-%m-%d %H:%M", "%d.%m.%Y %H:%M"]')
     run(spark, table, german, text=both, mode="append")
     assert {row["hour"] for row in rows_of(FeatureTable.open(table))} == {10.0}
@@ -127,18 +200,36 @@ def test_a_version_whose_values_turn_to_null_is_refused_unless_the_user_accepts_
     changes = between(FeatureTable.open(table, 1), FeatureTable.open(table, 2))
     assert changes.lost == {"hour": (0.0, 0.15)}
     assert "the same columns" not in changes.text
-    assert "column 'hour': 15.0% of its values are missing or cannot be read, 0.0% before" in changes.text
-    with pytest.raises(InputError, match=r"--accept-nulls huor: no such column \(did you mean 'hour'"):
-        Job(spec=Spec.parse(TEXT), inputs=(), store=TableStore(table), mode="append", accept_nulls=("huor",))
+    assert (
+        "column 'hour': 15.0% of its values are missing or cannot be read, 0.0% before"
+        in changes.text
+    )
+    with pytest.raises(
+        InputError, match=r"--accept-nulls huor: no such column \(did you mean 'hour'"
+    ):
+        Job(
+            spec=Spec.parse(TEXT),
+            inputs=(),
+            store=TableStore(table),
+            mode="append",
+            accept_nulls=("huor",),
+        )
     # By what is no time, rows cannot be put in order.
-    lag = TEXT.replace("[table]", '[[lag]]\nname = "last"\nof = "price"\nby = "price"\norder = "at"\n[table]')
-    with pytest.raises(InputError, match=r"lag\.order = 'at': holds text that does not sort as times do "
-                                         r"\('01\.01\.2024 10:00' is no time\)"):
+    lag = TEXT.replace(
+        "[table]", '[[lag]]\nname = "last"\nof = "price"\nby = "price"\norder = "at"\n[table]'
+    )
+    with pytest.raises(
+        InputError,
+        match=r"lag\.order = 'at': holds text that does not sort as times do "
+        r"\('01\.01\.2024 10:00' is no time\)",
+    ):
         run(spark, table, german, text=lag, mode="overwrite")
     # Nor are a side table's values taken for null that are not of their type.
     side = tmp_path / "side.csv"
     side.write_text("price,age,since\n0,12,1\n1,twelve,2024-01-05\n")
-    join = TEXT + f"""[[join]]
+    join = (
+        TEXT
+        + f"""[[join]]
 path = "{side}"
 format = "csv"
 on = "price"
@@ -146,7 +237,11 @@ columns = ["age:int"]
 time = "price"
 their_time = "since"
 """
+    )
     for accepted, name, value in (((), "age", "twelve"), (("age",), "since", "2024-01-05")):
-        with pytest.raises(InputError, match=rf"join.path = .*: column '{name}': 50\.0% of its values are not of its "
-                                             rf"type, (bigint|double), for instance '{value}'.*--accept-nulls {name}"):
+        with pytest.raises(
+            InputError,
+            match=rf"join.path = .*: column '{name}': 50\.0% of its values are not of its "
+            rf"type, (bigint|double), for instance '{value}'.*--accept-nulls {name}",
+        ):
             run(spark, table, usual, text=join, mode="overwrite", accept_nulls=accepted)

@@ -21,10 +21,22 @@ PARTS = ("names", "options")
 PARTS_WITH_FILES = ("loading", "tables", "training", "decisions")
 CORES = 4
 """Some defaults are the number of cores: all machines have as many here."""
-PINNED = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_CBWR": "COMPATIBLE",
-          "ATEN_CPU_CAPABILITY": "default"}
+PINNED = {
+    "OMP_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "MKL_CBWR": "COMPATIBLE",
+    "ATEN_CPU_CAPABILITY": "default",
+}
 """Products of matrices are summed in the same order on all processors, as far as libraries let us ask for it."""
-RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+RANK_VARIABLES = (
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_RANK",
+    "LOCAL_WORLD_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+)
 
 
 @contextlib.contextmanager
@@ -62,12 +74,17 @@ def _record_part(part: str, *folder: Path) -> Any:
 def _processor() -> str:
     """Names the kind of processor, on which the last bits of a product depend."""
     flags = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
-    return " ".join([platform.machine(), *(flag for flag in ("avx2", "avx512f") if f" {flag} " in flags)])
+    return " ".join(
+        [platform.machine(), *(flag for flag in ("avx2", "avx512f") if f" {flag} " in flags)]
+    )
 
 
 def main(words: list[str]) -> int:
     if len(words) != 2 or words[0] not in ("write", "compare", "store"):
-        print("usage: python -m tests.frozen write FILE | compare FILE | store FOLDER", file=sys.stderr)
+        print(
+            "usage: python -m tests.frozen write FILE | compare FILE | store FOLDER",
+            file=sys.stderr,
+        )
         return 2
     task, path = words[0], Path(words[1])
     with pinned() as folder:

@@ -53,12 +53,15 @@ name = "tags"
 role = "id_list"
 ops = [{op = "categorify"}]
 """
-WEIGHTED = SPEC + """
+WEIGHTED = (
+    SPEC
+    + """
 [[column]]
 name = "weight"
 role = "weight"
 ops = [{op = "fill", value = 1}]
 """
+)
 """The same with the rows' weights as a column."""
 
 
@@ -68,12 +71,18 @@ def rows(count: int, seed: int) -> list[dict[str, Any]]:
     found = []
     for _ in range(count):
         row: dict[str, Any] = {
-            "user": draw.randrange(500), "item": draw.randrange(10**6), "price": round(draw.uniform(0, 99), 2),
-            "age": round(draw.uniform(18, 80), 1), "shop": f"s{int(draw.expovariate(0.1))}",
+            "user": draw.randrange(500),
+            "item": draw.randrange(10**6),
+            "price": round(draw.uniform(0, 99), 2),
+            "age": round(draw.uniform(18, 80), 1),
+            "shop": f"s{int(draw.expovariate(0.1))}",
             "tags": [f"t{draw.randrange(12)}" for _ in range(draw.randrange(4))],
-            "weight": round(draw.uniform(0.5, 4), 2)}
+            "weight": round(draw.uniform(0.5, 4), 2),
+        }
         row = {name: value for name, value in row.items() if draw.random() < 0.95}
-        found.append({"click": int(draw.random() < 0.2 + 0.4 * (row.get("shop", "s0") < "s2")), **row})
+        found.append(
+            {"click": int(draw.random() < 0.2 + 0.4 * (row.get("shop", "s0") < "s2")), **row}
+        )
     return found
 
 
@@ -82,6 +91,15 @@ def make_table(folder: Path, *, count: int, seed: int = 0, spec: str = SPEC) -> 
     folder.mkdir(parents=True)
     (folder / "spec.toml").write_text(spec)
     (folder / "rows.json").write_text("".join(f"{json.dumps(row)}\n" for row in rows(count, seed)))
-    call("etl", "--engine", "local", "--spec", folder / "spec.toml", "--input", folder / "rows.json",
-         "--output", folder / "table")
+    call(
+        "etl",
+        "--engine",
+        "local",
+        "--spec",
+        folder / "spec.toml",
+        "--input",
+        folder / "rows.json",
+        "--output",
+        folder / "table",
+    )
     return folder / "table"

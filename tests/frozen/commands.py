@@ -23,4 +23,6 @@ def call(verb: str, *words: object) -> dict[str, Any]:
         try:
             return dict(import_module(module).main(argv))
         except (Exception, SystemExit) as error:
-            raise CommandFailed(f"sluice {verb} {' '.join(argv)}: {error}\n{said.getvalue()}") from error
+            raise CommandFailed(
+                f"sluice {verb} {' '.join(argv)}: {error}\n{said.getvalue()}"
+            ) from error

@@ -17,7 +17,9 @@ def differences(reference: dict[str, Any], now: dict[str, Any]) -> list[str]:
     """Returns a line for each difference. Bytes of files and of tensors are only compared if both references were made
     with the same libraries on the same kind of processor."""
     same_bytes = reference[MADE_WITH] == now[MADE_WITH]
-    parts = ({key: value for key, value in one.items() if key != MADE_WITH} for one in (reference, now))
+    parts = (
+        {key: value for key, value in one.items() if key != MADE_WITH} for one in (reference, now)
+    )
     return list(_differences(*parts, path="", same_bytes=same_bytes))
 
 
@@ -33,7 +35,12 @@ def _differences(before: Any, after: Any, *, path: str, same_bytes: bool) -> Ite
                 yield f"{inner}: is new, {_short(after[key])}"
             else:
                 yield from _differences(before[key], after[key], path=inner, same_bytes=same_bytes)
-    elif isinstance(before, list) and isinstance(after, list) and _are_names(before) and _are_names(after):
+    elif (
+        isinstance(before, list)
+        and isinstance(after, list)
+        and _are_names(before)
+        and _are_names(after)
+    ):
         yield from (f"{path}: {name} is gone" for name in before if name not in after)
         yield from (f"{path}: {name} is new" for name in after if name not in before)
         if sorted(before) == sorted(after) and before != after:

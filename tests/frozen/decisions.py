@@ -32,8 +32,12 @@ def record(folder: Path) -> dict[str, Any]:
         for name in POLICIES:
             ran = _run(path, drawn["fleet"], name, seed)
             decisions = [_shown(line) for line in ran if line["kind"] == "decision"]
-            proposed = [line["record"]["opening"]["knobs"] for line in ran if line["kind"] == "opening"]
-            found[name][f"seed {seed:02}"] = f"{len(decisions)} decisions {digest(*decisions, *proposed)}"
+            proposed = [
+                line["record"]["opening"]["knobs"] for line in ran if line["kind"] == "opening"
+            ]
+            found[name][f"seed {seed:02}"] = (
+                f"{len(decisions)} decisions {digest(*decisions, *proposed)}"
+            )
             lines += ran
     return {**found, "keys": key_paths_by_kind(lines)}
 
@@ -51,7 +55,9 @@ def _run(path: Path, fleet: dict[str, Any] | None, policy: str, seed: int) -> li
     def write(line: dict[str, Any]) -> None:
         lines.append({"at": round(pipeline.now, 3), **json.loads(json.dumps(line, default=dict))})
 
-    agent = Controller(pipeline, policies.make(policy), record=write, observe=write, clock=lambda: pipeline.now)
+    agent = Controller(
+        pipeline, policies.make(policy), record=write, observe=write, clock=lambda: pipeline.now
+    )
     while pipeline.now < SECONDS:
         agent.step()
         pipeline.advance(agent.wait_s)
@@ -76,15 +82,25 @@ def _drawn(seed: int) -> dict[str, Any]:
     step_s = draw.choice([0.0, _ROWS * row_s / cores * draw.uniform(0.7, 2)])
     held = sum(stage["item_bytes"] for stage in stages)
     memory = 2**30 + 4 * held + draw.choice([0.5, 4, 40]) * cores * held
-    scenario = {"name": f"seed {seed}", "seconds": SECONDS, "stages": stages,
-                "machine": {"cores": cores, "memory_limit": memory},
-                "consumer": {"batch_rows": _ROWS, "step_s": step_s}, "changes": _drawn_changes(draw, stages, cores)}
+    scenario = {
+        "name": f"seed {seed}",
+        "seconds": SECONDS,
+        "stages": stages,
+        "machine": {"cores": cores, "memory_limit": memory},
+        "consumer": {"batch_rows": _ROWS, "step_s": step_s},
+        "changes": _drawn_changes(draw, stages, cores),
+    }
     return {"scenario": scenario, "fleet": {"start_s": 8.0, "unlike": 0.2} if fleet else None}
 
 
 def _drawn_stage(draw: random.Random, number: int) -> dict[str, Any]:
-    stage = {"name": f"stage {number}", "cost_s": _ROWS * 10 ** draw.uniform(-6.5, -4.8), "rows_per_item": _ROWS,
-             "cpu": draw.choice([1.0, 1.0, draw.uniform(0.05, 0.9)]), "item_bytes": _ROWS * draw.uniform(100, 900)}
+    stage = {
+        "name": f"stage {number}",
+        "cost_s": _ROWS * 10 ** draw.uniform(-6.5, -4.8),
+        "rows_per_item": _ROWS,
+        "cpu": draw.choice([1.0, 1.0, draw.uniform(0.05, 0.9)]),
+        "item_bytes": _ROWS * draw.uniform(100, 900),
+    }
     if number and draw.random() < 0.3:
         stage |= {"lock": draw.uniform(0.1, 1), "backends": ["thread", "process"]}
     if draw.random() < 0.3:
@@ -96,10 +112,21 @@ def _drawn_stage(draw: random.Random, number: int) -> dict[str, Any]:
     return stage
 
 
-def _drawn_changes(draw: random.Random, stages: list[dict[str, Any]], cores: int) -> list[dict[str, Any]]:
+def _drawn_changes(
+    draw: random.Random, stages: list[dict[str, Any]], cores: int
+) -> list[dict[str, Any]]:
     if draw.random() < 0.25:
         return []
     name = draw.choice(stages)["name"]
-    return [{"at": draw.randint(15, 35), "over": draw.choice([0, 0, 10]), **draw.choice([
-        {"scale": {f"stages.{name}.cost_s": draw.choice([0.25, 4])}},
-        {"set": {"machine.cores": max(1, cores // 2)}}])}]
+    return [
+        {
+            "at": draw.randint(15, 35),
+            "over": draw.choice([0, 0, 10]),
+            **draw.choice(
+                [
+                    {"scale": {f"stages.{name}.cost_s": draw.choice([0.25, 4])}},
+                    {"set": {"machine.cores": max(1, cores // 2)}},
+                ]
+            ),
+        }
+    ]

@@ -40,23 +40,49 @@ def _case(number: int, table: Path, weighted: Path) -> dict[str, Any]:
     ranks, later = draw.choice([1, 1, 2, 4]), draw.choice([1, 2, 4])
     source = weighted if draw.random() < 0.3 else table
     sample = "weight" if source == weighted and draw.random() < 0.5 else None
-    order = Order(shuffle=draw.random() < 0.85, last=draw.choice(["drop", "pad"]), sample=sample,
-                  window_rows=draw.choice([None, 32, 100, 256]), streams=draw.choice([None, None, 1, 2, 4, 8]))
+    order = Order(
+        shuffle=draw.random() < 0.85,
+        last=draw.choice(["drop", "pad"]),
+        sample=sample,
+        window_rows=draw.choice([None, 32, 100, 256]),
+        streams=draw.choice([None, None, 1, 2, 4, 8]),
+    )
     how: dict[str, Any] = {
-        "batch_size": draw.choice([16, 48, 50, 64, 96, 128, 200]), "seed": draw.randrange(100), "order": order,
-        "split": draw.choice(["train", "train", "validation", "test"]), "read_ahead_epochs": draw.choice([1, 3]),
+        "batch_size": draw.choice([16, 48, 50, 64, 96, 128, 200]),
+        "seed": draw.randrange(100),
+        "order": order,
+        "split": draw.choice(["train", "train", "validation", "test"]),
+        "read_ahead_epochs": draw.choice([1, 3]),
         "reading": Reading(reader=draw.choice(["arrow", "petastorm"])),
-        "knobs": Knobs(workers={"read": draw.randint(1, 4), "shuffle": 1, "batch": 1, "collate": 1})}
-    asked = {"table": source.parent.name, "ranks": [ranks, later], "batch_size": how["batch_size"],
-             "seed": how["seed"], "split": how["split"], "reader": how["reading"].reader, "shuffle": order.shuffle,
-             "last": order.last, "sample": sample, "window_rows": order.window_rows, "streams": order.streams}
+        "knobs": Knobs(
+            workers={"read": draw.randint(1, 4), "shuffle": 1, "batch": 1, "collate": 1}
+        ),
+    }
+    asked = {
+        "table": source.parent.name,
+        "ranks": [ranks, later],
+        "batch_size": how["batch_size"],
+        "seed": how["seed"],
+        "split": how["split"],
+        "reader": how["reading"].reader,
+        "shuffle": order.shuffle,
+        "last": order.last,
+        "sample": sample,
+        "window_rows": order.window_rows,
+        "streams": order.streams,
+    }
     found: dict[str, Any] = {"asked": " ".join(f"{name}={value}" for name, value in asked.items())}
     epochs = _on_ranks(ranks, lambda rank: _two_epochs(source, rank, ranks, how))
     if epochs == REFUSED:
         return found | {"orders": REFUSED}
-    found |= {"orders": [order_hash for one in epochs for order_hash in one["orders"]],
-              "batches": [one["batches"] for one in epochs], "state": epochs[0]["state"]}
-    found["resumed"] = _on_ranks(later, lambda rank: _resumed(source, rank, later, how, found["state"]))
+    found |= {
+        "orders": [order_hash for one in epochs for order_hash in one["orders"]],
+        "batches": [one["batches"] for one in epochs],
+        "state": epochs[0]["state"],
+    }
+    found["resumed"] = _on_ranks(
+        later, lambda rank: _resumed(source, rank, later, how, found["state"])
+    )
     return found
 
 
@@ -96,7 +122,11 @@ def bytes_of(batch: Batch) -> str:
 
 
 def _arrays(arrays: Iterable[np.ndarray[Any, Any]]) -> list[Any]:
-    return [part for array in arrays for part in ([str(array.dtype), list(array.shape)], array.tobytes())]
+    return [
+        part
+        for array in arrays
+        for part in ([str(array.dtype), list(array.shape)], array.tobytes())
+    ]
 
 
 # ---- the ways to read
@@ -120,31 +150,62 @@ def _ways(table: Path, files: str, folder: Path) -> dict[str, Any]:
     errors = Errors(on_error="quarantine", quarantine=folder / "aside.jsonl", max_rate=1.0)
     packed = Reading(packed=PackedCopy(folder=str(folder / "packed")))
     ways: dict[str, tuple[str, dict[str, Any]]] = {
-        "as numpy": (str(table), {"as_": "numpy"}), "as dict": (str(table), {"as_": "dict"}),
+        "as numpy": (str(table), {"as_": "numpy"}),
+        "as dict": (str(table), {"as_": "dict"}),
         "as pandas": (str(table), {"as_": "pandas"}),
-        "packed copy": (str(table), {"reading": packed}), "packed copy, again": (str(table), {"reading": packed}),
+        "packed copy": (str(table), {"reading": packed}),
+        "packed copy, again": (str(table), {"reading": packed}),
         "local workers": (str(table), {"workers": "local:1"}),
         "transform": (str(table), {"transforms": [double_price]}),
-        "transform in a process": (str(table), {"transforms": [double_price], "knobs": Knobs(
-            workers={"read": 1, "shuffle": 1, "batch": 1, "double_price": 1, "collate": 1},
-            backend={"double_price": "process"})}),
+        "transform in a process": (
+            str(table),
+            {
+                "transforms": [double_price],
+                "knobs": Knobs(
+                    workers={"read": 1, "shuffle": 1, "batch": 1, "double_price": 1, "collate": 1},
+                    backend={"double_price": "process"},
+                ),
+            },
+        ),
         "quarantine": (str(table), {"transforms": [refuse_some], "errors": errors}),
-        "plain files": (files, plain), "plain files, roles as text": (
-            files, {"roles": "label=clicked;dense=price,is_new;sparse=user%1000,tags%100", "fill": {"price": 1}}),
-        "plain files, hashed": (files, {"roles": {"label": "clicked", "dense": "price", "sparse": ["shop"]},
-                                        "hash": {"shop": 50}, "fill": 0}),
-        "plain files, guessed": (files, {"hash": {"shop": 50}, "fill": 0})}
+        "plain files": (files, plain),
+        "plain files, roles as text": (
+            files,
+            {
+                "roles": "label=clicked;dense=price,is_new;sparse=user%1000,tags%100",
+                "fill": {"price": 1},
+            },
+        ),
+        "plain files, hashed": (
+            files,
+            {
+                "roles": {"label": "clicked", "dense": "price", "sparse": ["shop"]},
+                "hash": {"shop": 50},
+                "fill": 0,
+            },
+        ),
+        "plain files, guessed": (files, {"hash": {"shop": 50}, "fill": 0}),
+    }
     found: dict[str, Any] = {}
     for name, (source, how) in ways.items():
         if "workers" in how and not OPTIONAL["remote workers"].is_there:
             found[name] = LEFT_OUT
             continue
-        with Loader(source, batch_size=64, seed=5, tuning="fixed", order=Order(last="pad", window_rows=100),
-                    **how) as loader:
+        with Loader(
+            source,
+            batch_size=64,
+            seed=5,
+            tuning="fixed",
+            order=Order(last="pad", window_rows=100),
+            **how,
+        ) as loader:
             sums = [_any_form(batch) for batch in loader]
-            found[name] = {"order": loader.order_hash, "batches": digest(*sums),
-                           "columns": [*loader.dense_names, *loader.sparse_names],
-                           "cardinalities": dict(loader.cardinalities)}
+            found[name] = {
+                "order": loader.order_hash,
+                "batches": digest(*sums),
+                "columns": [*loader.dense_names, *loader.sparse_names],
+                "cardinalities": dict(loader.cardinalities),
+            }
             if name == "quarantine":
                 found[name]["aside"] = loader.quarantined["rows_set_aside"]
     return found
@@ -171,12 +232,21 @@ def _write_files(folder: Path) -> str:
     folder.mkdir()
     for part in range(2):
         rows = clicks.rows(400, seed=10 + part)
-        pq.write_table(pa.table({
-            "clicked": pa.array([row["click"] for row in rows], pa.int8()),
-            "price": pa.array([row.get("price") for row in rows], pa.float64()),
-            "is_new": pa.array([row.get("age", 0) < 30 for row in rows], pa.bool_()),
-            "user": pa.array([row.get("user", 0) for row in rows], pa.int64()),
-            "shop": pa.array([row.get("shop") for row in rows], pa.string()),
-            "tags": pa.array([[int(tag[1:]) for tag in row.get("tags", ())] for row in rows], pa.list_(pa.int32()))}),
-            folder / f"part-{part}.parquet", row_group_size=150)
+        pq.write_table(
+            pa.table(
+                {
+                    "clicked": pa.array([row["click"] for row in rows], pa.int8()),
+                    "price": pa.array([row.get("price") for row in rows], pa.float64()),
+                    "is_new": pa.array([row.get("age", 0) < 30 for row in rows], pa.bool_()),
+                    "user": pa.array([row.get("user", 0) for row in rows], pa.int64()),
+                    "shop": pa.array([row.get("shop") for row in rows], pa.string()),
+                    "tags": pa.array(
+                        [[int(tag[1:]) for tag in row.get("tags", ())] for row in rows],
+                        pa.list_(pa.int32()),
+                    ),
+                }
+            ),
+            folder / f"part-{part}.parquet",
+            row_group_size=150,
+        )
     return str(folder / "*.parquet")

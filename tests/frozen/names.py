@@ -8,18 +8,51 @@ from typing import Any
 
 import sluice
 
-PUBLIC = (*(f"sluice:{name}" for name in sorted(sluice.__all__)),
-          "sluice.petastorm:PetastormOptions", "sluice.petastorm:TransformSpec", "sluice.petastorm:BatchReader",
-          "sluice.petastorm:edit_field", "sluice.petastorm:make_batch_reader", "sluice.petastorm:make_spark_converter",
-          "sluice.ingest.read.packed_copy:PackedCopy", "sluice.ingest.stages.transform:Transform",
-          "sluice.tools.headroom:Headroom", "sluice.agent.tunable:Policy", "sluice.agent.tunable:Reason",
-          "sluice.agent.tuning:TuningStatus", "sluice.common.errors:UsageError",
-          "sluice.common.errors:InputError", "sluice.ingest.errors:LoadingError")
+PUBLIC = (
+    *(f"sluice:{name}" for name in sorted(sluice.__all__)),
+    "sluice.petastorm:PetastormOptions",
+    "sluice.petastorm:TransformSpec",
+    "sluice.petastorm:BatchReader",
+    "sluice.petastorm:edit_field",
+    "sluice.petastorm:make_batch_reader",
+    "sluice.petastorm:make_spark_converter",
+    "sluice.ingest.read.packed_copy:PackedCopy",
+    "sluice.ingest.stages.transform:Transform",
+    "sluice.tools.headroom:Headroom",
+    "sluice.agent.tunable:Policy",
+    "sluice.agent.tunable:Reason",
+    "sluice.agent.tuning:TuningStatus",
+    "sluice.common.errors:UsageError",
+    "sluice.common.errors:InputError",
+    "sluice.ingest.errors:LoadingError",
+)
 """The addresses of the names, where programs import them from."""
-DOCUMENTED = {"sluice:Loader": ("apply", "cardinalities", "close", "dense_names", "knobs", "load_state_dict", "memory",
-                                "memory_need", "quarantined", "sparse_names", "state_dict", "tuning")}
+DOCUMENTED = {
+    "sluice:Loader": (
+        "apply",
+        "cardinalities",
+        "close",
+        "dense_names",
+        "knobs",
+        "load_state_dict",
+        "memory",
+        "memory_need",
+        "quarantined",
+        "sparse_names",
+        "state_dict",
+        "tuning",
+    )
+}
 """The members of a name that a program may use, where these are not all that have no leading underscore."""
-_DUNDERS = ("__call__", "__contains__", "__enter__", "__exit__", "__getitem__", "__iter__", "__len__")
+_DUNDERS = (
+    "__call__",
+    "__contains__",
+    "__enter__",
+    "__exit__",
+    "__getitem__",
+    "__iter__",
+    "__len__",
+)
 
 
 def record() -> dict[str, Any]:
@@ -36,11 +69,21 @@ def _described(address: str) -> Any:
     if not inspect.isclass(found):
         return _signature(found)
     own = [kind for kind in found.__mro__ if kind.__module__.startswith("sluice")]
-    names = DOCUMENTED.get(address) or [one for kind in own for one in vars(kind) if not one.startswith("_")]
+    names = DOCUMENTED.get(address) or [
+        one for kind in own for one in vars(kind) if not one.startswith("_")
+    ]
     names = [*names, *(one for one in _DUNDERS if any(one in vars(kind) for kind in own))]
     initialiser = next((kind.__init__ for kind in own if "__init__" in vars(kind)), found)
-    bases = [kind.__name__ for kind in found.__mro__[1:] if kind.__module__ in ("builtins", "torch.utils.data.dataset")]
-    return {"()": _signature(initialiser), "is a": bases, **{one: _member(getattr(found, one)) for one in names}}
+    bases = [
+        kind.__name__
+        for kind in found.__mro__[1:]
+        if kind.__module__ in ("builtins", "torch.utils.data.dataset")
+    ]
+    return {
+        "()": _signature(initialiser),
+        "is a": bases,
+        **{one: _member(getattr(found, one)) for one in names},
+    }
 
 
 def _member(value: Any) -> str:
@@ -53,5 +96,7 @@ def _signature(found: Any) -> str:
         signature = inspect.signature(found)
     except ValueError:  # a builtin, such as an exception's initialiser
         return "()"
-    bare = [one.replace(annotation=inspect.Parameter.empty) for one in signature.parameters.values()]
+    bare = [
+        one.replace(annotation=inspect.Parameter.empty) for one in signature.parameters.values()
+    ]
     return str(signature.replace(parameters=bare, return_annotation=inspect.Signature.empty))

@@ -16,8 +16,10 @@ from unittest import mock
 from sluice.__main__ import VERBS
 from sluice.common.extras import advice
 
-OTHERS = {"python -m dlrm.demo": "sluice.dlrm.demo.__main__",
-          "python -m dlrm.demo.schema_change": "sluice.dlrm.demo.schema_change"}
+OTHERS = {
+    "python -m dlrm.demo": "sluice.dlrm.demo.__main__",
+    "python -m dlrm.demo.schema_change": "sluice.dlrm.demo.schema_change",
+}
 """Commands beside the verbs of `sluice`, and their modules. `etl/job.py` and `dlrm.train` are verbs, too."""
 LEFT_OUT = "its optional folder was left out"
 
@@ -40,13 +42,21 @@ def _options_of(module: str, words: list[str]) -> dict[str, Any]:
 
     def print_help(parser: argparse.ArgumentParser, *_: object) -> None:
         defaults = _defaults_above(sys._getframe(1))
-        parsers.append({_name(action): _described(action, defaults) for action in parser._actions
-                        if action.dest != "help"})
+        parsers.append(
+            {
+                _name(action): _described(action, defaults)
+                for action in parser._actions
+                if action.dest != "help"
+            }
+        )
         raise SystemExit(0)
 
     program = importlib.import_module(module).main
-    with (mock.patch.object(argparse.ArgumentParser, "print_help", print_help), contextlib.suppress(SystemExit),
-          contextlib.redirect_stdout(io.StringIO())):
+    with (
+        mock.patch.object(argparse.ArgumentParser, "print_help", print_help),
+        contextlib.suppress(SystemExit),
+        contextlib.redirect_stdout(io.StringIO()),
+    ):
         program([*words, "--help"])
     assert len(parsers) == 1, f"{module} has printed no help of a parser"
     return parsers[0]
@@ -60,7 +70,12 @@ def _described(action: argparse.Action, defaults: dict[str, str]) -> str:
     """Describes an option in one line. A default that the parser lacks is that of the settings class."""
     given = "required" if action.required else f"default {defaults.get(action.dest, 'unknown')}"
     kind = type(action).__name__.removeprefix("_").removesuffix("Action")
-    parts = {"metavar": action.metavar, "nargs": action.nargs, "bare": action.const, "choices": action.choices}
+    parts = {
+        "metavar": action.metavar,
+        "nargs": action.nargs,
+        "bare": action.const,
+        "choices": action.choices,
+    }
     more = [f"{name} {value}" for name, value in parts.items() if value not in (None, True, False)]
     return ", ".join([kind, given, *more])
 

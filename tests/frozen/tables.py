@@ -36,9 +36,14 @@ def record(folder: Path) -> dict[str, Any]:
             found[f"seed {seed}"] = {"drawn": digest(case.etl(), case.loader(), rows.read_bytes())}
             for name, spec in (("whole", case.etl()), ("left", case.loader())):
                 (here / f"{name}.toml").write_text(spec)
-                found[f"seed {seed}"][name] = _table_of(here, name, rows.name, list(case.inputs), paths)
-    return {"drawn": found, "keys": {kind: sorted(these) for kind, these in paths.items()},
-            "versions": _versions(folder / "versions")}
+                found[f"seed {seed}"][name] = _table_of(
+                    here, name, rows.name, list(case.inputs), paths
+                )
+    return {
+        "drawn": found,
+        "keys": {kind: sorted(these) for kind, these in paths.items()},
+        "versions": _versions(folder / "versions"),
+    }
 
 
 def _versions(folder: Path) -> dict[str, Any]:
@@ -50,8 +55,19 @@ def _versions(folder: Path) -> dict[str, Any]:
     found: dict[str, Any] = {"created": _newest(table, set())}
     for words in (("append",), ("append", "--update-state"), ("overwrite", "--refit")):
         before = set(table.rglob("*.parquet"))
-        told = call("etl", "--engine", "local", "--spec", folder / "spec.toml", "--input", later, "--output", table,
-                    "--mode", *words)
+        told = call(
+            "etl",
+            "--engine",
+            "local",
+            "--spec",
+            folder / "spec.toml",
+            "--input",
+            later,
+            "--output",
+            table,
+            "--mode",
+            *words,
+        )
         found[" ".join(words)] = {"told": key_paths([told]), **_newest(table, before)}
     for verb, words in (("show", ()), ("check", ()), ("vacuum", ("--keep", 1, "--dry-run"))):
         found[verb] = key_paths([call(verb, table, *words)])
@@ -76,10 +92,27 @@ def _inside(folder: Path) -> Iterator[Path]:
         os.chdir(before)
 
 
-def _table_of(here: Path, name: str, rows: str, columns: list[str], paths: dict[str, set[str]]) -> Any:
+def _table_of(
+    here: Path, name: str, rows: str, columns: list[str], paths: dict[str, set[str]]
+) -> Any:
     try:
-        told = call("etl", "--engine", "local", "--spec", f"{name}.toml", "--input", rows, "--output", name,
-                    "--rejects", f"{name}.rejects", "--max-rejects", 1, "--accept-nulls", *columns)
+        told = call(
+            "etl",
+            "--engine",
+            "local",
+            "--spec",
+            f"{name}.toml",
+            "--input",
+            rows,
+            "--output",
+            name,
+            "--rejects",
+            f"{name}.rejects",
+            "--max-rejects",
+            1,
+            "--accept-nulls",
+            *columns,
+        )
     except CommandFailed as error:
         if not isinstance(error.__cause__, UsageError):
             raise
@@ -87,9 +120,13 @@ def _table_of(here: Path, name: str, rows: str, columns: list[str], paths: dict[
     for kind, values in _records(here / name).items():
         paths.setdefault(kind, set()).update(key_paths(values))
     shown = {key: told[key] for key in ("rows_in", "rows_out", "splits", "version", "fingerprint")}
-    return {"told": json.dumps(shown, sort_keys=True), "rejected": sorted(told["rejected"].values()),
-            "rejects": _rejects(here / f"{name}.rejects"), "batches": _batches(name),
-            **_files(here / name, (here / name).rglob("*.parquet"))}
+    return {
+        "told": json.dumps(shown, sort_keys=True),
+        "rejected": sorted(told["rejected"].values()),
+        "rejects": _rejects(here / f"{name}.rejects"),
+        "batches": _batches(name),
+        **_files(here / name, (here / name).rglob("*.parquet")),
+    }
 
 
 def _records(table: Path) -> dict[str, list[Any]]:
@@ -100,15 +137,24 @@ def _records(table: Path) -> dict[str, list[Any]]:
         for kind, values in line.items():
             actions.setdefault(f"_delta_log {kind}", []).append(values)
     jobs = [json.loads(path.read_text()) for path in (table / "_sluice/jobs").glob("*.json")]
-    states = [json.loads(path.read_text()) for path in (table / "_sluice/state").glob("*/state.json")]
-    return {**actions, "job record": [_without_names(one) for one in jobs],
-            "fitted state": [_without_names(one) for one in states]}
+    states = [
+        json.loads(path.read_text()) for path in (table / "_sluice/state").glob("*/state.json")
+    ]
+    return {
+        **actions,
+        "job record": [_without_names(one) for one in jobs],
+        "fitted state": [_without_names(one) for one in states],
+    }
 
 
 def _without_names(record: dict[str, Any]) -> dict[str, Any]:
     """Replaces the names of columns and the like, which are keys, by `*`."""
-    return {key: {"*": list(value.values())} if isinstance(value, dict) and key not in ("identity", "took") else value
-            for key, value in record.items()}
+    return {
+        key: {"*": list(value.values())}
+        if isinstance(value, dict) and key not in ("identity", "took")
+        else value
+        for key, value in record.items()
+    }
 
 
 def _files(table: Path, files_of: Iterable[Path]) -> dict[str, Any]:
@@ -116,12 +162,18 @@ def _files(table: Path, files_of: Iterable[Path]) -> dict[str, Any]:
     paths = sorted(files_of)
     files = [pq.ParquetFile(path) for path in paths]
     contents = [file.read() for file in files]
-    groups = [[file.metadata.row_group(n).num_rows for n in range(file.num_row_groups)] for file in files]
+    groups = [
+        [file.metadata.row_group(n).num_rows for n in range(file.num_row_groups)] for file in files
+    ]
     names = [JOB.sub("JOB", str(path.relative_to(table))) for path in paths]
-    return {"files": [f"{name} {of_file}" for name, of_file in zip(names, groups, strict=True)],
-            "types": digest(*(str(content.schema) for content in contents)),
-            "values": digest(*(repr(column.to_pylist()) for content in contents for column in content.columns)),
-            "bytes": digest(*(path.read_bytes() for path in paths))}
+    return {
+        "files": [f"{name} {of_file}" for name, of_file in zip(names, groups, strict=True)],
+        "types": digest(*(str(content.schema) for content in contents)),
+        "values": digest(
+            *(repr(column.to_pylist()) for content in contents for column in content.columns)
+        ),
+        "bytes": digest(*(path.read_bytes() for path in paths)),
+    }
 
 
 def _rejects(folder: Path) -> str:
@@ -136,8 +188,15 @@ def _batches(table: str) -> dict[str, str]:
     for split in sorted(path.name.partition("=")[2] for path in Path(table).glob("data/*/split=*")):
         errors = Errors(on_error="quarantine", max_rate=1.0, quarantine=f"{table}-{split}.jsonl")
         try:
-            with Loader(table, split=split, batch_size=16, order=Order(last="pad"), errors=errors, tuning="fixed",
-                        allow_code=[MODULE]) as loader:
+            with Loader(
+                table,
+                split=split,
+                batch_size=16,
+                order=Order(last="pad"),
+                errors=errors,
+                tuning="fixed",
+                allow_code=[MODULE],
+            ) as loader:
                 found[split] = digest(*map(bytes_of, loader), loader.quarantined["rows_set_aside"])
         except UsageError:
             found[split] = REFUSED

@@ -23,22 +23,34 @@ REFERENCE = Path(__file__).parent / "reference.json"
 @pytest.mark.slow
 @pytest.mark.timeout(900)  # half a minute of a core, which other tests may share
 def test_nothing_differs_from_the_reference(repo):
-    done = subprocess.run([sys.executable, "-m", "tests.frozen", "compare", REFERENCE], cwd=repo, capture_output=True,
-                          text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.frozen", "compare", REFERENCE],
+        cwd=repo,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.stdout == "no difference\n", done.stdout or done.stderr[-3000:]
 
 
-@pytest.mark.parametrize(("before", "after", "line"), [
-    ({"a": {"b": 1}}, {"a": {"b": 2}}, "a/b: was 1, and is 2"),
-    ({"a": {"b": 1}}, {"a": {}}, "a/b: is gone, and was 1"),
-    ({"a": {}}, {"a": {"b": 1}}, "a/b: is new, 1"),
-    ({"keys": ["x", "y"]}, {"keys": ["x", "z"]}, "keys: y is gone|keys: z is new"),
-    ({"hashes": ["x", "y"]}, {"hashes": ["y", "x"]}, "hashes: is in another order, ['y', 'x']"),
-    ({"losses": [0.5, 0.25]}, {"losses": [0.5, 0.26]}, "losses: was [0.5, 0.25], and is [0.5, 0.26]"),
-    ({"losses": [0.5, 0.25]}, {"losses": [0.5, 0.250001]}, ""),
-    ({"losses": [0.5, 0.25]}, {"losses": [0.5]}, "losses: was [0.5, 0.25], and is [0.5]"),
-    ({"options": {"--a": "x"}}, {"options": LEFT_OUT}, ""),
-])
+@pytest.mark.parametrize(
+    ("before", "after", "line"),
+    [
+        ({"a": {"b": 1}}, {"a": {"b": 2}}, "a/b: was 1, and is 2"),
+        ({"a": {"b": 1}}, {"a": {}}, "a/b: is gone, and was 1"),
+        ({"a": {}}, {"a": {"b": 1}}, "a/b: is new, 1"),
+        ({"keys": ["x", "y"]}, {"keys": ["x", "z"]}, "keys: y is gone|keys: z is new"),
+        ({"hashes": ["x", "y"]}, {"hashes": ["y", "x"]}, "hashes: is in another order, ['y', 'x']"),
+        (
+            {"losses": [0.5, 0.25]},
+            {"losses": [0.5, 0.26]},
+            "losses: was [0.5, 0.25], and is [0.5, 0.26]",
+        ),
+        ({"losses": [0.5, 0.25]}, {"losses": [0.5, 0.250001]}, ""),
+        ({"losses": [0.5, 0.25]}, {"losses": [0.5]}, "losses: was [0.5, 0.25], and is [0.5]"),
+        ({"options": {"--a": "x"}}, {"options": LEFT_OUT}, ""),
+    ],
+)
 def test_a_difference_is_named_by_its_path(before, after, line):
     made_with = {"made with": {"numpy": "2"}}
     assert "|".join(differences(before | made_with, after | made_with)) == line
@@ -52,7 +64,20 @@ def test_bytes_are_compared_where_the_same_libraries_have_made_them(numpy, found
 
 
 def test_the_paths_of_keys_leave_out_what_hangs_on_chance():
-    line = {"kind": "loader", "began": True, "stages": {"read": {"busy": 1}}, "plan": [{"name": "a"}, {"rows": 1}],
-            "bins": {"octave 3": 1, "-7": 2}, "held_back": {"memory": 3}}
-    assert key_paths([line]) == ["bins.*", "bins.octave *", "held_back", "kind", "plan[].name", "plan[].rows",
-                                 "stages.read.busy"]
+    line = {
+        "kind": "loader",
+        "began": True,
+        "stages": {"read": {"busy": 1}},
+        "plan": [{"name": "a"}, {"rows": 1}],
+        "bins": {"octave 3": 1, "-7": 2},
+        "held_back": {"memory": 3},
+    }
+    assert key_paths([line]) == [
+        "bins.*",
+        "bins.octave *",
+        "held_back",
+        "kind",
+        "plan[].name",
+        "plan[].rows",
+        "stages.read.busy",
+    ]

@@ -18,16 +18,32 @@ from tests.frozen.loading import bytes_of
 
 STORED = Path(__file__).parent / "stored"
 MODELS = ("dlrm", "dcn", "autoint")
-_SMALL = ("--width", 4, "--dense-layers", 8, "--over-layers", 8, "--batch-size", 64, "--log-every", 1, "--tuning",
-          "fixed")
+_SMALL = (
+    "--width",
+    4,
+    "--dense-layers",
+    8,
+    "--over-layers",
+    8,
+    "--batch-size",
+    64,
+    "--log-every",
+    1,
+    "--tuning",
+    "fixed",
+)
 
 
 def record(folder: Path) -> dict[str, Any]:
     """Trains on a new table, goes on with the stored run, and returns what both have left."""
     table = clicks.make_table(folder / "made", count=700)
     fresh = {model: _trained(table, folder / model, "--model", model) for model in MODELS}
-    return {"fresh": fresh, "stored": _stored(folder / "stored"), "run folder of a loader": _loaded(table, folder),
-            "run folder of a bench": _measured(table, folder / "bench")}
+    return {
+        "fresh": fresh,
+        "stored": _stored(folder / "stored"),
+        "run folder of a loader": _loaded(table, folder),
+        "run folder of a bench": _measured(table, folder / "bench"),
+    }
 
 
 def store(folder: Path) -> None:
@@ -36,8 +52,22 @@ def store(folder: Path) -> None:
     table = clicks.make_table(folder / "made", count=500, seed=7)
     table.rename(folder / "table")
     shutil.rmtree(folder / "made")
-    call("train", "--data", folder / "table", "--run-dir", folder / "run", "--evals", 2, "--stop-auc", 0.501,
-         "--lr", 0.2, *_SMALL, "--batch-size", 32)
+    call(
+        "train",
+        "--data",
+        folder / "table",
+        "--run-dir",
+        folder / "run",
+        "--evals",
+        2,
+        "--stop-auc",
+        0.501,
+        "--lr",
+        0.2,
+        *_SMALL,
+        "--batch-size",
+        32,
+    )
     shutil.rmtree(folder / "run/tensorboard")
     for name in ("report.html", "lock"):
         (folder / "run" / name).unlink()
@@ -56,37 +86,67 @@ def _stored(folder: Path) -> dict[str, Any]:
     shutil.copytree(STORED, folder)
     table, run = folder / "table", folder / "run"
     judged = call("evaluate", "--data", table, "--run-dir", run, "--split", "test")
-    with Loader(str(table), batch_size=32, seed=3, tuning="fixed", order=Order(last="pad")) as loader:
+    with Loader(
+        str(table), batch_size=32, seed=3, tuning="fixed", order=Order(last="pad")
+    ) as loader:
         batches = digest(*map(bytes_of, loader))
         order_hash = loader.order_hash
     shown = call("show", table)
     call("train", "--data", table, "--run-dir", run, "--resume", "--epochs", 2, "--stop-auc", 0.999)
-    return {"evaluate": key_paths([judged]), "logloss before": judged["logloss"], "order": order_hash,
-            "batches": batches, "show": digest(shown["fields"], shown["fingerprint"]), "losses": _losses(run),
-            "checkpoint": _checkpoint(run), "explain": key_paths([call("explain", run)])}
+    return {
+        "evaluate": key_paths([judged]),
+        "logloss before": judged["logloss"],
+        "order": order_hash,
+        "batches": batches,
+        "show": digest(shown["fields"], shown["fingerprint"]),
+        "losses": _losses(run),
+        "checkpoint": _checkpoint(run),
+        "explain": key_paths([call("explain", run)]),
+    }
 
 
 def _losses(run: Path) -> list[float]:
-    return [round(line["loss"], 6) for line in read_lines(run / "metrics.jsonl") if line["kind"] == "train"]
+    return [
+        round(line["loss"], 6)
+        for line in read_lines(run / "metrics.jsonl")
+        if line["kind"] == "train"
+    ]
 
 
 def _checkpoint(run: Path) -> dict[str, Any]:
     """Returns the newest checkpoint: its files, the keys of its JSON, and its tensors with their types and shapes."""
     path = run / "checkpoints" / (run / "checkpoints/LATEST").read_text().strip()
-    tensors = {name: value for file in sorted(path.glob("*.safetensors")) for name, value in load_file(file).items()}
+    tensors = {
+        name: value
+        for file in sorted(path.glob("*.safetensors"))
+        for name, value in load_file(file).items()
+    }
     meta, layout = (json.loads((path / name).read_text()) for name in ("meta.json", "layout.json"))
-    return {"name": path.name, "files": sorted(one.name for one in path.iterdir()),
-            "tensors": [f"{name} {value.dtype} {list(value.shape)}" for name, value in sorted(tensors.items())],
-            "bytes": [f"{name} {digest(value.tobytes())}" for name, value in sorted(tensors.items())],
-            "meta": key_paths([meta]), "layout": key_paths([{**layout, "tensors": list(layout["tensors"].values())}])}
+    return {
+        "name": path.name,
+        "files": sorted(one.name for one in path.iterdir()),
+        "tensors": [
+            f"{name} {value.dtype} {list(value.shape)}" for name, value in sorted(tensors.items())
+        ],
+        "bytes": [f"{name} {digest(value.tobytes())}" for name, value in sorted(tensors.items())],
+        "meta": key_paths([meta]),
+        "layout": key_paths([{**layout, "tensors": list(layout["tensors"].values())}]),
+    }
 
 
 def _folder(run: Path) -> dict[str, Any]:
     """Returns the names of a run folder's files, and the keys of its JSON. Numbers in names are shown as `*`."""
-    names = {re.sub(r"\d{4,}.*", "*", str(path.relative_to(run))) for path in run.rglob("*") if path.is_file()}
-    return {"files": sorted(names), "config": key_paths([json.loads((run / "config.json").read_text())]),
-            "events": key_paths_by_kind(read_lines(run / "events.jsonl")),
-            "metrics": key_paths_by_kind(read_lines(run / "metrics.jsonl"))}
+    names = {
+        re.sub(r"\d{4,}.*", "*", str(path.relative_to(run)))
+        for path in run.rglob("*")
+        if path.is_file()
+    }
+    return {
+        "files": sorted(names),
+        "config": key_paths([json.loads((run / "config.json").read_text())]),
+        "events": key_paths_by_kind(read_lines(run / "events.jsonl")),
+        "metrics": key_paths_by_kind(read_lines(run / "metrics.jsonl")),
+    }
 
 
 def _loaded(table: Path, folder: Path) -> dict[str, Any]:

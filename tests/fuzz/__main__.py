@@ -28,8 +28,11 @@ _EVERY_S = 10.0
 def modules() -> dict[str, ModuleType]:
     """The fuzzers, by their names."""
     names = sorted(one.name for one in pkgutil.iter_modules(tests.fuzz.__path__))
-    found = [importlib.import_module(f"tests.fuzz.{name}") for name in names
-             if name != "__main__" and not name.startswith("test_")]
+    found = [
+        importlib.import_module(f"tests.fuzz.{name}")
+        for name in names
+        if name != "__main__" and not name.startswith("test_")
+    ]
     return {module.NAME: module for module in found if hasattr(module, "try_seed")}
 
 
@@ -37,9 +40,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
     parser.add_argument("--seconds", type=float, metavar="N", help="begin new seeds for so long")
     parser.add_argument("--seeds", type=int, metavar="N", help="run so many seeds of each fuzzer")
-    parser.add_argument("--first", type=int, metavar="N", help="the first seed (the code draws one)")
-    parser.add_argument("--seed", type=int, metavar="N", help="run this seed alone, and show what it draws")
-    parser.add_argument("--only", choices=[*modules()], metavar="NAME", help=f"one of {', '.join(modules())}")
+    parser.add_argument(
+        "--first", type=int, metavar="N", help="the first seed (the code draws one)"
+    )
+    parser.add_argument(
+        "--seed", type=int, metavar="N", help="run this seed alone, and show what it draws"
+    )
+    parser.add_argument(
+        "--only", choices=[*modules()], metavar="NAME", help=f"one of {', '.join(modules())}"
+    )
     options = parser.parse_args()
     chosen = {name: module for name, module in modules().items() if options.only in (None, name)}
     if options.seed is not None:
@@ -49,7 +58,9 @@ def main() -> int:
     return many(chosen, first, options.seeds, seconds)
 
 
-def many(chosen: dict[str, ModuleType], first: int, seeds: int | None, seconds: float | None) -> int:
+def many(
+    chosen: dict[str, ModuleType], first: int, seeds: int | None, seconds: float | None
+) -> int:
     began = told = time.monotonic()
     counts = {name: {"seeds": 0, "findings": 0} for name in chosen}
     failing: dict[str, list[int]] = {name: [] for name in chosen}
@@ -71,7 +82,9 @@ def many(chosen: dict[str, ModuleType], first: int, seeds: int | None, seconds: 
     return _summed(first, counts, failing, began)
 
 
-def _turns(chosen: dict[str, ModuleType], seeds: int | None) -> Iterator[tuple[int, tuple[str, ModuleType]]]:
+def _turns(
+    chosen: dict[str, ModuleType], seeds: int | None
+) -> Iterator[tuple[int, tuple[str, ModuleType]]]:
     for number in itertools.count() if seeds is None else range(seeds):
         for one in chosen.items():
             yield number, one
@@ -94,14 +107,30 @@ def replay(chosen: dict[str, ModuleType], seed: int) -> int:
 def _show(name: str, seed: int, found: list[str]) -> None:
     for one in found:
         print(f"{name}, seed {seed}: {one}", file=sys.stderr)
-    said = f"replay it with: make fuzz SEED={seed} ONLY={name}" if found else f"{name}, seed {seed}: nothing found"
+    said = (
+        f"replay it with: make fuzz SEED={seed} ONLY={name}"
+        if found
+        else f"{name}, seed {seed}: nothing found"
+    )
     print(said, file=sys.stderr, flush=True)
 
 
-def _summed(first: int, counts: dict[str, dict[str, int]], failing: dict[str, list[int]], began: float) -> int:
+def _summed(
+    first: int, counts: dict[str, dict[str, int]], failing: dict[str, list[int]], began: float
+) -> int:
     seeds, findings = (sum(one[key] for one in counts.values()) for key in ("seeds", "findings"))
-    print(json.dumps({"seeds": seeds, "findings": findings, "seconds": round(time.monotonic() - began, 1),
-                      "first": first, "modules": counts, "failing": failing}))
+    print(
+        json.dumps(
+            {
+                "seeds": seeds,
+                "findings": findings,
+                "seconds": round(time.monotonic() - began, 1),
+                "first": first,
+                "modules": counts,
+                "failing": failing,
+            }
+        )
+    )
     return 1 if findings else 0
 
 

@@ -47,7 +47,9 @@ def toml(value: Any) -> str:
 
 
 def section(name: str, entry: Mapping[str, Any]) -> str:
-    return "\n".join([f"[[{name}]]", *(f"{key} = {toml(value)}" for key, value in entry.items()), ""])
+    return "\n".join(
+        [f"[[{name}]]", *(f"{key} = {toml(value)}" for key, value in entry.items()), ""]
+    )
 
 
 @dataclass(kw_only=True)
@@ -82,14 +84,24 @@ class Case:
 
     def loader(self) -> str:
         """The spec in which some operators are left to the loader, with transforms on top."""
-        text = with_placement(self.text(self.left), self.placement) if self.placement else self.text(self.left)
+        text = (
+            with_placement(self.text(self.left), self.placement)
+            if self.placement
+            else self.text(self.left)
+        )
         return text + "\n" + "\n".join(section("transform", one) for one in self.transforms)
 
     def plain(self, columns: Sequence[str]) -> str:
         """The spec of these columns alone, by which a loader reads the file itself."""
         entries = [one for one in self.entries if one.get("name") in {LABEL, KEY, *columns}]
-        return "\n".join([self.head.partition("[table]")[0], "[table]", "split = {all = 1}",
-                          *(section("column", one) for one in entries)])
+        return "\n".join(
+            [
+                self.head.partition("[table]")[0],
+                "[table]",
+                "split = {all = 1}",
+                *(section("column", one) for one in entries),
+            ]
+        )
 
     def text(self, entries: list[dict[str, Any]]) -> str:
         return self.head + "\n" + "\n".join(section("column", one) for one in entries)
@@ -106,7 +118,9 @@ class Case:
 
     def write(self) -> Path:
         """Writes the rows as a file of the spec's format, and what else the spec names."""
-        np.save(self.folder / "matrix.npy", np.random.default_rng(7).normal(size=(MATRIX_ROWS, WIDTH)))
+        np.save(
+            self.folder / "matrix.npy", np.random.default_rng(7).normal(size=(MATRIX_ROWS, WIDTH))
+        )
         path = self.folder / f"rows.{self.form}"
         draw = random.Random(self.seed)
         if self.form == "parquet":
@@ -115,7 +129,10 @@ class Case:
             path.write_text("".join(self._json_line(n, draw) for n in range(self.count)), "utf-8")
         else:
             lines = [self.delimiter.join(self.inputs)] * self.header
-            lines += [self.delimiter.join(self._cell(name, n, draw) for name in self.inputs) for n in range(self.count)]
+            lines += [
+                self.delimiter.join(self._cell(name, n, draw) for name in self.inputs)
+                for n in range(self.count)
+            ]
             path.write_bytes("".join(f"{line}\n" for line in lines).encode())
         return path
 
@@ -134,7 +151,9 @@ class Case:
         if isinstance(value, str):
             return self._quoted(value, draw)
         if kind == "int":
-            return draw.choice([f"{value}", f" {value}", f"{value}\t" if self.delimiter != "\t" else f"{value} "])
+            return draw.choice(
+                [f"{value}", f" {value}", f"{value}\t" if self.delimiter != "\t" else f"{value} "]
+            )
         return repr(value).replace(".", self.decimal)
 
     def _quoted(self, text: str, draw: random.Random) -> str:
@@ -144,8 +163,11 @@ class Case:
         return '"' + text.replace('"', '""') + '"'
 
     def _json_line(self, row: int, draw: random.Random) -> str:
-        members = [f'"{name}": {literal(self._of_file(name, row), draw)}' for name in self.inputs
-                   if self.rows[name][row] is not None or draw.random() < 0.5]
+        members = [
+            f'"{name}": {literal(self._of_file(name, row), draw)}'
+            for name in self.inputs
+            if self.rows[name][row] is not None or draw.random() < 0.5
+        ]
         if draw.random() < 0.1:
             members.insert(draw.randrange(len(members)), '"other": [{"a": 1}]')
         return "{" + ", ".join(members) + "}\n"
@@ -156,12 +178,19 @@ class Case:
             values = [self._of_file(name, n) for n in range(self.count)]
             if any(isinstance(value, Misfit) for value in values):  # fractions in a column of ints
                 values = [float(one.text) if isinstance(one, Misfit) else one for one in values]
-                columns[name] = pa.array([None if one is None else float(one) for one in values], pa.float64())
+                columns[name] = pa.array(
+                    [None if one is None else float(one) for one in values], pa.float64()
+                )
                 continue
             array = pa.array(values, pa.string() if name == self.time else ARROW_TYPES[kind])
             if kind == "text" and draw.random() < 0.5:
                 array = array.dictionary_encode()
-            if kind == "int" and name != self.time and draw.random() < 0.3 and _fits_32_bits(values):
+            if (
+                kind == "int"
+                and name != self.time
+                and draw.random() < 0.3
+                and _fits_32_bits(values)
+            ):
                 array = array.cast(pa.int32())
             columns[name] = array
         pq.write_table(pa.table(columns), path, row_group_size=draw.choice([7, 50, 1000]))
@@ -170,20 +199,44 @@ class Case:
 
     def request(self, numbers: Sequence[int], draw: random.Random) -> tuple[str, bytes]:
         """The content type and the body of a request for these rows."""
-        values = {name: [self.rows[name][n] for n in numbers] for name in self.inputs if name != LABEL}
-        flat = [one for column in values.values() for value in column
-                for one in (value if isinstance(value, list) else [value])]
+        values = {
+            name: [self.rows[name][n] for n in numbers] for name in self.inputs if name != LABEL
+        }
+        flat = [
+            one
+            for column in values.values()
+            for value in column
+            for one in (value if isinstance(value, list) else [value])
+        ]
         arrow = any(isinstance(one, float) and not math.isfinite(one) for one in flat)
         misfits = any(isinstance(one, Misfit) for one in flat)
         if misfits or not (arrow or draw.random() < 0.5):
             if misfits and arrow:  # JSON has only finite numbers
-                values = {name: [one if isinstance(one, Misfit) else None for one in column]
-                          for name, column in values.items()}
-            rows = [", ".join(f'"{name}": {literal(column[place], draw)}' for name, column in values.items()
-                              if column[place] is not None or draw.random() < 0.5) for place in range(len(numbers))]
-            return "application/json", f'{{"rows": [{", ".join(f"{{{row}}}" for row in rows)}]}}'.encode()
-        table = pa.table({name: pa.array([_in_arrow(value, self.inputs[name]) for value in column],
-                                         ARROW_TYPES[self.inputs[name]]) for name, column in values.items()})
+                values = {
+                    name: [one if isinstance(one, Misfit) else None for one in column]
+                    for name, column in values.items()
+                }
+            rows = [
+                ", ".join(
+                    f'"{name}": {literal(column[place], draw)}'
+                    for name, column in values.items()
+                    if column[place] is not None or draw.random() < 0.5
+                )
+                for place in range(len(numbers))
+            ]
+            return (
+                "application/json",
+                f'{{"rows": [{", ".join(f"{{{row}}}" for row in rows)}]}}'.encode(),
+            )
+        table = pa.table(
+            {
+                name: pa.array(
+                    [_in_arrow(value, self.inputs[name]) for value in column],
+                    ARROW_TYPES[self.inputs[name]],
+                )
+                for name, column in values.items()
+            }
+        )
         sink = io.BytesIO()
         with pa.ipc.new_stream(sink, table.schema) as stream:
             stream.write_table(table)

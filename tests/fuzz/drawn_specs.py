@@ -23,23 +23,123 @@ from tests.fuzz.case import KEY, LABEL, MATRIX_ROWS, TIME_FORMAT, WIDTH, Case, M
 
 MODULE = "tests.fuzz.drawn_specs"
 """The module whose functions the specs may name."""
-_WANTED = {"dense": "number", "weight": "number", "sparse": "id", "id_list": "ids", "time": "number", "key": "text"}
+_WANTED = {
+    "dense": "number",
+    "weight": "number",
+    "sparse": "id",
+    "id_list": "ids",
+    "time": "number",
+    "key": "text",
+}
 _MOST_OPS, _TRIES = 5, 20
 
-INTS = (0, 1, -1, 2, 3, 7, 23, 24, 86_399, 86_400, 1_700_000_000, 1_700_000_001, 2**24, 2**24 + 1, 2**31 - 1, 2**31,
-        -2**31, 2**53, 2**53 + 1, -(2**53) - 1, 2**62 + 1, 2**63 - 1, -(2**63) + 1, -(2**63))
+INTS = (
+    0,
+    1,
+    -1,
+    2,
+    3,
+    7,
+    23,
+    24,
+    86_399,
+    86_400,
+    1_700_000_000,
+    1_700_000_001,
+    2**24,
+    2**24 + 1,
+    2**31 - 1,
+    2**31,
+    -(2**31),
+    2**53,
+    2**53 + 1,
+    -(2**53) - 1,
+    2**62 + 1,
+    2**63 - 1,
+    -(2**63) + 1,
+    -(2**63),
+)
 LONG = (2**53 + 1, 2**63, -(2**63) - 1, 2**64, 10**20, -(10**25), 10**40)
 """Whole numbers that JSON may hold where floats are, or among texts."""
-FLOATS = (0.0, -0.0, 0.5, 1.0, 1.5, -2.25, 0.1, 1 / 3, 0.999999, 5e-324, 1e-300, 1e-45, 1.2e-38, 1e-6, 16_777_217.0,
-          1_700_000_000.25, 1_700_000_001.25, 2.0**53, 1e15, 1e22, 3.4028234e38, 253_402_300_799.0, -1e-3, -1e12)
+FLOATS = (
+    0.0,
+    -0.0,
+    0.5,
+    1.0,
+    1.5,
+    -2.25,
+    0.1,
+    1 / 3,
+    0.999999,
+    5e-324,
+    1e-300,
+    1e-45,
+    1.2e-38,
+    1e-6,
+    16_777_217.0,
+    1_700_000_000.25,
+    1_700_000_001.25,
+    2.0**53,
+    1e15,
+    1e22,
+    3.4028234e38,
+    253_402_300_799.0,
+    -1e-3,
+    -1e12,
+)
 HUGE = (1e39, -1e39, 1e300, -1e300, 1.7976931348623157e308, -1.7976931348623157e308)
 NOT_FINITE = (math.nan, math.inf, -math.inf)
-TEXTS = ("", "a", "A", "b", "é", "É", "e\u0301", "ß", "İ", "\U0001f600", "日本", "a|b", "a|b|a", "|", "||", "a|",
-         "x\x1fy", "x\x00y", "\x1b0", "\x1b", "0", "007", "-0", "-1", "1.5", "1e5", "nan", "null", " a ", "a b c", '"',
-         'a"b', "a,b;c",
-         "18446744073709551615", "9223372036854775808", "9223372036854775807", "-9223372036854775808",
-         "99999999999999999999", "2024-02-29 10:00:00", "2024-02-31 10:00:00", "29.02.2024 23:59", "14102100",
-         "2024-03-31 02:30:00", "Europe/Berlin", "UTC", "no/zone", "x" * 70, "\u2028", "\ufeffa")
+TEXTS = (
+    "",
+    "a",
+    "A",
+    "b",
+    "é",
+    "É",
+    "e\u0301",
+    "ß",
+    "İ",
+    "\U0001f600",
+    "日本",
+    "a|b",
+    "a|b|a",
+    "|",
+    "||",
+    "a|",
+    "x\x1fy",
+    "x\x00y",
+    "\x1b0",
+    "\x1b",
+    "0",
+    "007",
+    "-0",
+    "-1",
+    "1.5",
+    "1e5",
+    "nan",
+    "null",
+    " a ",
+    "a b c",
+    '"',
+    'a"b',
+    "a,b;c",
+    "18446744073709551615",
+    "9223372036854775808",
+    "9223372036854775807",
+    "-9223372036854775808",
+    "99999999999999999999",
+    "2024-02-29 10:00:00",
+    "2024-02-31 10:00:00",
+    "29.02.2024 23:59",
+    "14102100",
+    "2024-03-31 02:30:00",
+    "Europe/Berlin",
+    "UTC",
+    "no/zone",
+    "x" * 70,
+    "\u2028",
+    "\ufeffa",
+)
 _IN_LINES = ("\t", "a\tb", "two\nlines", "\r")
 """Texts that only JSON and Parquet can hold."""
 ZONES = ("UTC", "Europe/Berlin", "America/St_Johns", "Asia/Kathmandu")
@@ -59,22 +159,37 @@ def tagged(numbers: pa.Array, texts: pa.Array) -> pa.Array:
 
 
 def parity(values: pa.Array) -> pa.Array:
-    return pa.array([None if value is None or not math.isfinite(value) else int(value % 2) + 2
-                     for value in values.to_pylist()], pa.int32())
+    return pa.array(
+        [
+            None if value is None or not math.isfinite(value) else int(value % 2) + 2
+            for value in values.to_pylist()
+        ],
+        pa.int32(),
+    )
 
 
-_FUNCTIONS = {"doubled": (("number",), "number"), "shouted": (("text",), "text"), "parity": (("number",), "id"),
-              "tagged": (("number", "text"), "text")}
+_FUNCTIONS = {
+    "doubled": (("number",), "number"),
+    "shouted": (("text",), "text"),
+    "parity": (("number",), "id"),
+    "tagged": (("number", "text"), "text"),
+}
 
 
 _MISFITS = {
-    "int": [Misfit(text, json.dumps(text)) for text in ("abc", "--1", "1,5", " ")] +
-           [Misfit(text, text) for text in ("1.5", "1e3", "9223372036854775808", "-9223372036854775809")],
-    "float": [Misfit(text, json.dumps(text)) for text in ("abc", "1.5.2", "0x1p3", "1 5")]}
-JSON_MISFITS = {"int": ["[1]", "{}", '"12"', "1.0"], "float": ["[1.5]", '"1.5"'],
-                 "text": ["5", "true", '["a"]', '"\\ud800"'],
-                 "texts": ['"a"', "[1.5]", "[true]", '[["a"]]', '{"a": 1}'],
-                 "floats": ["3", '["a"]', "[[1.5]]"]}
+    "int": [Misfit(text, json.dumps(text)) for text in ("abc", "--1", "1,5", " ")]
+    + [
+        Misfit(text, text) for text in ("1.5", "1e3", "9223372036854775808", "-9223372036854775809")
+    ],
+    "float": [Misfit(text, json.dumps(text)) for text in ("abc", "1.5.2", "0x1p3", "1 5")],
+}
+JSON_MISFITS = {
+    "int": ["[1]", "{}", '"12"', "1.0"],
+    "float": ["[1.5]", '"1.5"'],
+    "text": ["5", "true", '["a"]', '"\\ud800"'],
+    "texts": ['"a"', "[1.5]", "[true]", '[["a"]]', '{"a": 1}'],
+    "floats": ["3", '["a"]', "[[1.5]]"],
+}
 
 Parameters = Callable[[random.Random, str], dict[str, Any]]
 
@@ -84,7 +199,9 @@ def _some(draw: random.Random, values: Sequence[Any], most: int = 4) -> list[Any
 
 
 def _number(draw: random.Random) -> float:
-    return draw.choice([*FLOATS[:-2], -1.0, 3.0, float(draw.randint(-100, 100)), draw.uniform(-10, 10)])
+    return draw.choice(
+        [*FLOATS[:-2], -1.0, 3.0, float(draw.randint(-100, 100)), draw.uniform(-10, 10)]
+    )
 
 
 def _clip(draw: random.Random, _: str) -> dict[str, Any]:
@@ -108,12 +225,20 @@ def _maybe(draw: random.Random, **given: Any) -> dict[str, Any]:
 
 def _map(draw: random.Random, _: str) -> dict[str, Any]:
     values = _some(draw, TEXTS)
-    return {"values": values, "to": [draw.choice(TEXTS) for _ in values], **_maybe(draw, others="null")}
+    return {
+        "values": values,
+        "to": [draw.choice(TEXTS) for _ in values],
+        **_maybe(draw, others="null"),
+    }
 
 
 def _categorify(draw: random.Random, _: str) -> dict[str, Any]:
     counts, oov = draw.randint(1, 3), draw.choice([1, 1, 4])
-    return {"min_count": counts, "oov": oov, **draw.choice([{}, {"max_size": 3}, {"joint": f"j{counts}{oov}"}])}
+    return {
+        "min_count": counts,
+        "oov": oov,
+        **draw.choice([{}, {"max_size": 3}, {"joint": f"j{counts}{oov}"}]),
+    }
 
 
 def _recent(draw: random.Random, _: str) -> dict[str, Any]:
@@ -145,10 +270,14 @@ PARAMETERS: dict[str, Parameters] = {
     "clip": _clip,
     "scale": lambda draw, _: {"by": draw.choice([1000.0, -3.0, 1e-3, 0.1, 1e300])},
     "log": lambda draw, _: _maybe(draw, shift=_number(draw), floor=draw.choice([1e-9, 0.5, 2.0])),
-    "boxcox": lambda draw, _: {"power": draw.choice([0.0, 0.5, 1.0, 2.0, -1.5, 5.0, 1e-9]),
-                               **_maybe(draw, shift=_number(draw), floor=0.25)},
+    "boxcox": lambda draw, _: {
+        "power": draw.choice([0.0, 0.5, 1.0, 2.0, -1.5, 5.0, 1e-9]),
+        **_maybe(draw, shift=_number(draw), floor=0.25),
+    },
     "logit": lambda draw, _: _maybe(draw, margin=draw.choice([1e-12, 0.01, 0.49])),
-    "compare": lambda draw, _: {"to": f"{draw.choice(['==', '!=', '<', '<=', '>', '>='])} {_number(draw)!r}"},
+    "compare": lambda draw, _: {
+        "to": f"{draw.choice(['==', '!=', '<', '<=', '>', '>='])} {_number(draw)!r}"
+    },
     "standardise": lambda draw, _: {},
     "min_max": lambda draw, _: {},
     "bucketize": lambda draw, _: {"boundaries": sorted(set(_some(draw, FLOATS + HUGE, 6)))},
@@ -161,30 +290,45 @@ PARAMETERS: dict[str, Parameters] = {
     "modulus": _modulus,
     "map": _map,
     "lower": lambda draw, _: {},
-    "replace": lambda draw, _: draw.choice([{"pattern": "[aeiou]"}, {"pattern": "(.)b", "to": "\\1-"},
-                                            {"pattern": "^$", "to": "none"}, {"pattern": "[^\\pL\\pN]+", "to": " "}]),
+    "replace": lambda draw, _: draw.choice(
+        [
+            {"pattern": "[aeiou]"},
+            {"pattern": "(.)b", "to": "\\1-"},
+            {"pattern": "^$", "to": "none"},
+            {"pattern": "[^\\pL\\pN]+", "to": " "},
+        ]
+    ),
     "concat": lambda draw, _: {},
     "split": lambda draw, _: _maybe(draw, separator=draw.choice([" ", "b", "||"])),
     "ngram": lambda draw, _: _maybe(draw, size=3),
     "first_x": lambda draw, _: {"size": draw.randint(1, 3), **_maybe(draw, last=True)},
-    "bag": lambda draw, kind: {"of": draw.choice(["size"] if kind == "texts" else
-                                                 ["size", "sum", "mean", "min", "max"])},
+    "bag": lambda draw, kind: {
+        "of": draw.choice(["size"] if kind == "texts" else ["size", "sum", "mean", "min", "max"])
+    },
     "flags": lambda draw, _: {},
     "overlap": lambda draw, _: _maybe(draw, share=True),
     "recent": _recent,
     "count": lambda draw, _: {**_maybe(draw, share=True), **_past(draw)},
     "target": _target,
-    "group": lambda draw, _: {**_maybe(draw, of=draw.choice(["sum", "std", "count", "min", "max"])), **_past(draw)},
-    "parse_time": lambda draw, _: {**_maybe(draw, zone=draw.choice(ZONES)),
-                                   "format": draw.choice([*_FORMATS, list(_FORMATS[:2]), list(_FORMATS[::-1])])},
+    "group": lambda draw, _: {
+        **_maybe(draw, of=draw.choice(["sum", "std", "count", "min", "max"])),
+        **_past(draw),
+    },
+    "parse_time": lambda draw, _: {
+        **_maybe(draw, zone=draw.choice(ZONES)),
+        "format": draw.choice([*_FORMATS, list(_FORMATS[:2]), list(_FORMATS[::-1])]),
+    },
     "hour": lambda draw, _: _maybe(draw, zone=draw.choice(ZONES)),
     "weekday": lambda draw, _: _maybe(draw, zone=draw.choice(ZONES)),
     "lookup": lambda draw, _: {"file": "FOLDER/matrix.npy", "width": WIDTH},
     "python": _python,
 }
 """How the parameters of each operator are drawn, where it takes a column of a kind."""
-_OF_TRANSFORMS = tuple(name for name, op in OPERATORS.items() if not issubclass(op, Fitted) and name not in
-                       ("python", "lookup"))
+_OF_TRANSFORMS = tuple(
+    name
+    for name, op in OPERATORS.items()
+    if not issubclass(op, Fitted) and name not in ("python", "lookup")
+)
 
 
 def drawn(seed: int, folder: Path) -> Case:
@@ -194,8 +338,11 @@ def drawn(seed: int, folder: Path) -> Case:
     inputs = {KEY: "int", LABEL: "int", "at": "int"} | _drawn_inputs(draw, form)
     case = Case(seed=seed, form=form, inputs=inputs, rows={}, folder=folder)
     if form in ("csv", "tsv"):
-        case.delimiter, case.decimal = draw.choice([(",", "."), (";", "."), (";", ",")]) if form == "csv" else \
-            draw.choice([("\t", "."), ("|", "."), ("\t", ",")])
+        case.delimiter, case.decimal = (
+            draw.choice([(",", "."), (";", "."), (";", ",")])
+            if form == "csv"
+            else draw.choice([("\t", "."), ("|", "."), ("\t", ",")])
+        )
         case.header = draw.random() < 0.5
     if draw.random() < 0.3:
         case.time = "at"
@@ -208,10 +355,18 @@ def drawn(seed: int, folder: Path) -> Case:
 
 
 def _drawn_inputs(draw: random.Random, form: str) -> dict[str, str]:
-    counts = {"I": ("int", draw.randint(1, 3)), "F": ("float", draw.randint(1, 3)), "T": ("text", draw.randint(1, 3))}
+    counts = {
+        "I": ("int", draw.randint(1, 3)),
+        "F": ("float", draw.randint(1, 3)),
+        "T": ("text", draw.randint(1, 3)),
+    }
     if form in ("json", "parquet"):
         counts |= {"L": ("texts", 2), "V": ("floats", 2)}
-    return {f"{letter}{n}": kind for letter, (kind, count) in counts.items() for n in range(1, count + 1)}
+    return {
+        f"{letter}{n}": kind
+        for letter, (kind, count) in counts.items()
+        for n in range(1, count + 1)
+    }
 
 
 def _draw_rows(draw: random.Random, case: Case) -> None:
@@ -220,7 +375,9 @@ def _draw_rows(draw: random.Random, case: Case) -> None:
     for name, kind in case.inputs.items():
         pool = _pool(draw, case, name, kind)
         empty = draw.choice([0.0, 0.1, 0.5])
-        case.rows[name] = [None if draw.random() < empty else draw.choice(pool) for _ in range(count)]
+        case.rows[name] = [
+            None if draw.random() < empty else draw.choice(pool) for _ in range(count)
+        ]
         if kind in _MISFITS or case.form == "json":
             for row in range(count):
                 if draw.random() < wrong and name != KEY:
@@ -238,19 +395,30 @@ def _misfit(draw: random.Random, case: Case, name: str, kind: str) -> Any:
     if case.form == "json" and (kind not in _MISFITS or draw.random() < 0.5):
         found = draw.choice(JSON_MISFITS[kind])
         return Misfit(found, found)
-    return draw.choice([one for one in _MISFITS[kind] if case.delimiter not in one.text and not (
-        case.decimal == "," and "," in one.text)])
+    return draw.choice(
+        [
+            one
+            for one in _MISFITS[kind]
+            if case.delimiter not in one.text and not (case.decimal == "," and "," in one.text)
+        ]
+    )
 
 
 def _pool(draw: random.Random, case: Case, name: str, kind: str) -> list[Any]:
     """The values that a column has in this case."""
     if name == "at":
-        return [draw.randint(0, 3600) + draw.choice([1_700_000_000, 0, 1_711_846_800]) for _ in range(20)]
+        return [
+            draw.randint(0, 3600) + draw.choice([1_700_000_000, 0, 1_711_846_800])
+            for _ in range(20)
+        ]
     if kind in ("texts", "floats"):
         single = _pool(draw, case, "", "text" if kind == "texts" else "float")
         if kind == "texts" and case.form == "json":  # where a whole number stands for its digits
             single += draw.choice([(), INTS + LONG])
-        return [[draw.choice([None, *single, *single]) for _ in range(draw.randint(0, 4))] for _ in range(12)]
+        return [
+            [draw.choice([None, *single, *single]) for _ in range(draw.randint(0, 4))]
+            for _ in range(12)
+        ]
     if kind == "int":
         return [*_some(draw, INTS, 12), *(draw.randint(-100, 100) for _ in range(6))]
     if kind == "float":
@@ -261,12 +429,18 @@ def _pool(draw: random.Random, case: Case, name: str, kind: str) -> list[Any]:
     found = [*TEXTS, *(_IN_LINES if case.form in ("json", "parquet") else ())]
     if case.form == "tsv":  # which has no quotes, and cannot tell an empty text from none
         found = [text for text in found if text and case.delimiter not in text and "\n" not in text]
-    return [*found[:1], *_some(draw, found, 14), *_some(draw, found, 14)]  # the empty text, if it can be told from none
+    return [
+        *found[:1],
+        *_some(draw, found, 14),
+        *_some(draw, found, 14),
+    ]  # the empty text, if it can be told from none
 
 
 def _head(draw: random.Random, case: Case) -> str:
-    columns: list[Any] = [{"name": f"{name}:{kind}", "format": TIME_FORMAT} if name == case.time else f"{name}:{kind}"
-                          for name, kind in case.inputs.items()]
+    columns: list[Any] = [
+        {"name": f"{name}:{kind}", "format": TIME_FORMAT} if name == case.time else f"{name}:{kind}"
+        for name, kind in case.inputs.items()
+    ]
     given: dict[str, Any] = {"format": case.form, "columns": columns}
     if case.form in ("csv", "tsv"):
         given |= {"delimiter": case.delimiter, "header": case.header, "decimal": case.decimal}
@@ -274,11 +448,25 @@ def _head(draw: random.Random, case: Case) -> str:
     shares = {"split": {"train": 0.6, "test": 0.4}}
     split = draw.choice([shares, shares, {"split": {"all": 1}}, bounds])
     if split is bounds:
-        case.rows["at"] = [1_700_000_000 if not isinstance(one, int) else one for one in case.rows["at"]]
-    table = {"seed": draw.randint(0, 9), "row_group_rows": draw.choice([8, 64, 1000]),
-             "file_rows": draw.choice([30, 1000]), "plain_lists": draw.random() < 0.3, **split}
-    return "\n".join(["[input]", *(f"{key} = {toml(value)}" for key, value in given.items()), "[table]",
-                      *(f"{key} = {toml(value)}" for key, value in table.items()), ""])
+        case.rows["at"] = [
+            1_700_000_000 if not isinstance(one, int) else one for one in case.rows["at"]
+        ]
+    table = {
+        "seed": draw.randint(0, 9),
+        "row_group_rows": draw.choice([8, 64, 1000]),
+        "file_rows": draw.choice([30, 1000]),
+        "plain_lists": draw.random() < 0.3,
+        **split,
+    }
+    return "\n".join(
+        [
+            "[input]",
+            *(f"{key} = {toml(value)}" for key, value in given.items()),
+            "[table]",
+            *(f"{key} = {toml(value)}" for key, value in table.items()),
+            "",
+        ]
+    )
 
 
 _FIRST = [{"name": LABEL, "role": "label"}, {"name": KEY, "role": "dense", "ops": [{"op": "fill"}]}]
@@ -295,7 +483,10 @@ def parsed(case: Case, entries: list[dict[str, Any]]) -> Spec | None:
 def _drawn_entries(draw: random.Random, case: Case) -> list[dict[str, Any]]:
     entries = [dict(one) for one in _FIRST]
     tries = 0
-    for role in ["sparse", *draw.choices(list(_WANTED), [10, 1, 8, 6, 1, 1], k=draw.randint(5, 15))]:
+    for role in [
+        "sparse",
+        *draw.choices(list(_WANTED), [10, 1, 8, 6, 1, 1], k=draw.randint(5, 15)),
+    ]:
         for _ in range(_TRIES):
             tries += 1
             entry = _entry(draw, case, f"c{tries}", role)
@@ -315,10 +506,19 @@ def _entry(draw: random.Random, case: Case, name: str, role: str) -> dict[str, A
         op, sources = _of_several(draw, kinds)
         first = {"op": op, **PARAMETERS[op](draw, "row")}
         if op == "python":
-            first |= {"function": f"{MODULE}:tagged", "inputs": ["number", "text"], "output": "text", "size": 0}
+            first |= {
+                "function": f"{MODULE}:tagged",
+                "inputs": ["number", "text"],
+                "output": "text",
+                "size": 0,
+            }
         given = follow(operator(first, "")[0], "row")
         rest = given and _chain(draw, case, given, role)
-        return None if rest is None else {"name": name, "from": sources, "role": role, "ops": [first, *rest]}
+        return (
+            None
+            if rest is None
+            else {"name": name, "from": sources, "role": role, "ops": [first, *rest]}
+        )
     source = draw.choice(list(kinds))
     chain = _chain(draw, case, kinds[source], role)
     return None if chain is None else {"name": name, "from": [source], "role": role, "ops": chain}
@@ -326,25 +526,37 @@ def _entry(draw: random.Random, case: Case, name: str, role: str) -> dict[str, A
 
 def _of_several(draw: random.Random, kinds: Mapping[str, str]) -> tuple[str, list[str]]:
     """An operator on several columns, with columns for it."""
-    of = {kind: [name for name, one in kinds.items() if one == kind] for kind in ("number", "text", "numbers", "texts")}
+    of = {
+        kind: [name for name, one in kinds.items() if one == kind]
+        for kind in ("number", "text", "numbers", "texts")
+    }
     scalars = [*of["number"], *of["text"]]
-    found = [("cross", draw.sample(scalars, 2)), ("concat", draw.sample(scalars, 3)),
-             ("group", [draw.choice(scalars), draw.choice(of["number"])]), ("flags", draw.sample(of["number"], 2)),
-             ("hour", [draw.choice(of["number"]), draw.choice(of["text"])]),
-             ("python", [draw.choice(of["number"]), draw.choice(of["text"])])]
+    found = [
+        ("cross", draw.sample(scalars, 2)),
+        ("concat", draw.sample(scalars, 3)),
+        ("group", [draw.choice(scalars), draw.choice(of["number"])]),
+        ("flags", draw.sample(of["number"], 2)),
+        ("hour", [draw.choice(of["number"]), draw.choice(of["text"])]),
+        ("python", [draw.choice(of["number"]), draw.choice(of["text"])]),
+    ]
     if of["texts"]:
-        found += [("overlap", draw.choice([of["texts"], of["numbers"]])),
-                  ("recent", [draw.choice(of["number"]), draw.choice(of["numbers"])])]
+        found += [
+            ("overlap", draw.choice([of["texts"], of["numbers"]])),
+            ("recent", [draw.choice(of["number"]), draw.choice(of["numbers"])]),
+        ]
     return draw.choice(found)
 
 
-def _chain(draw: random.Random, case: Case, kind: str, role: str, names: Sequence[str] = tuple(OPERATORS)
-           ) -> list[dict[str, Any]] | None:
+def _chain(
+    draw: random.Random, case: Case, kind: str, role: str, names: Sequence[str] = tuple(OPERATORS)
+) -> list[dict[str, Any]] | None:
     """Operators that lead from a kind to what a role needs; None if they went astray."""
     chain: list[dict[str, Any]] = []
     made: list[Operator] = []
     while len(chain) < _MOST_OPS:
-        if kind == _WANTED[role] and (draw.random() < 0.4 or (kind in ("id", "ids") and draw.random() < 0.7)):
+        if kind == _WANTED[role] and (
+            draw.random() < 0.4 or (kind in ("id", "ids") and draw.random() < 0.7)
+        ):
             break
         found = _step(draw, case, kind, made, names)
         if found is None:
@@ -354,25 +566,39 @@ def _chain(draw: random.Random, case: Case, kind: str, role: str, names: Sequenc
         kind = found[2]
     if kind != _WANTED[role] or (sum(isinstance(op, Fitted) for op in made) > 3):
         return None
-    if role in ("dense", "weight") and (draw.random() < 0.8 or not any(one["op"].startswith("fill") for one in chain)):
+    if role in ("dense", "weight") and (
+        draw.random() < 0.8 or not any(one["op"].startswith("fill") for one in chain)
+    ):
         chain.append({"op": "fill", **_maybe(draw, value=_number(draw))})
     if role == "weight":
         chain.append({"op": "clip", "low": 0.5, "high": 9.0})
     return chain
 
 
-def _step(draw: random.Random, case: Case, kind: str, before: Sequence[Operator], names: Sequence[str]
-          ) -> tuple[dict[str, Any], Operator, str] | None:
+def _step(
+    draw: random.Random, case: Case, kind: str, before: Sequence[Operator], names: Sequence[str]
+) -> tuple[dict[str, Any], Operator, str] | None:
     """An operator that takes a column of that kind, with the kind that it gives."""
     for _ in range(20):
         name = draw.choice(names)
-        given = {key: value.replace("FOLDER", str(case.folder)) if isinstance(value, str) else value
-                 for key, value in PARAMETERS[name](draw, kind).items()}
+        given = {
+            key: value.replace("FOLDER", str(case.folder)) if isinstance(value, str) else value
+            for key, value in PARAMETERS[name](draw, kind).items()
+        }
         op = operator({"op": name, **given}, "")[0]
         after = follow(op, kind)
-        fits = after is not None and (name != "python" or op.inputs == (kind,)) and (
-            name != "lookup" or (before and (before[-1].cardinality(None) or 2) <= MATRIX_ROWS
-                                 and before[-1].name != "python"))
+        fits = (
+            after is not None
+            and (name != "python" or op.inputs == (kind,))
+            and (
+                name != "lookup"
+                or (
+                    before
+                    and (before[-1].cardinality(None) or 2) <= MATRIX_ROWS
+                    and before[-1].name != "python"
+                )
+            )
+        )
         if fits and not (given.get("past") and "split_time" not in case.head):
             return {"op": name, **given}, op, str(after)
     return None
@@ -387,15 +613,20 @@ def _leave(draw: random.Random, case: Case) -> None:
         if entry.get("name") == KEY or draw.random() < 0.2:
             continue
         for place in places:
-            ops = [{**op, "online": True} if n >= place else op for n, op in enumerate(entry["ops"])]
+            ops = [
+                {**op, "online": True} if n >= place else op for n, op in enumerate(entry["ops"])
+            ]
             if parsed(case, [*_FIRST, {**entry, "ops": ops}]) is not None:
                 case.left[number] = {**entry, "ops": ops}
                 break
     if draw.random() < 0.3:
         spec = parsed(case, case.left)
         assert spec is not None
-        case.placement = {column.name: [op.name for op in column.ops[column.online:]] for column in spec.columns
-                          if column.online is not None}
+        case.placement = {
+            column.name: [op.name for op in column.ops[column.online :]]
+            for column in spec.columns
+            if column.online is not None
+        }
         case.left = [dict(one) for one in case.entries]
 
 
@@ -412,12 +643,19 @@ def _drawn_transforms(draw: random.Random, case: Case) -> list[dict[str, Any]]:
             continue
         if role == "dense":  # what a transform gives beyond float32 is an error
             chain += [{"op": "fill"}, {"op": "clip", "low": -1e30, "high": 1e30}]
-        one = {"name": f"t{number}", "inputs": [source.name], "outputs": [{"name": f"made{number}"}], "ops": chain}
+        one = {
+            "name": f"t{number}",
+            "inputs": [source.name],
+            "outputs": [{"name": f"made{number}"}],
+            "ops": chain,
+        }
         case.transforms = [*found, one]
         try:
             text = case.loader()
             whole = Spec.parse(text)
-            transformed(whole.fields(dict.fromkeys((c.name for c in whole.columns), 1000)), whole.transforms)
+            transformed(
+                whole.fields(dict.fromkeys((c.name for c in whole.columns), 1000)), whole.transforms
+            )
         except SpecError:
             continue
         found.append(one)

@@ -71,37 +71,69 @@ def try_seed(seed: int, folder: Path) -> list[str]:
             return work()
         except Exception as error:
             where = traceback.extract_tb(error.__traceback__)[-1]
-            found.append(f"{what} fails: {type(error).__name__}: {str(error)[:400]} "
-                         f"({Path(where.filename).name}:{where.lineno})")
+            found.append(
+                f"{what} fails: {type(error).__name__}: {str(error)[:400]} "
+                f"({Path(where.filename).name}:{where.lineno})"
+            )
             return None
 
     whole = attempt("the local job", lambda: made(None, case.etl(), path, folder / "etl"))
-    left = attempt("the local job that leaves operators", lambda: made(None, case.loader(), path, folder / "left"))
+    left = attempt(
+        "the local job that leaves operators",
+        lambda: made(None, case.loader(), path, folder / "left"),
+    )
     if whole is None or left is None:  # both may refuse all rows
-        return [] if [f" {case.count} of {case.count} rows " in one for one in found] == [True, True] else found
+        return (
+            []
+            if [f" {case.count} of {case.count} rows " in one for one in found] == [True, True]
+            else found
+        )
     want, chains = stored(whole.table), chains_of(case)
     if whole.rejected != left.rejected:
-        found.append(f"the rows that are set aside differ: {whole.rejected[:9]} or, with operators left, "
-                     f"{left.rejected[:9]}")
+        found.append(
+            f"the rows that are set aside differ: {whole.rejected[:9]} or, with operators left, "
+            f"{left.rejected[:9]}"
+        )
     if seed % SPARK_EVERY == 0:
         text, local = random.Random(seed).choice([(case.etl(), whole), (case.loader(), left)])
         spark = attempt("the Spark job", lambda: made(session(), text, path, folder / "spark"))
         if spark is not None:
             found += differences("Spark", stored(local.table), stored(spark.table), chains)
             if spark.rejected != local.rejected:
-                found.append(f"Spark sets other rows aside: {spark.rejected[:9]}, not {local.rejected[:9]}")
+                found.append(
+                    f"Spark sets other rows aside: {spark.rejected[:9]}, not {local.rejected[:9]}"
+                )
     kept = finite_rows(whole.table, want)
     want = {name: {key: values[key] for key in kept} for name, values in want.items()}
-    if case.form == "parquet" and case.time is None and not case.misfits(range(case.count), list(case.inputs)):
-        loaded = attempt("the loader of the file", lambda: load(plain(case, path), folder, random.Random(seed)))
+    if (
+        case.form == "parquet"
+        and case.time is None
+        and not case.misfits(range(case.count), list(case.inputs))
+    ):
+        loaded = attempt(
+            "the loader of the file", lambda: load(plain(case, path), folder, random.Random(seed))
+        )
         if loaded is not None:
-            found += differences("the loader of the file", want, {
-                name: {key: values[key] for key in kept if key in values} for name, values in loaded.items()}, chains)
+            found += differences(
+                "the loader of the file",
+                want,
+                {
+                    name: {key: values[key] for key in kept if key in values}
+                    for name, values in loaded.items()
+                },
+                chains,
+            )
     loaded = attempt("the loader", lambda: load(left.table, folder, random.Random(seed)))
     if loaded is not None:
-        found += differences("the loader", want, {name: loaded[name] for name in want if name in loaded}, chains)
-    found += attempt("the server", lambda: of_server(case, left.table, want, loaded or {}, chains)) or []
-    found += attempt("the server's refusals", lambda: not_refused(case, whole, left.table, kept)) or []
+        found += differences(
+            "the loader", want, {name: loaded[name] for name in want if name in loaded}, chains
+        )
+    found += (
+        attempt("the server", lambda: of_server(case, left.table, want, loaded or {}, chains)) or []
+    )
+    found += (
+        attempt("the server's refusals", lambda: not_refused(case, whole, left.table, kept)) or []
+    )
     return found
 
 
@@ -110,12 +142,28 @@ def try_seed(seed: int, folder: Path) -> list[str]:
 
 def made(spark: Any, text: str, path: Path, output: Path) -> Made:
     spec = Spec.own(text)
-    job = Job(spec=spec, inputs=(str(path),), store=TableStore(output), max_rejects=1.0,
-              accept_nulls=tuple(spec.input.columns), rejects=str(output.with_suffix(".rejects")))
+    job = Job(
+        spec=spec,
+        inputs=(str(path),),
+        store=TableStore(output),
+        max_rejects=1.0,
+        accept_nulls=tuple(spec.input.columns),
+        rejects=str(output.with_suffix(".rejects")),
+    )
     on(spark, job)
-    rows = [json.loads(line) for one in sorted(Path(str(job.rejects)).rglob("part-*.json"))
-            for line in one.read_text().split("\n") if line] if Path(str(job.rejects)).exists() else []
-    rejected = sorted((one.get("line") or json.loads(one["raw"])[KEY], one["reason"]) for one in rows)
+    rows = (
+        [
+            json.loads(line)
+            for one in sorted(Path(str(job.rejects)).rglob("part-*.json"))
+            for line in one.read_text().split("\n")
+            if line
+        ]
+        if Path(str(job.rejects)).exists()
+        else []
+    )
+    rejected = sorted(
+        (one.get("line") or json.loads(one["raw"])[KEY], one["reason"]) for one in rows
+    )
     return Made(FeatureTable.open(output, allow_code=[MODULE]), rejected)
 
 
@@ -123,20 +171,33 @@ def bits(values: np.ndarray[Any, Any]) -> list[Any]:
     """Values that equal each other only if their bits do; all NaN are one."""
     if values.dtype.kind != "f":
         return values.tolist()
-    return np.where(np.isnan(values), values.dtype.type("nan"), values).view(f"i{values.itemsize}").tolist()
+    return (
+        np.where(np.isnan(values), values.dtype.type("nan"), values)
+        .view(f"i{values.itemsize}")
+        .tolist()
+    )
 
 
 def stored(table: FeatureTable) -> Columns:
     """What the files of a table hold."""
-    whole = pa.concat_tables([pq.read_table(file.path, partitioning=None) for file in table.files]).combine_chunks()
+    whole = pa.concat_tables(
+        [pq.read_table(file.path, partitioning=None) for file in table.files]
+    ).combine_chunks()
     keys = whole[KEY].to_numpy().astype(int).tolist()
     found = {}
     for one in table.stored:
         column = whole[one.name]
-        values = [tuple(np.frombuffer(bag, "<u4").tolist()) for bag in column.to_pylist()] if one.layout == "bytes" \
-            else bits(column.to_numpy()) if pa.types.is_floating(column.type) and not column.null_count \
-            else [repr(value) for value in column.to_pylist()] if one.nullable \
-            else [tuple(value) if isinstance(value, list) else value for value in column.to_pylist()]
+        values = (
+            [tuple(np.frombuffer(bag, "<u4").tolist()) for bag in column.to_pylist()]
+            if one.layout == "bytes"
+            else bits(column.to_numpy())
+            if pa.types.is_floating(column.type) and not column.null_count
+            else [repr(value) for value in column.to_pylist()]
+            if one.nullable
+            else [
+                tuple(value) if isinstance(value, list) else value for value in column.to_pylist()
+            ]
+        )
         found[one.name] = dict(zip(keys, values, strict=True))
     return found
 
@@ -145,18 +206,34 @@ def load(table: FeatureTable | ParquetFiles, folder: Path, draw: random.Random) 
     """What batches hold of a table; rows that a batch cannot hold are set aside."""
     found: dict[str, Rows] = {}
     for split in ("all",) if isinstance(table, ParquetFiles) else table.splits:
-        how: dict[str, Any] = draw.choice([{"reader": "arrow"}, {"reader": "petastorm"}, {"packed": PackedCopy()}])
-        errors = Errors(on_error="quarantine", max_rate=1.0, quarantine=folder / f"aside-{split}.jsonl")
-        with BatchLoader(table, split=split, batch_size=_BATCH, last="pad", errors=errors,
-                         window_rows=draw.choice([None, 32]), **how) as loader:
+        how: dict[str, Any] = draw.choice(
+            [{"reader": "arrow"}, {"reader": "petastorm"}, {"packed": PackedCopy()}]
+        )
+        errors = Errors(
+            on_error="quarantine", max_rate=1.0, quarantine=folder / f"aside-{split}.jsonl"
+        )
+        with BatchLoader(
+            table,
+            split=split,
+            batch_size=_BATCH,
+            last="pad",
+            errors=errors,
+            window_rows=draw.choice([None, 32]),
+            **how,
+        ) as loader:
             for batch in loader:
                 there = np.flatnonzero(batch.weight.numpy() > 0)
                 keys = batch[KEY].numpy()[there].astype(int).tolist()
                 for name in (*loader.dense_names, *loader.sparse_names):
                     column = batch[name]
-                    values = _bags(column.values.numpy(), column.lengths.numpy()) if isinstance(column, BagColumn) \
+                    values = (
+                        _bags(column.values.numpy(), column.lengths.numpy())
+                        if isinstance(column, BagColumn)
                         else bits(column.numpy())
-                    found.setdefault(name, {}).update(zip(keys, (values[n] for n in there), strict=True))
+                    )
+                    found.setdefault(name, {}).update(
+                        zip(keys, (values[n] for n in there), strict=True)
+                    )
     return found
 
 
@@ -164,8 +241,11 @@ def plain(case: Case, path: Path) -> ParquetFiles:
     """The file itself, with those columns of the spec that learn nothing. A loader refuses a file whose values mostly
     cannot be read, so operators that read are left out, too."""
     spec = Spec.parse(case.etl())
-    columns = [column.name for column in spec.columns
-               if not any(op.reads or isinstance(op, Fitted | Python) for op in column.ops)]
+    columns = [
+        column.name
+        for column in spec.columns
+        if not any(op.reads or isinstance(op, Fitted | Python) for op in column.ops)
+    ]
     return ParquetFiles.open(str(path), spec=Spec.own(case.plain(columns)), say=lambda _: None)
 
 
@@ -185,12 +265,16 @@ class Server:
         """What it makes of these rows. Refusal or BadValue if it answers with 422."""
         request = self._decoder.read(*self._case.request([key - 1 for key in keys], draw))
         batch = self._model.batch(self._decoder.columns([request]))
-        found = {name: dict(zip(keys, bits(batch.dense[:, place].numpy()), strict=True))
-                 for place, name in enumerate(self._model.meta.dense)}
+        found = {
+            name: dict(zip(keys, bits(batch.dense[:, place].numpy()), strict=True))
+            for place, name in enumerate(self._model.meta.dense)
+        }
         columns = self._model.layout.columns
         lengths = batch.lengths.numpy().reshape(len(columns), -1)
         ends = np.cumsum(lengths.sum(axis=1))[:-1]
-        for column, counts, values in zip(columns, lengths, np.split(batch.values.numpy(), ends), strict=True):
+        for column, counts, values in zip(
+            columns, lengths, np.split(batch.values.numpy(), ends), strict=True
+        ):
             ids = _bags(values, counts) if column.name in self._bags else values.tolist()
             found[column.name] = dict(zip(keys, ids, strict=True))
         return found
@@ -202,13 +286,17 @@ class Server:
 def chains_of(case: Case) -> dict[str, str]:
     """The operators of each column, those that are left to the loader behind a bar."""
     spec = Spec.parse(case.loader())
-    return {column.name: f"{'+'.join(column.sources)}: {' '.join(op.name for op in column.left_to_spark)}"
-                         f"{'' if column.online is None else ' | '}"
-                         f"{'' if column.online is None else ' '.join(op.name for op in column.ops[column.online:])}"
-            for column in spec.columns}
+    return {
+        column.name: f"{'+'.join(column.sources)}: {' '.join(op.name for op in column.left_to_spark)}"
+        f"{'' if column.online is None else ' | '}"
+        f"{'' if column.online is None else ' '.join(op.name for op in column.ops[column.online :])}"
+        for column in spec.columns
+    }
 
 
-def differences(way: str, want: Mapping[str, Rows], got: Mapping[str, Rows], chains: Mapping[str, str]) -> list[str]:
+def differences(
+    way: str, want: Mapping[str, Rows], got: Mapping[str, Rows], chains: Mapping[str, str]
+) -> list[str]:
     found = []
     for name, values in got.items():
         if values.keys() != want[name].keys():
@@ -216,9 +304,13 @@ def differences(way: str, want: Mapping[str, Rows], got: Mapping[str, Rows], cha
             break
         wrong = [key for key, value in values.items() if value != want[name][key]]
         if wrong:
-            shown = ", ".join(f"row {key}: {values[key]} and not {want[name][key]}" for key in wrong[:_MOST_SHOWN])
-            found.append(f"{way}: column {name} ({chains.get(name, 'a transform')}) differs in {len(wrong)} rows: "
-                         f"{shown}")
+            shown = ", ".join(
+                f"row {key}: {values[key]} and not {want[name][key]}" for key in wrong[:_MOST_SHOWN]
+            )
+            found.append(
+                f"{way}: column {name} ({chains.get(name, 'a transform')}) differs in {len(wrong)} rows: "
+                f"{shown}"
+            )
     return found
 
 
@@ -226,11 +318,15 @@ def finite_rows(table: FeatureTable, want: Columns) -> list[int]:
     """The rows whose numbers are finite, so that a batch can hold them."""
     dense = [one.name for one in table.fields if one.role == "dense"]
     keys = np.array(list(want[KEY]), int)
-    numbers = np.array([[want[name][key] for key in keys] for name in dense], np.int32).view(np.float32)
+    numbers = np.array([[want[name][key] for key in keys] for name in dense], np.int32).view(
+        np.float32
+    )
     return keys[np.isfinite(numbers).all(axis=0)].tolist() if len(keys) else []
 
 
-def of_server(case: Case, table: FeatureTable, want: Columns, loaded: Columns, chains: Mapping[str, str]) -> list[str]:
+def of_server(
+    case: Case, table: FeatureTable, want: Columns, loaded: Columns, chains: Mapping[str, str]
+) -> list[str]:
     """What the server makes otherwise. A row of the training split knows its own label's fold, and its own moment, in
     the ETL alone, so such columns are compared in the rows of the other splits."""
     keys = list(want[KEY])
@@ -251,11 +347,15 @@ def of_server(case: Case, table: FeatureTable, want: Columns, loaded: Columns, c
             continue
         hidden = trained if by_row & made_of.get(name, {name}) else set()
         rows = {key: value for key, value in values.items() if key not in hidden}
-        found += differences("the server", {name: {key: reference[name][key] for key in rows}}, {name: rows}, chains)
+        found += differences(
+            "the server", {name: {key: reference[name][key] for key in rows}}, {name: rows}, chains
+        )
     return found
 
 
-def _features(server: Server, keys: list[int], seed: int, by_row: set[str], trained: set[int]) -> Columns:
+def _features(
+    server: Server, keys: list[int], seed: int, by_row: set[str], trained: set[int]
+) -> Columns:
     """What the server makes of the rows, without those of the training split in which it makes a number too large of
     all that such a column learned."""
     try:
@@ -271,11 +371,15 @@ def _features(server: Server, keys: list[int], seed: int, by_row: set[str], trai
 def not_refused(case: Case, whole: Made, table: FeatureTable, kept: list[int]) -> list[str]:
     """Rows that the job sets aside, or whose numbers no batch holds, and that the server answers all the same."""
     spec = table.spec()
-    needed = sorted({name for column in spec.columns if column.role in MODEL_ROLES for name in column.sources})
+    needed = sorted(
+        {name for column in spec.columns if column.role in MODEL_ROLES for name in column.sources}
+    )
     server, found = Server(case, table), []
     misfits = [row + 1 for row in case.misfits(range(case.count), needed)]
     if held := set(misfits) & set(kept):
-        found.append(f"rows {sorted(held)} are in the table, and one of their values fits no column")
+        found.append(
+            f"rows {sorted(held)} are in the table, and one of their values fits no column"
+        )
     beyond = sorted(set(stored(whole.table)[KEY]) - set(kept))
     for key in [*misfits[:_MOST_REFUSED], *beyond[:_MOST_REFUSED]]:
         found += _answered(case, server, key)

@@ -54,17 +54,35 @@ class Case:
 
     def text(self) -> str:
         """The spec."""
-        names = ", ".join(f'{{name = "{name}:{kind}", was = "{self.was[name]}"}}' if name in self.was else
-                          f'"{name}:{kind}"' for name, kind in self.inputs.items())
-        return "\n".join([f'[input]\nformat = "parquet"\ncolumns = [{names}]\noptional = {self.optional}\n[table]',
-                          *self.table, *self.rules, self.label, *self.columns.values()])
+        names = ", ".join(
+            f'{{name = "{name}:{kind}", was = "{self.was[name]}"}}'
+            if name in self.was
+            else f'"{name}:{kind}"'
+            for name, kind in self.inputs.items()
+        )
+        return "\n".join(
+            [
+                f'[input]\nformat = "parquet"\ncolumns = [{names}]\noptional = {self.optional}\n[table]',
+                *self.table,
+                *self.rules,
+                self.label,
+                *self.columns.values(),
+            ]
+        )
 
     def write(self, folder: Path, rows: list[dict[str, Any]]) -> str:
         """Writes rows with the columns as they are now."""
         path = folder / f"rows-{len(list(folder.glob('rows-*')))}.parquet"
         names = {name: self.first_names.get(name, name) for name in self.inputs}
-        pq.write_table(pa.table({name: pa.array([row[first] for row in rows], _TYPES[self.inputs[name]])
-                                 for name, first in names.items()}), path)
+        pq.write_table(
+            pa.table(
+                {
+                    name: pa.array([row[first] for row in rows], _TYPES[self.inputs[name]])
+                    for name, first in names.items()
+                }
+            ),
+            path,
+        )
         return str(path)
 
 
@@ -77,10 +95,17 @@ def _rows(draw: random.Random, count: int, start: float, timed: bool) -> list[di
             rows.append({**twin, "rating": draw.choice([twin["rating"], draw.randint(1, 5)])})
             continue
         at = start + draw.randrange(moments) * _UNTIL / moments
-        rows.append({"rating": draw.randint(1, 5), "user": _maybe(draw, f"u{draw.randrange(users)}"),
-                     "item": _maybe(draw, f"i{draw.randrange(6)}"), "at": at if timed else _maybe(draw, at),
-                     "price": _maybe(draw, draw.choice([0.5, 1.0, 2.25, -3.0])),
-                     "more": _maybe(draw, draw.randint(0, 5)), "part": draw.choice(["train", "train", "test"])})
+        rows.append(
+            {
+                "rating": draw.randint(1, 5),
+                "user": _maybe(draw, f"u{draw.randrange(users)}"),
+                "item": _maybe(draw, f"i{draw.randrange(6)}"),
+                "at": at if timed else _maybe(draw, at),
+                "price": _maybe(draw, draw.choice([0.5, 1.0, 2.25, -3.0])),
+                "more": _maybe(draw, draw.randint(0, 5)),
+                "part": draw.choice(["train", "train", "test"]),
+            }
+        )
     for row in rows:
         row["click"] = int(row["rating"] > 3)
     return rows
@@ -101,13 +126,19 @@ def drawn(seed: int) -> Case:
     case = Case(draw=draw, spark=spark, inputs=dict(draw.sample(list(names.items()), len(names))))
     made = "" if label == "click" else 'ops = [{op = "compare", to = ">= 4"}]\n'
     case.label = f'[[column]]\nname = "label"\nfrom = "{label}"\nrole = "label"\n{made}'
-    case.table = [f"seed = {draw.randrange(99)}", {
-        "hash": "split = {train = 0.6, validation = 0.2, test = 0.2}",
-        "by": 'split = {train = 0.6, test = 0.4}\nsplit_by = ["user"]',
-        "column": 'split = {train = 0.5, test = 0.5}\nsplit_column = "part"',
-        "time": 'split_time = "at"\nsplit = {train = 0, validation = 60, test = 80}'}[split]]
+    case.table = [
+        f"seed = {draw.randrange(99)}",
+        {
+            "hash": "split = {train = 0.6, validation = 0.2, test = 0.2}",
+            "by": 'split = {train = 0.6, test = 0.4}\nsplit_by = ["user"]',
+            "column": 'split = {train = 0.5, test = 0.5}\nsplit_column = "part"',
+            "time": 'split_time = "at"\nsplit = {train = 0, validation = 60, test = 80}',
+        }[split],
+    ]
     if draw.random() < 0.4:
-        case.table.append(f"key = {draw.choice([['user', 'item', 'at'], ['user', 'at'], ['user']])}")
+        case.table.append(
+            f"key = {draw.choice([['user', 'item', 'at'], ['user', 'at'], ['user']])}"
+        )
     if draw.random() < 0.3:
         case.rules.append('[[filter]]\ncolumn = "price"\nop = ">"\nvalue = -1.0')
     rule = draw.random()
@@ -129,8 +160,14 @@ def drawn(seed: int) -> Case:
     if "time" in split:
         past = draw.choice(["", ", past = true, past_step = 7.0", ", past = true"])
         _add(case, "mean", '"user", "price"', f'{{op = "group"{past}}}, {{op = "fill"}}')
-    _add(case, "price", '"price"', draw.choice(['{op = "fill_mean"}, {op = "standardise"}',
-                                                '{op = "fill"}, {op = "min_max"}']))
+    _add(
+        case,
+        "price",
+        '"price"',
+        draw.choice(
+            ['{op = "fill_mean"}, {op = "standardise"}', '{op = "fill"}, {op = "min_max"}']
+        ),
+    )
     return case
 
 
@@ -141,40 +178,63 @@ def _features(case: Case, name: str, timed: bool) -> None:
         return
     if name == "times":
         for within in ("within = 20", "gap = 5"):
-            _add(case, f"recent {within}", '"at", "times"', f'{{op = "recent", {within}}}, {{op = "fill"}}')
+            _add(
+                case,
+                f"recent {within}",
+                '"at", "times"',
+                f'{{op = "recent", {within}}}, {{op = "fill"}}',
+            )
         return
     if name in ("since", "before", "age"):
         _add(case, name, f'"{name}"', '{op = "fill"}, {op = "standardise"}')
         return
     draw = case.draw
     past = draw.choice(["", ", past = true", ", past = true, past_step = 7.0"]) if timed else ""
-    _add(case, f"{name} target", f'"{name}"', f'{{op = "target", folds = {draw.choice([2, 5])}, '
-         f'smoothing = {draw.choice([0.5, 20.0])}{past}}}')
+    _add(
+        case,
+        f"{name} target",
+        f'"{name}"',
+        f'{{op = "target", folds = {draw.choice([2, 5])}, '
+        f"smoothing = {draw.choice([0.5, 20.0])}{past}}}",
+    )
     if draw.random() < 0.6:
         _add(case, f"{name} count", f'"{name}"', f'{{op = "count"{past}}}, {{op = "fill"}}')
         _add(case, f"{name} id", f'"{name}"', '{op = "categorify", min_count = 2}', "sparse")
 
 
 def _add(case: Case, name: str, sources: str, ops: str, role: str = "dense") -> None:
-    case.columns[name] = f'[[column]]\nname = "{name}"\nfrom = [{sources}]\nrole = "{role}"\nops = [{ops}]\n'
+    case.columns[name] = (
+        f'[[column]]\nname = "{name}"\nfrom = [{sources}]\nrole = "{role}"\nops = [{ops}]\n'
+    )
 
 
 def _relations(case: Case, label: str, split: str) -> list[str]:
     """Rules by which rows meet other rows; returns the columns that they add."""
     draw, added = case.draw, []
-    apart = split in ("time", "by")  # only then no test row's label may stand in a training row's history
-    found = {"items": 'history]]\nname = "items"\nof = "item"\nby = "user"\norder = "at"\nlength = 3',
-             "times": 'history]]\nname = "times"\nof = "at"\nby = "user"\norder = "at"\nlength = 20',
-             "since": 'lag]]\nname = "since"\nof = "at"\nby = "user"\norder = "at"\ndifference = true',
-             "last": f'lag]]\nname = "last"\nof = "item"\nby = "user"\norder = "at"\nrows = {draw.randint(1, 2)}',
-             "age": 'join]]\npath = "SIDE"\non = "user"\ncolumns = ["age:int"]\ntime = "at"\ntheir_time = "from"'}
+    apart = split in (
+        "time",
+        "by",
+    )  # only then no test row's label may stand in a training row's history
+    found = {
+        "items": 'history]]\nname = "items"\nof = "item"\nby = "user"\norder = "at"\nlength = 3',
+        "times": 'history]]\nname = "times"\nof = "at"\nby = "user"\norder = "at"\nlength = 20',
+        "since": 'lag]]\nname = "since"\nof = "at"\nby = "user"\norder = "at"\ndifference = true',
+        "last": f'lag]]\nname = "last"\nof = "item"\nby = "user"\norder = "at"\nrows = {draw.randint(1, 2)}',
+        "age": 'join]]\npath = "SIDE"\non = "user"\ncolumns = ["age:int"]\ntime = "at"\ntheir_time = "from"',
+    }
     if apart:
         found["before"] = f'lag]]\nname = "before"\nof = "{label}"\nby = "user"\norder = "at"'
         if label == "click":
-            found["items_clicked"] = ('history]]\nname = "items_clicked"\nof = "item"\nby = "user"\norder = "at"\n'
-                                      "length = 3\npositive = true")
+            found["items_clicked"] = (
+                'history]]\nname = "items_clicked"\nof = "item"\nby = "user"\norder = "at"\n'
+                "length = 3\npositive = true"
+            )
     if draw.random() < 0.3:
-        case.rules.append(draw.choice(["[dedup]", '[dedup]\nby = ["user", "at"]\norder = "price"\nkeep = "first"']))
+        case.rules.append(
+            draw.choice(
+                ["[dedup]", '[dedup]\nby = ["user", "at"]\norder = "price"\nkeep = "first"']
+            )
+        )
     for name in sorted(draw.sample(list(found), 3), key=lambda name: name != "age"):
         case.rules.append("[[" + found[name])
         added.append(name)
@@ -199,23 +259,38 @@ def _change(case: Case, folder: Path) -> dict[str, Any]:
         elif change == "reorder":
             case.inputs = dict(draw.sample(list(case.inputs.items()), len(case.inputs)))
         elif change == "rename" and "cost" not in case.inputs:
-            case.inputs = {"cost" if name == "price" else name: kind for name, kind in case.inputs.items()}
+            case.inputs = {
+                "cost" if name == "price" else name: kind for name, kind in case.inputs.items()
+            }
             case.was["cost"], case.first_names["cost"] = "price", "price"
             case.rules = [rule.replace('"price"', '"cost"') for rule in case.rules]
-            case.columns = {name: entry.replace('"price"]', '"cost"]') for name, entry in case.columns.items()}
+            case.columns = {
+                name: entry.replace('"price"]', '"cost"]') for name, entry in case.columns.items()
+            }
         elif change == "key" and not any(line.startswith("key") for line in case.table):
             case.table.append("key = ['user', 'at']")
     case.files = [case.write(folder, case.rows)]
-    return {"mode": "overwrite", "input": case.files, **draw.choice([{"update_state": True}, {"update_state": True}, {
-        "refit": True}, {}])}
+    return {
+        "mode": "overwrite",
+        "input": case.files,
+        **draw.choice([{"update_state": True}, {"update_state": True}, {"refit": True}, {}]),
+    }
 
 
 def try_seed(seed: int, folder: Path) -> list[str]:
     """The leaks in the versions of a drawn table, and whatever keeps an audit from looking for them."""
     case, found = drawn(seed), list[str]()
     spark, out = session() if case.spark else None, folder / "table"
-    pq.write_table(pa.table({"user": [f"u{n % 20}" for n in range(60)], "from": [float(n * 7 % 100) for n in range(60)],
-                             "age": [n * 3 % 17 for n in range(60)]}), folder / "side.parquet")
+    pq.write_table(
+        pa.table(
+            {
+                "user": [f"u{n % 20}" for n in range(60)],
+                "from": [float(n * 7 % 100) for n in range(60)],
+                "age": [n * 3 % 17 for n in range(60)],
+            }
+        ),
+        folder / "side.parquet",
+    )
     case.rules = [rule.replace("SIDE", str(folder / "side.parquet")) for rule in case.rules]
     case.files = [case.write(folder, case.rows)]
     options: dict[str, Any] = {"mode": "create", "input": case.files}
@@ -224,8 +299,16 @@ def try_seed(seed: int, folder: Path) -> list[str]:
         (folder / f"spec-{number}.toml").write_text(text)
         Spec.own(text)  # what is drawn is no wrong spec: only a job may refuse it
         try:
-            run(spark, out, *options.pop("input"), text=text, max_rejects=1.0, accept_nulls=tuple(case.inputs),
-                split_moved=case.draw.choice(["refuse", "accept"]), **options)
+            run(
+                spark,
+                out,
+                *options.pop("input"),
+                text=text,
+                max_rejects=1.0,
+                accept_nulls=tuple(case.inputs),
+                split_moved=case.draw.choice(["refuse", "accept"]),
+                **options,
+            )
         except (UsageError, JobFailure):
             return found
         table = FeatureTable.open(out)

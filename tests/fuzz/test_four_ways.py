@@ -34,7 +34,9 @@ def mutant(function: Callable[..., Any], old: str, new: str) -> Callable[..., An
     return namespace[function.__name__]
 
 
-def plant(monkeypatch: pytest.MonkeyPatch, way: tuple[Any, str], mistake: tuple[Any, str, str, str]) -> None:
+def plant(
+    monkeypatch: pytest.MonkeyPatch, way: tuple[Any, str], mistake: tuple[Any, str, str, str]
+) -> None:
     """Changes a function as long as that way runs, and no other."""
     owner, name, old, new = mistake
     changed, run = mutant(getattr(owner, name), old, new), getattr(*way)
@@ -48,7 +50,9 @@ def plant(monkeypatch: pytest.MonkeyPatch, way: tuple[Any, str], mistake: tuple[
 
 
 def first_found(seeds: list[int], tmp_path_factory: pytest.TempPathFactory) -> int | None:
-    return next((seed for seed in seeds if four_ways.try_seed(seed, tmp_path_factory.mktemp("seed"))), None)
+    return next(
+        (seed for seed in seeds if four_ways.try_seed(seed, tmp_path_factory.mktemp("seed"))), None
+    )
 
 
 def test_every_operator_is_drawn():
@@ -57,20 +61,28 @@ def test_every_operator_is_drawn():
 
 def test_a_seed_draws_the_same_in_every_process(tmp_path, repo):
     case = drawn(11, tmp_path)
-    program = ("import json, pathlib; from tests.fuzz.drawn_specs import drawn; "
-               f"case = drawn(11, pathlib.Path({str(tmp_path)!r})); "
-               "print(json.dumps([case.etl(), case.loader(), repr(case.rows)]))")
-    found = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True, cwd=repo)
+    program = (
+        "import json, pathlib; from tests.fuzz.drawn_specs import drawn; "
+        f"case = drawn(11, pathlib.Path({str(tmp_path)!r})); "
+        "print(json.dumps([case.etl(), case.loader(), repr(case.rows)]))"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", program], check=True, capture_output=True, text=True, cwd=repo
+    )
     assert json.loads(found.stdout) == [case.etl(), case.loader(), repr(case.rows)]
 
 
 def test_a_job_rejects_every_value_that_is_drawn_because_it_fits_no_column(tmp_path):
     cells = [f'"{kind}": {misfit}' for kind, misfits in JSON_MISFITS.items() for misfit in misfits]
-    (tmp_path / "rows.json").write_text("".join(f'{{"click": 1, {cell}}}\n' for cell in ['"int": 1', *cells]))
+    (tmp_path / "rows.json").write_text(
+        "".join(f'{{"click": 1, {cell}}}\n' for cell in ['"int": 1', *cells])
+    )
     columns = ", ".join(f'"{kind}:{kind}"' for kind in JSON_MISFITS)
-    text = (f'[input]\nformat = "json"\ncolumns = ["click:int", {columns}]\n[table]\nsplit = {{all = 1}}\n'
-            '[[column]]\nname = "click"\nrole = "label"\n'
-            '[[column]]\nname = "number"\nfrom = "int"\nrole = "dense"\nops = [{op = "fill"}]\n')
+    text = (
+        f'[input]\nformat = "json"\ncolumns = ["click:int", {columns}]\n[table]\nsplit = {{all = 1}}\n'
+        '[[column]]\nname = "click"\nrole = "label"\n'
+        '[[column]]\nname = "number"\nfrom = "int"\nrole = "dense"\nops = [{op = "fill"}]\n'
+    )
     rejected = four_ways.made(None, text, tmp_path / "rows.json", tmp_path / "table").rejected
     assert [line for line, _ in rejected] == list(range(2, len(cells) + 2))
 
@@ -82,21 +94,80 @@ def test_what_was_found_once_is_found_no_more(seed, tmp_path):
 
 # The first of SEEDS that finds it, as rows and specs are drawn now, then the way, and what is changed there.
 MISTAKES = {
-    "a value is rounded to float32": (14, LOADER, scaling.Standardise, "apply", "(values - mean)",
-                                      "(values.astype(np.float32) - mean)"),
-    "a fill leaves infinities": (2, SERVER, numeric, "filled", "np.isfinite(values)", "~np.isnan(values)"),
+    "a value is rounded to float32": (
+        14,
+        LOADER,
+        scaling.Standardise,
+        "apply",
+        "(values - mean)",
+        "(values.astype(np.float32) - mean)",
+    ),
+    "a fill leaves infinities": (
+        2,
+        SERVER,
+        numeric,
+        "filled",
+        "np.isfinite(values)",
+        "~np.isnan(values)",
+    ),
     "a null has another id": (1, SERVER, ids, "ids_of", "= NULL", "= FIRST"),
-    "zero is missing": (15, SERVER, decode.Decoder, "_arrays_of", "row.get(name)", "row.get(name) or None"),
-    "a list is one longer": (65, LOADER, lists.FirstX, "apply", "place < self.size", "place <= self.size"),
-    "a boundary belongs to the range below": (19, LOADER, numeric, "bucketed", 'side="right"', 'side="left"'),
+    "zero is missing": (
+        15,
+        SERVER,
+        decode.Decoder,
+        "_arrays_of",
+        "row.get(name)",
+        "row.get(name) or None",
+    ),
+    "a list is one longer": (
+        65,
+        LOADER,
+        lists.FirstX,
+        "apply",
+        "place < self.size",
+        "place <= self.size",
+    ),
+    "a boundary belongs to the range below": (
+        19,
+        LOADER,
+        numeric,
+        "bucketed",
+        'side="right"',
+        'side="left"',
+    ),
     "a null in a dictionary is its first value": (
-        1, LOADER, ops, "online", "fill_null(values.indices, len(values.dictionary))",
-        "fill_null(values.indices, 0)"),
-    "an empty text has a part": (29, LOADER, text.Split, "apply", 'pc.equal(column, "")', 'pc.equal(column, " ")'),
-    "a fraction is an int": (5, SERVER, decode, "fits", "isinstance(value, int) and -(2**63)", "-(2**63)"),
+        1,
+        LOADER,
+        ops,
+        "online",
+        "fill_null(values.indices, len(values.dictionary))",
+        "fill_null(values.indices, 0)",
+    ),
+    "an empty text has a part": (
+        29,
+        LOADER,
+        text.Split,
+        "apply",
+        'pc.equal(column, "")',
+        'pc.equal(column, " ")',
+    ),
+    "a fraction is an int": (
+        5,
+        SERVER,
+        decode,
+        "fits",
+        "isinstance(value, int) and -(2**63)",
+        "-(2**63)",
+    ),
     "numbers are stored as float32": (
-        1, JOB, columns, "left_as", 'role == "sparse" and all(op.online_too for op in ops[online:]):',
-        'role == "dense":\n        return "float", False\n    if role == "sparse":')}
+        1,
+        JOB,
+        columns,
+        "left_as",
+        'role == "sparse" and all(op.online_too for op in ops[online:]):',
+        'role == "dense":\n        return "float", False\n    if role == "sparse":',
+    ),
+}
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)

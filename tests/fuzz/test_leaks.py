@@ -18,7 +18,9 @@ SEED = seed_of_code()
 
 def first_found(tmp_path_factory: pytest.TempPathFactory, begin: int = 1) -> list[str]:
     """The findings of the first seed that has some."""
-    found = (leaks.try_seed(seed, tmp_path_factory.mktemp("seed")) for seed in LOCAL if seed >= begin)
+    found = (
+        leaks.try_seed(seed, tmp_path_factory.mktemp("seed")) for seed in LOCAL if seed >= begin
+    )
     return next((findings for findings in found if findings), [])
 
 
@@ -29,14 +31,21 @@ def test_drawn_tables_have_no_leak(turn, tmp_path):
 
 
 def test_a_target_encoding_without_folds_is_found(tmp_path_factory, monkeypatch):
-    monkeypatch.setattr(Target, "_folds", lambda self, keys: np.where(
-        keys.is_null().to_numpy(zero_copy_only=False), self.folds, np.arange(len(keys)) % 2))
+    monkeypatch.setattr(
+        Target,
+        "_folds",
+        lambda self, keys: np.where(
+            keys.is_null().to_numpy(zero_copy_only=False), self.folds, np.arange(len(keys)) % 2
+        ),
+    )
     assert any("target" in one for one in first_found(tmp_path_factory))
 
 
 def test_rows_of_one_moment_that_see_each_other_are_found(tmp_path_factory, monkeypatch):
     rank = Timeline.rank
-    monkeypatch.setattr(Timeline, "rank", lambda self, at, nulls: rank(self, np.nextafter(at, np.inf), nulls))
+    monkeypatch.setattr(
+        Timeline, "rank", lambda self, at, nulls: rank(self, np.nextafter(at, np.inf), nulls)
+    )
     assert any("same moment" in one for one in first_found(tmp_path_factory))
 
 

@@ -8,8 +8,12 @@ import threading
 from moto.server import DomainDispatcherApplication, create_backend_app
 from werkzeug.serving import WSGIRequestHandler, make_server
 
-KEYS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_DEFAULT_REGION": "us-east-1",
-        "AWS_EC2_METADATA_DISABLED": "true"}
+KEYS = {
+    "AWS_ACCESS_KEY_ID": "test",
+    "AWS_SECRET_ACCESS_KEY": "test",
+    "AWS_DEFAULT_REGION": "us-east-1",
+    "AWS_EC2_METADATA_DISABLED": "true",
+}
 _BODIES = {503: "SlowDown", 500: "InternalError", 403: "AccessDenied", 429: "TooManyRequests"}
 
 
@@ -23,7 +27,9 @@ class S3Server:
 
     def __init__(self):
         self._app = DomainDispatcherApplication(create_backend_app)
-        self._server = make_server("127.0.0.1", 0, self._door, threaded=True, request_handler=_Quiet)
+        self._server = make_server(
+            "127.0.0.1", 0, self._door, threaded=True, request_handler=_Quiet
+        )
         self._lock = threading.Lock()
         self._chance = random.Random(0)
         self._rate, self._status = 0.0, 503
@@ -52,7 +58,9 @@ class S3Server:
     def _door(self, environ, start_response):
         with self._lock:
             self.requests += 1
-            refuse = environ["REQUEST_METHOD"] in ("GET", "HEAD") and self._chance.random() < self._rate
+            refuse = (
+                environ["REQUEST_METHOD"] in ("GET", "HEAD") and self._chance.random() < self._rate
+            )
             self.refused += refuse
             if "HTTP_RANGE" in environ:
                 self.ranges.append(environ["HTTP_RANGE"])
@@ -60,8 +68,10 @@ class S3Server:
             return self._app(environ, start_response)
         code = _BODIES[self._status]
         body = f"<Error><Code>{code}</Code><Message>as the test asks for</Message></Error>".encode()
-        start_response(f"{self._status} {code}", [("Content-Type", "application/xml"),
-                                                 ("Content-Length", str(len(body)))])
+        start_response(
+            f"{self._status} {code}",
+            [("Content-Type", "application/xml"), ("Content-Length", str(len(body)))],
+        )
         return [b"" if environ["REQUEST_METHOD"] == "HEAD" else body]
 
 
@@ -72,6 +82,8 @@ def with_bucket(server, monkeypatch):
     from pyarrow.fs import S3FileSystem
 
     server.refuse(0)
-    files = S3FileSystem(endpoint_override=server.address, scheme="http", allow_bucket_creation=True)
+    files = S3FileSystem(
+        endpoint_override=server.address, scheme="http", allow_bucket_creation=True
+    )
     files.create_dir("data")
     return files

@@ -46,7 +46,10 @@ def loading(table, function, knobs=PROCESS, **options):
 
 
 def contents(batch):
-    return [zlib.crc32(t.contiguous().numpy()) for t in (batch.dense, batch.values, batch.label, batch.weight)]
+    return [
+        zlib.crc32(t.contiguous().numpy())
+        for t in (batch.dense, batch.values, batch.label, batch.weight)
+    ]
 
 
 EPOCHS = 8  # more than the least that a pipeline may read ahead
@@ -68,15 +71,25 @@ def test_the_back_end_is_switched_while_batches_come(table):
     with loading(table, NAME + "shifted", Knobs()) as loader:
         assert loader.limits.backends_of("mine") == ("thread", "process")
         expected = all_of(loader)
-    with loading(table, NAME + "shifted", Knobs(workers={"mine": 2}, prefetch_bytes=2**20,
-                                                 read_ahead_bytes=2**20), epochs=EPOCHS) as loader:
+    with loading(
+        table,
+        NAME + "shifted",
+        Knobs(workers={"mine": 2}, prefetch_bytes=2**20, read_ahead_bytes=2**20),
+        epochs=EPOCHS,
+    ) as loader:
         backends = []
 
         def turn(step):
             seen.update(loader.worker_pids)
             if step % 25 == 2:
-                backends.append("process" if loader.knobs.backend.get("mine", "thread") == "thread" else "thread")
-                loader.apply(Knobs(workers={"mine": random.randint(1, 3)}, backend={"mine": backends[-1]}))
+                backends.append(
+                    "process"
+                    if loader.knobs.backend.get("mine", "thread") == "thread"
+                    else "thread"
+                )
+                loader.apply(
+                    Knobs(workers={"mine": random.randint(1, 3)}, backend={"mine": backends[-1]})
+                )
                 assert loader.snapshot().stage("mine").backend == backends[-1]
 
         assert all_of(loader, turn) == expected
@@ -169,7 +182,12 @@ def test_an_array_that_a_function_puts_in_anothers_place_counts(table, backend):
     with loading(table, NAME + "put_in_place", Knobs(backend={"mine": backend})) as loader:
         batch = next(iter(loader))
     assert (batch["I1"] == 7).all()
-    for name, array in {"I2": before["I3"], "I3": before["I2"], "C2": before["C1"], "C1": before["C1"] + 1}.items():
+    for name, array in {
+        "I2": before["I3"],
+        "I3": before["I2"],
+        "C2": before["C1"],
+        "C1": before["C1"] + 1,
+    }.items():
         assert (batch[name] == array).all(), name
 
 
@@ -189,7 +207,9 @@ def test_torch_has_one_thread_in_a_worker_and_elsewhere_as_many_as_before(table,
 
 
 def test_what_processes_take_is_charged_and_counted(table):
-    with loading(table, NAME + "shifted", epochs=1000) as loader:  # more than fits ahead: its worker stays
+    with loading(
+        table, NAME + "shifted", epochs=1000
+    ) as loader:  # more than fits ahead: its worker stays
         deque(loader, maxlen=0)
         stage = loader.snapshot().stage("mine")
         assert stage.cpu_s > 0
@@ -210,16 +230,24 @@ class TestFaults:
         killed.join()
 
     def test_three_deaths_stop_the_run_with_file_row_group_and_signal(self, table, scene):
-        with loading(table, NAME + "crash") as loader, pytest.raises(
-                QuarantineError, match=r"parquet row group \d+ rows .*transform 'mine'.*epoch 0, step 0.*SIGSEGV"
-                                       r".*on_error=quarantine") as caught:
+        with (
+            loading(table, NAME + "crash") as loader,
+            pytest.raises(
+                QuarantineError,
+                match=r"parquet row group \d+ rows .*transform 'mine'.*epoch 0, step 0.*SIGSEGV"
+                r".*on_error=quarantine",
+            ) as caught,
+        ):
             next(iter(loader))
         assert isinstance(caught.value.__cause__, WorkerCrashed)
         assert scene.attempts == 3
 
     def test_deaths_can_be_quarantined_as_well(self, table, scene, tmp_path):
-        with loading(table, NAME + "crash",
-                     errors=Errors(on_error="quarantine", max_rate=1, quarantine=tmp_path / "aside")) as loader:
+        with loading(
+            table,
+            NAME + "crash",
+            errors=Errors(on_error="quarantine", max_rate=1, quarantine=tmp_path / "aside"),
+        ) as loader:
             assert not next(iter(loader)).weight.any()
             assert loader.quarantined["rows_set_aside"] >= 80
 
@@ -255,9 +283,18 @@ class TestFaults:
         with loading(table, NAME + "shifted", Knobs()) as loader:
             expected = all_of(loader)
         kills = 0
-        with loading(table, NAME + "shifted", Knobs(workers={"mine": 2}, backend={"mine": "process"},
-                                                    prefetch_bytes=2**20, read_ahead_bytes=2**20),
-                     epochs=EPOCHS) as loader:
+        with loading(
+            table,
+            NAME + "shifted",
+            Knobs(
+                workers={"mine": 2},
+                backend={"mine": "process"},
+                prefetch_bytes=2**20,
+                read_ahead_bytes=2**20,
+            ),
+            epochs=EPOCHS,
+        ) as loader:
+
             def strike(step):
                 nonlocal kills
                 if kills < 4:
@@ -271,26 +308,45 @@ class TestFaults:
 
 
 class TestMemory:
-    @pytest.mark.parametrize(("function", "backend"), [("shifted_with_memory", "process"),
-                                                       ("shifted_without_memory_at_first", "thread")])
-    def test_what_does_not_fit_is_tried_again_alone_with_all_that_is_free(self, table, scene, function, backend):
+    @pytest.mark.parametrize(
+        ("function", "backend"),
+        [("shifted_with_memory", "process"), ("shifted_without_memory_at_first", "thread")],
+    )
+    def test_what_does_not_fit_is_tried_again_alone_with_all_that_is_free(
+        self, table, scene, function, backend
+    ):
         with loading(table, NAME + "shifted", Knobs()) as loader:
             expected = [contents(batch) for batch in loader]
         limit = 64 * 2**20 if backend == "process" else None
-        with loading(table, Transform("mine", NAME + function, memory_limit=limit),
-                     Knobs(backend={"mine": backend})) as loader:
+        with loading(
+            table,
+            Transform("mine", NAME + function, memory_limit=limit),
+            Knobs(backend={"mine": backend}),
+        ) as loader:
             assert [contents(batch) for batch in loader] == expected
             assert loader.worker_restarts == 0
-        assert scene.attempts == len(expected) * (2 if backend == "process" else 1) + (backend == "thread")
+        assert scene.attempts == len(expected) * (2 if backend == "process" else 1) + (
+            backend == "thread"
+        )
 
     @pytest.mark.parametrize("backend", ["thread", "process"])
-    def test_what_does_not_fit_even_alone_is_named_with_what_there_was(self, table, scene, backend, tmp_path):
+    def test_what_does_not_fit_even_alone_is_named_with_what_there_was(
+        self, table, scene, backend, tmp_path
+    ):
         greedy = Transform("mine", NAME + "boundless", memory_limit=2**26)
-        with loading(table, greedy, Knobs(backend={"mine": backend}),
-                     errors=Errors(on_error="quarantine", max_rate=1, quarantine=tmp_path / "aside")) as loader, \
-                pytest.raises(
-                QuarantineError, match=r"parquet row group \d+ rows .*'mine'.*epoch 0, step 0: out of memory, "
-                                       r"also when tried again alone with [\d.]+ .iB free.*MemoryError is an error of"):
+        with (
+            loading(
+                table,
+                greedy,
+                Knobs(backend={"mine": backend}),
+                errors=Errors(on_error="quarantine", max_rate=1, quarantine=tmp_path / "aside"),
+            ) as loader,
+            pytest.raises(
+                QuarantineError,
+                match=r"parquet row group \d+ rows .*'mine'.*epoch 0, step 0: out of memory, "
+                r"also when tried again alone with [\d.]+ .iB free.*MemoryError is an error of",
+            ),
+        ):
             next(iter(loader))
         assert scene.attempts == 2
 
@@ -299,9 +355,16 @@ class TestRows:
     @pytest.mark.parametrize("backend", ["thread", "process"])
     def test_the_error_names_file_row_group_and_row(self, table, backend):
         files = twin.Table(table.files_of("train"))
-        with loading(table, NAME + "fails_on_odd_labels", Knobs(backend={"mine": backend})) as loader, \
-                pytest.raises(QuarantineError, match=r"row group \d+ row \d+: transform 'mine' failed: ValueError: "
-                                                     r"a label is 1 .on_error=raise; on_error=quarantine") as caught:
+        with (
+            loading(
+                table, NAME + "fails_on_odd_labels", Knobs(backend={"mine": backend})
+            ) as loader,
+            pytest.raises(
+                QuarantineError,
+                match=r"row group \d+ row \d+: transform 'mine' failed: ValueError: "
+                r"a label is 1 .on_error=raise; on_error=quarantine",
+            ) as caught,
+        ):
             next(iter(loader))
         words = str(caught.value).split()
         number = next(n for n, f in enumerate(table.files_of("train")) if f.path == words[0])
@@ -312,15 +375,28 @@ class TestRows:
         files, path = twin.Table(table.files_of("train")), tmp_path / "aside.jsonl"
         few = Transform("mine", NAME + "fails_on_odd_labels", columns=("I1", "label"))
         errors = Errors(on_error="quarantine", max_rate=1, quarantine=path)
-        with loading(table, few, Knobs(backend={"mine": backend}), errors=errors, last="pad",
-                     batch_size=320, window_rows=300) as loader:
+        with loading(
+            table,
+            few,
+            Knobs(backend={"mine": backend}),
+            errors=errors,
+            last="pad",
+            batch_size=320,
+            window_rows=300,
+        ) as loader:
             bad = set()
             for batch, rows in zip(loader, twin.batches(loader.plan, 0), strict=True):
-                label, real = table_column(files, "label", rows), np.array([row is not None for row in rows])
+                label, real = (
+                    table_column(files, "label", rows),
+                    np.array([row is not None for row in rows]),
+                )
                 np.testing.assert_array_equal(batch.label.numpy(), label)
-                np.testing.assert_array_equal(batch.weight.numpy(), (real & (label == 0)).astype("f4"))
-                np.testing.assert_array_equal(batch.dense[:, 0].numpy(),
-                                              table_column(files, "I1", rows) + (label == 0))
+                np.testing.assert_array_equal(
+                    batch.weight.numpy(), (real & (label == 0)).astype("f4")
+                )
+                np.testing.assert_array_equal(
+                    batch.dense[:, 0].numpy(), table_column(files, "I1", rows) + (label == 0)
+                )
                 bad |= {row for row, one in zip(rows, label, strict=True) if one == 1}
             summary = loader.quarantined
         lines = [json.loads(line) for line in path.read_text().splitlines()]
@@ -330,17 +406,30 @@ class TestRows:
 
     @pytest.mark.parametrize("backend", ["thread", "process"])
     def test_errors_of_the_program_are_never_quarantined(self, table, backend, tmp_path):
-        with loading(table, NAME + "no_such_name", Knobs(backend={"mine": backend}),
-                     errors=Errors(on_error="quarantine", max_rate=1, quarantine=tmp_path / "aside")) as loader, \
-                pytest.raises(QuarantineError, match="NameError is an error of the program"):
+        with (
+            loading(
+                table,
+                NAME + "no_such_name",
+                Knobs(backend={"mine": backend}),
+                errors=Errors(on_error="quarantine", max_rate=1, quarantine=tmp_path / "aside"),
+            ) as loader,
+            pytest.raises(QuarantineError, match="NameError is an error of the program"),
+        ):
             next(iter(loader))
         assert not (tmp_path / "aside").exists()
 
     def test_too_many_stop_the_run(self, table, tmp_path):
-        with loading(table, NAME + "fails_on_odd_labels", Knobs(),
-                     errors=Errors(on_error="quarantine", max_rows=20, max_rate=1,
-                                   quarantine=tmp_path / "aside")) as loader, \
-                pytest.raises(QuarantineError, match="more than max_rows=20"):
+        with (
+            loading(
+                table,
+                NAME + "fails_on_odd_labels",
+                Knobs(),
+                errors=Errors(
+                    on_error="quarantine", max_rows=20, max_rate=1, quarantine=tmp_path / "aside"
+                ),
+            ) as loader,
+            pytest.raises(QuarantineError, match="more than max_rows=20"),
+        ):
             deque(loader, maxlen=0)
 
 
@@ -349,7 +438,9 @@ def table_column(files, name, rows):
 
 
 @pytest.mark.parametrize("prefetch", [2**20, 2**40])
-def test_batches_on_their_way_to_the_trainer_wait_in_no_more_room_than_finished_ones(table, prefetch):
+def test_batches_on_their_way_to_the_trainer_wait_in_no_more_room_than_finished_ones(
+    table, prefetch
+):
     """Else a small buffer would hide for long what becomes of a slow stage."""
     with loading(table, NAME + "shifted", Knobs(prefetch_bytes=prefetch)) as loader:
         next(iter(loader))

@@ -27,8 +27,12 @@ ROWS = 64
 
 def written(folder, **changes):
     """One file of two row groups, with some columns other than usual."""
-    columns = {"label": pa.array([0, 1] * (ROWS // 2), pa.int8()), "d": pa.array(np.arange(ROWS) / 2),
-               "s": pa.array(np.arange(ROWS), pa.int32()), **changes}
+    columns = {
+        "label": pa.array([0, 1] * (ROWS // 2), pa.int8()),
+        "d": pa.array(np.arange(ROWS) / 2),
+        "s": pa.array(np.arange(ROWS), pa.int32()),
+        **changes,
+    }
     pq.write_table(pa.table(columns), folder / "a.parquet", row_group_size=ROWS // 2)
     return folder / "a.parquet"
 
@@ -42,9 +46,15 @@ def first(folder, **options):
         return next(iter(opened))
 
 
-@pytest.mark.parametrize("values", [pa.array(np.full(ROWS, 1.5)), pa.array(np.full(ROWS, 1.0), pa.float32()),
-                                    pa.array([1, 2] * (ROWS // 2), pa.decimal128(5, 1)),
-                                    pa.array([0] * ROWS, pa.timestamp("s"))])
+@pytest.mark.parametrize(
+    "values",
+    [
+        pa.array(np.full(ROWS, 1.5)),
+        pa.array(np.full(ROWS, 1.0), pa.float32()),
+        pa.array([1, 2] * (ROWS // 2), pa.decimal128(5, 1)),
+        pa.array([0] * ROWS, pa.timestamp("s")),
+    ],
+)
 def test_ids_are_whole_numbers(tmp_path, values):
     written(tmp_path, s=values)
     with pytest.raises(ColumnError, match=r"column 's' holds .* in the role sparse"):
@@ -57,21 +67,39 @@ def test_whole_numbers_of_any_width_are_ids_as_they_are(tmp_path, kind):
     assert set(first(tmp_path).values.tolist()) <= {0, 1}
 
 
-@pytest.mark.parametrize(("name", "values", "shown"), [
-    ("d", np.where(np.arange(ROWS) == 40, 1e300, 1.0), "1e\\+300, which is too large for float32"),
-    ("s", np.where(np.arange(ROWS) == 40, 2**31, 1), "2147483648, which does not fit int32"),
-    ("s", np.where(np.arange(ROWS) == 40, 2**63, 1).astype(np.uint64), "9223372036854775808, which does not fit")])
+@pytest.mark.parametrize(
+    ("name", "values", "shown"),
+    [
+        (
+            "d",
+            np.where(np.arange(ROWS) == 40, 1e300, 1.0),
+            "1e\\+300, which is too large for float32",
+        ),
+        ("s", np.where(np.arange(ROWS) == 40, 2**31, 1), "2147483648, which does not fit int32"),
+        (
+            "s",
+            np.where(np.arange(ROWS) == 40, 2**63, 1).astype(np.uint64),
+            "9223372036854775808, which does not fit",
+        ),
+    ],
+)
 def test_a_value_that_a_batch_cannot_hold_is_named(tmp_path, name, values, shown):
     written(tmp_path, **{name: pa.array(values)})
-    with pytest.raises(ColumnError, match=rf"a\.parquet, row group 1, row 8: column '{name}' holds {shown}"), \
-            loader(tmp_path, shuffle=False) as opened:
+    with (
+        pytest.raises(
+            ColumnError, match=rf"a\.parquet, row group 1, row 8: column '{name}' holds {shown}"
+        ),
+        loader(tmp_path, shuffle=False) as opened,
+    ):
         list(opened)
 
 
 def test_bags_of_any_whole_numbers_and_half_floats_are_read(tmp_path):
     bags = pa.array([[n, n + 1] for n in range(ROWS)], pa.large_list(pa.uint16()))
     written(tmp_path, d=pa.array(np.arange(ROWS).astype(np.float16)), b=bags)
-    with BatchLoader(tmp_path, batch_size=16, roles={**ROLES, "id_list": "b"}, shuffle=False, streams=1) as opened:
+    with BatchLoader(
+        tmp_path, batch_size=16, roles={**ROLES, "id_list": "b"}, shuffle=False, streams=1
+    ) as opened:
         batch = next(iter(opened))
     assert batch.dense[:3, 0].tolist() == [0, 1, 2]
     assert batch.lengths.view(2, -1)[1].tolist() == [2] * 16
@@ -100,20 +128,40 @@ def interrupts(columns):
     raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize(("function", "error", "said"), [
-    (too_large, TransformError, r"'too_large', epoch 0, step \d+: column 'd' came back with 1e\+300, which is too"),
-    (too_wide, TransformError, r"'too_wide', epoch 0, step \d+: column 's' came back with \d+, which does not fit"),
-    (leaves, QuarantineError, r"a.parquet row group \d rows .*'leaves' failed: SystemExit: 3"),
-    (interrupts, QuarantineError, r"a.parquet row group \d rows .*'interrupts' failed: KeyboardInterrupt")])
-def test_what_a_function_does_is_said_with_its_place_and_ends_no_program(tmp_path, function, error, said):
+@pytest.mark.parametrize(
+    ("function", "error", "said"),
+    [
+        (
+            too_large,
+            TransformError,
+            r"'too_large', epoch 0, step \d+: column 'd' came back with 1e\+300, which is too",
+        ),
+        (
+            too_wide,
+            TransformError,
+            r"'too_wide', epoch 0, step \d+: column 's' came back with \d+, which does not fit",
+        ),
+        (leaves, QuarantineError, r"a.parquet row group \d rows .*'leaves' failed: SystemExit: 3"),
+        (
+            interrupts,
+            QuarantineError,
+            r"a.parquet row group \d rows .*'interrupts' failed: KeyboardInterrupt",
+        ),
+    ],
+)
+def test_what_a_function_does_is_said_with_its_place_and_ends_no_program(
+    tmp_path, function, error, said
+):
     written(tmp_path)
     with pytest.raises(error, match=said):
         first(tmp_path, transforms=[Transform(function=function, name=function.__name__)])
 
 
 def test_two_columns_of_one_name_are_refused(tmp_path):
-    table = pa.table([pa.array([0, 1]), pa.array([1.0, 2.0]), pa.array([1, 2]), pa.array([3, 4])],
-                     names=["label", "d", "s", "s"])
+    table = pa.table(
+        [pa.array([0, 1]), pa.array([1.0, 2.0]), pa.array([1, 2]), pa.array([3, 4])],
+        names=["label", "d", "s", "s"],
+    )
     pq.write_table(table, tmp_path / "a.parquet")
     with pytest.raises(ParquetError, match=r"a\.parquet: several columns are called 's'"):
         loader(tmp_path)
@@ -123,7 +171,13 @@ def test_what_was_remembered_of_footers_is_believed_only_with_its_proof(tmp_path
     path = written(tmp_path)
     whole = ParquetFiles.open(tmp_path, ROLES)
     kept = tmp_path / REMEMBERED
-    for change in ({2: [ROWS // 2]}, {2: [ROWS // 2, ROWS]}, {4: {"s": 99}}, {5: "0" * 32}, {5: ""}):
+    for change in (
+        {2: [ROWS // 2]},
+        {2: [ROWS // 2, ROWS]},
+        {4: {"s": 99}},
+        {5: "0" * 32},
+        {5: ""},
+    ):
         content = json.loads(kept.read_text())
         for at, value in change.items():
             content["files"][path.name][at] = value
@@ -159,7 +213,10 @@ def test_a_hundred_damaged_footers_are_errors_of_ours_or_change_nothing(tmp_path
         path.write_bytes(mutated)
         try:
             with loader(tmp_path, shuffle=False) as opened:
-                found = [batch.dense.numpy().tobytes() + batch.values.numpy().tobytes() for batch in opened]
+                found = [
+                    batch.dense.numpy().tobytes() + batch.values.numpy().tobytes()
+                    for batch in opened
+                ]
         except (ParquetError, SourceError, ColumnError) as error:
             refused.append(str(error))
         else:

@@ -13,7 +13,7 @@ from sluice.ingest.stages.bags import BagError, shuffled
 from sluice.ingest.stages.scatter_kernel import load_compiled
 
 load_compiled(bags=True)
-BAG = st.lists(st.integers(-2**31, 2**31 - 1), max_size=4) | st.none()
+BAG = st.lists(st.integers(-(2**31), 2**31 - 1), max_size=4) | st.none()
 
 
 def _packed(bag):
@@ -25,7 +25,9 @@ KINDS = {
     "large bytes": lambda bags: pa.array([_packed(b) for b in bags], pa.large_binary()),
     "int32 lists": lambda bags: pa.array(bags, pa.list_(pa.int32())),
     "int64 lists": lambda bags: pa.array(bags, pa.large_list(pa.int64())),
-    "a slice": lambda bags: pa.array([b"1234", *[_packed(b) for b in bags], b"5678"], pa.binary())[1:-1],
+    "a slice": lambda bags: pa.array([b"1234", *[_packed(b) for b in bags], b"5678"], pa.binary())[
+        1:-1
+    ],
 }
 
 
@@ -33,18 +35,24 @@ KINDS = {
 def windows(draw):
     """A column's bags in pieces, and an order of all its rows, or of some, or as they lie."""
     length = draw(st.sampled_from([0, 1, 2, 3, 4, 5, 11, 23, 24, 30]))
-    bag = draw(st.sampled_from([BAG, st.lists(st.integers(0, 9), min_size=length, max_size=length)]))
+    bag = draw(
+        st.sampled_from([BAG, st.lists(st.integers(0, 9), min_size=length, max_size=length)])
+    )
     pieces = draw(st.lists(st.lists(bag, max_size=5), min_size=1, max_size=4))
     arrays = [KINDS[draw(st.sampled_from(sorted(KINDS)))](piece) for piece in pieces]
     bags = [bag or [] for piece in pieces for bag in piece]
     order = draw(st.permutations(range(len(bags))) | st.none())
-    return bags, arrays, order if order is None else order[draw(st.integers(0, len(order))):]
+    return bags, arrays, order if order is None else order[draw(st.integers(0, len(order))) :]
 
 
 @given(windows())
 def test_rows_come_in_order_with_their_ids(window):
     bags, arrays, order = window
-    both = shuffled({"x": arrays, "again": arrays}, None if order is None else np.array(order, np.uint64), Buffers())
+    both = shuffled(
+        {"x": arrays, "again": arrays},
+        None if order is None else np.array(order, np.uint64),
+        Buffers(),
+    )
     made = both["x"]
     assert np.array_equal(made.values, both["again"].values)
     expected = [bags[row] for row in (range(len(bags)) if order is None else order)]
@@ -56,12 +64,21 @@ def test_rows_come_in_order_with_their_ids(window):
     assert made.count(half, rows) == sum(map(len, expected[half:]))
 
 
-@pytest.mark.parametrize(("array", "message"), [
-    (pa.array([b"1234", b"12345"], pa.binary()), r"a bag of 5 bytes, which is no whole number of ids of four bytes"),
-    (pa.array([[1], [None]], pa.list_(pa.int32())), r"1 empty values within bags"),
-    (pa.array([[1], [2**31]], pa.list_(pa.int64())), r"ids from 1 to 2147483648, which do not fit int32"),
-    (pa.array(["x", "y"]), r"a bag of string"),
-])
+@pytest.mark.parametrize(
+    ("array", "message"),
+    [
+        (
+            pa.array([b"1234", b"12345"], pa.binary()),
+            r"a bag of 5 bytes, which is no whole number of ids of four bytes",
+        ),
+        (pa.array([[1], [None]], pa.list_(pa.int32())), r"1 empty values within bags"),
+        (
+            pa.array([[1], [2**31]], pa.list_(pa.int64())),
+            r"ids from 1 to 2147483648, which do not fit int32",
+        ),
+        (pa.array(["x", "y"]), r"a bag of string"),
+    ],
+)
 def test_what_is_no_bag_is_refused(array, message):
     with pytest.raises(BagError, match=message) as refused:
         shuffled({"x": [pa.array([[1], [2]]), array]}, np.arange(4, dtype=np.uint64), Buffers())
@@ -72,10 +89,13 @@ def test_what_is_no_bag_is_refused(array, message):
 def test_bags_of_any_size_come_out_of_several_pieces_without_a_change(lengths):
     """One huge bag, empty ones and missing ones, in pieces of one, two and several rows."""
     random = np.random.default_rng(0)
-    bags = [random.integers(-2**31, 2**31, n).astype("<i4") for n in lengths]
+    bags = [random.integers(-(2**31), 2**31, n).astype("<i4") for n in lengths]
     stored = [bag.tobytes() if len(bag) else None for bag in bags]
-    arrays = [pa.array(stored[:1], pa.binary()), pa.array(stored[1:3], pa.large_binary()),
-              pa.array(stored[3:], pa.binary())]
+    arrays = [
+        pa.array(stored[:1], pa.binary()),
+        pa.array(stored[1:3], pa.large_binary()),
+        pa.array(stored[3:], pa.binary()),
+    ]
     order = random.permutation(9).astype(np.uint64)
     made = shuffled({"x": arrays}, order, Buffers())["x"]
     assert np.array_equal(made.ids(0, 9), np.concatenate([bags[row] for row in order]))

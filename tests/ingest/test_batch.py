@@ -25,12 +25,20 @@ def files(tmp_path_factory):
     """Rows that tell what they are: the label from the price, ids from the row's number, as many ids as it says."""
     folder = tmp_path_factory.mktemp("forms")
     numbers = np.arange(ROWS)
-    pq.write_table(pa.table({
-        "clicked": (numbers % 2).astype(np.int8), "price": numbers.astype(np.float32),
-        "size": (numbers / 2).astype(np.float32), "item": (numbers % 50).astype(np.int32),
-        "shop": (numbers % 7).astype(np.int32),
-        "seen": pa.array([[int(n)] * (n % 4) for n in numbers], pa.list_(pa.int32()))}),
-        folder / "part-0.parquet", row_group_size=100)
+    pq.write_table(
+        pa.table(
+            {
+                "clicked": (numbers % 2).astype(np.int8),
+                "price": numbers.astype(np.float32),
+                "size": (numbers / 2).astype(np.float32),
+                "item": (numbers % 50).astype(np.int32),
+                "shop": (numbers % 7).astype(np.int32),
+                "seen": pa.array([[int(n)] * (n % 4) for n in numbers], pa.list_(pa.int32())),
+            }
+        ),
+        folder / "part-0.parquet",
+        row_group_size=100,
+    )
     return str(folder)
 
 
@@ -48,14 +56,24 @@ def _check(columns, bags):
     if bags:
         assert isinstance(columns["seen"], BagColumn)
         assert np.asarray(columns["seen"].lengths).tolist() == (rows % 4).tolist()
-        assert np.asarray(columns["seen"].values).tolist() == [n for n in rows for _ in range(n % 4)]
+        assert np.asarray(columns["seen"].values).tolist() == [
+            n for n in rows for _ in range(n % 4)
+        ]
 
 
 @pytest.mark.parametrize("bags", [True, False])
 def test_columns_have_their_names(files, bags):
     with _loader(files, bags) as loader:
         for batch in loader:
-            assert batch.names == ("price", "size", "item", "shop", *(("seen",) if bags else ()), "clicked", "weight")
+            assert batch.names == (
+                "price",
+                "size",
+                "item",
+                "shop",
+                *(("seen",) if bags else ()),
+                "clicked",
+                "weight",
+            )
             assert len(batch) == 64
             _check({name: batch[name] for name in batch.names}, bags)
             _check(batch.as_dict(), bags)
@@ -70,18 +88,33 @@ def test_columns_have_their_names(files, bags):
 
 def test_a_batch_without_names_says_so():
     none = torch.zeros(3)
-    batch = Batch(dense=torch.zeros(3, 1), values=none, lengths=none, label=none, weight=none, rows=3, epoch=0, step=0)
+    batch = Batch(
+        dense=torch.zeros(3, 1),
+        values=none,
+        lengths=none,
+        label=none,
+        weight=none,
+        rows=3,
+        epoch=0,
+        step=0,
+    )
     with pytest.raises(LoadingError, match="without the names"):
         batch.as_dict()
 
 
 def test_each_tensor_is_pinned(files, monkeypatch):
     pinned = []
-    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: pinned.append(tensor.data_ptr()) or tensor.clone())
+    monkeypatch.setattr(
+        torch.Tensor,
+        "pin_memory",
+        lambda tensor: pinned.append(tensor.data_ptr()) or tensor.clone(),
+    )
     with _loader(files) as loader:
         batch = next(iter(loader))
         other = batch.pin_memory()
-    assert pinned == [t.data_ptr() for t in (batch.dense, batch.values, batch.lengths, batch.label, batch.weight)]
+    assert pinned == [
+        t.data_ptr() for t in (batch.dense, batch.values, batch.lengths, batch.label, batch.weight)
+    ]
     assert other.names == batch.names
 
 
@@ -100,10 +133,13 @@ def test_a_loader_gives_batches_in_any_form(files, form):
                     assert torch.equal(other.labels, batch.label)
                     assert isinstance(other.sparse_features, KeyedJaggedTensor)
                     assert other.sparse_features.keys() == ["item", "shop", "seen"]
-                    assert other.sparse_features["seen"].to_dense()[3].tolist() == [batch["price"][3]] * (
-                        int(batch["price"][3]) % 4)
+                    assert other.sparse_features["seen"].to_dense()[3].tolist() == [
+                        batch["price"][3]
+                    ] * (int(batch["price"][3]) % 4)
                 elif form == "pandas":
-                    assert [list(ids) for ids in other["seen"]] == [[n] * (int(n) % 4) for n in other["price"]]
+                    assert [list(ids) for ids in other["seen"]] == [
+                        [n] * (int(n) % 4) for n in other["price"]
+                    ]
                     _check(other, bags=False)
                 else:
                     _check(other, bags=True)
@@ -135,27 +171,50 @@ def test_what_a_form_gave_is_not_held(files, monkeypatch):
     assert all(gone)
 
 
-@pytest.mark.parametrize(("more", "says"), [
-    ({"as_": "dicts"}, "as_='dicts' is none of batch, dict, kjt, numpy, pandas.*did you mean 'dict'"),
-    ({"as_": "kjt", "order": Order(last="pad")}, "batches without weights, and order.last='pad' needs them"),
-    ({"as_": "kjt", "errors": Errors(on_error="quarantine")}, "weights, and errors.on_error='quarantine' needs them"),
-    ({"as_": None}, "as_=None is none of batch"),
-    ({"live": 0}, "live=0 without run_dir: .* name one with run_dir"),
-    ({"knobs": "read=2"}, r"knobs='read=2' .*; write for instance knobs=Knobs\(workers=\{'read': 2\}\)")])
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        (
+            {"as_": "dicts"},
+            "as_='dicts' is none of batch, dict, kjt, numpy, pandas.*did you mean 'dict'",
+        ),
+        (
+            {"as_": "kjt", "order": Order(last="pad")},
+            "batches without weights, and order.last='pad' needs them",
+        ),
+        (
+            {"as_": "kjt", "errors": Errors(on_error="quarantine")},
+            "weights, and errors.on_error='quarantine' needs them",
+        ),
+        ({"as_": None}, "as_=None is none of batch"),
+        ({"live": 0}, "live=0 without run_dir: .* name one with run_dir"),
+        (
+            {"knobs": "read=2"},
+            r"knobs='read=2' .*; write for instance knobs=Knobs\(workers=\{'read': 2\}\)",
+        ),
+    ],
+)
 def test_what_cannot_be_is_refused_at_once(files, more, says):
     with pytest.raises(LoaderError, match=says):
         _loader(files, **more)
 
 
 def test_weights_of_rows_are_not_left_out_of_batches_for_torchrec(tmp_path):
-    pq.write_table(pa.table({"y": [0.0, 1.0] * 8, "importance": [0.5] * 16, "x": [1.0] * 16}), tmp_path / "a.parquet")
-    with pytest.raises(LoaderError, match=r"'importance' holds those of rows\. Take as_='batch' and batch\.kjt\(\)"):
+    pq.write_table(
+        pa.table({"y": [0.0, 1.0] * 8, "importance": [0.5] * 16, "x": [1.0] * 16}),
+        tmp_path / "a.parquet",
+    )
+    with pytest.raises(
+        LoaderError, match=r"'importance' holds those of rows\. Take as_='batch' and batch\.kjt\(\)"
+    ):
         Loader(str(tmp_path), batch_size=16, roles="label=y;dense=x;weight=importance", as_="kjt")
 
 
 def test_a_feature_that_has_the_name_of_the_weights_is_not_replaced_by_them(tmp_path):
     pq.write_table(pa.table({"y": [0.0, 1.0] * 8, "weight": [70.5] * 16}), tmp_path / "a.parquet")
-    with Loader(str(tmp_path), batch_size=16, roles="label=y;dense=weight", tuning="fixed") as loader:
+    with Loader(
+        str(tmp_path), batch_size=16, roles="label=y;dense=weight", tuning="fixed"
+    ) as loader:
         batch = next(iter(loader))
     assert batch["weight"].tolist() == [70.5] * 16
     for form in (batch.as_dict, batch.numpy, batch.pandas):
@@ -163,8 +222,10 @@ def test_a_feature_that_has_the_name_of_the_weights_is_not_replaced_by_them(tmp_
             form()
 
 
-@pytest.mark.parametrize(("form", "missing", "says"), [
-    ("kjt", "torchrec", r"sluice-recsys\[trainer\]"), ("pandas", "pandas", "pip install pandas")])
+@pytest.mark.parametrize(
+    ("form", "missing", "says"),
+    [("kjt", "torchrec", r"sluice-recsys\[trainer\]"), ("pandas", "pandas", "pip install pandas")],
+)
 def test_a_form_whose_library_is_not_there_names_it(files, monkeypatch, form, missing, says):
     own = builtins.__import__
 

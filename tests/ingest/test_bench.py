@@ -32,26 +32,66 @@ pytestmark = pytest.mark.slow
 
 
 def bench(repo, *arguments):
-    done = subprocess.run([sys.executable, "-m", "ingest", *map(str, arguments)], cwd=repo, capture_output=True,
-                          text=True, timeout=120, check=False)
+    done = subprocess.run(
+        [sys.executable, "-m", "ingest", *map(str, arguments)],
+        cwd=repo,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
     return done.returncode, done.stdout, done.stderr
 
 
 def test_bench_ends_with_its_figures_and_leaves_a_run(repo, table, tmp_path):
-    code, out, err = bench(repo, "bench", table.uri, "--batch-size", 160, "--seconds", 1.5, "--tuning", "auto",
-                           "--knobs", "read=1", "--store-latency-ms", 5, "--run-dir", tmp_path / "run",
-                           "--udf", "tests.ingest.twin:halve", "--streams", 16, "--window-rows", 300)
+    code, out, err = bench(
+        repo,
+        "bench",
+        table.uri,
+        "--batch-size",
+        160,
+        "--seconds",
+        1.5,
+        "--tuning",
+        "auto",
+        "--knobs",
+        "read=1",
+        "--store-latency-ms",
+        5,
+        "--run-dir",
+        tmp_path / "run",
+        "--udf",
+        "tests.ingest.twin:halve",
+        "--streams",
+        16,
+        "--window-rows",
+        300,
+    )
     assert code == 0, err
     found = json.loads(out.splitlines()[-1])
-    assert {"rows_per_s", "rows_per_s_settled", "decode_rows_per_s", "stall_fraction", "stall_fraction_settled",
-            "peak_bytes", "decisions", "knobs", "order_hash", "report"} <= found.keys()
+    assert {
+        "rows_per_s",
+        "rows_per_s_settled",
+        "decode_rows_per_s",
+        "stall_fraction",
+        "stall_fraction_settled",
+        "peak_bytes",
+        "decisions",
+        "knobs",
+        "order_hash",
+        "report",
+    } <= found.keys()
     assert found["rows_per_s"] > 0
     assert found["decode_rows_per_s"] > 0
     assert found["peak_bytes"] > 2**20
     assert "halve" in found["knobs"]["workers"]
     assert (tmp_path / "run" / "report.html").stat().st_size > 0
-    events = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
-    assert [event["order_hash"] for event in events if event["kind"] == "end"] == [found["order_hash"]]
+    events = [
+        json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()
+    ]
+    assert [event["order_hash"] for event in events if event["kind"] == "end"] == [
+        found["order_hash"]
+    ]
     begun = json.loads((tmp_path / "run" / "config.json").read_text())
     assert (begun["reader"], begun["streams"], begun["window_rows"]) == ("petastorm", 16, 300)
     with BatchLoader(table, batch_size=160, reader="arrow", streams=16, window_rows=300) as loader:
@@ -69,10 +109,16 @@ def test_exactly_so_many_epochs_are_loaded_however_short_the_time(table):
             deque(loader, maxlen=0)
             expected.append(loader.order_hash)
     assert (found.order_hashes, found.rows, len(found.marks)) == (expected, 3 * 4000, 3 * 25)
-    assert (found.began, found.waits[0], found.rows_per_s()) == (0.0, 1.0, 12_000 / found.marks[-1][0])
+    assert (found.began, found.waits[0], found.rows_per_s()) == (
+        0.0,
+        1.0,
+        12_000 / found.marks[-1][0],
+    )
 
 
-def test_a_run_folder_without_room_costs_its_record_and_not_the_figures(table, tmp_path, monkeypatch, capsys):
+def test_a_run_folder_without_room_costs_its_record_and_not_the_figures(
+    table, tmp_path, monkeypatch, capsys
+):
     full = OSError(errno.ENOSPC, "No space left on device", str(tmp_path / "run" / "metrics.jsonl"))
 
     def fails(*_: object) -> None:
@@ -80,11 +126,27 @@ def test_a_run_folder_without_room_costs_its_record_and_not_the_figures(table, t
 
     monkeypatch.setattr(RunFolder, "_write", fails)
     monkeypatch.setattr(page, "write", fails)
-    found = main(["bench", table.uri, "--batch-size", "160", "--epochs", "1", "--run-dir", str(tmp_path / "run")])
+    found = main(
+        [
+            "bench",
+            table.uri,
+            "--batch-size",
+            "160",
+            "--epochs",
+            "1",
+            "--run-dir",
+            str(tmp_path / "run"),
+        ]
+    )
     assert found["rows"] > 0
     assert found["report"] is None
     heard = capsys.readouterr().err
-    assert heard.count("metrics.jsonl: nothing more is written there (No space left on device); the run goes on") == 1
+    assert (
+        heard.count(
+            "metrics.jsonl: nothing more is written there (No space left on device); the run goes on"
+        )
+        == 1
+    )
     assert heard.count("the report cannot be written (No space left on device)") == 1
 
 
@@ -92,9 +154,23 @@ def test_several_files_and_folders_are_one_table(table, tmp_path, capsys):
     """As the shell gives them in place of a pattern without quotes."""
     for folder, rows in (("a", 320), ("b", 160)):
         (tmp_path / folder).mkdir()
-        pq.write_table(pa.table({"y": [0, 1] * (rows // 2), "x": np.arange(rows) / 2}), tmp_path / folder / "c.parquet")
-    found = main(["bench", f"{tmp_path}/a", f"{tmp_path}/b/c.parquet", "--batch-size", "80", "--epochs", "1",
-                  "--run-dir", f"{tmp_path}/run"])
+        pq.write_table(
+            pa.table({"y": [0, 1] * (rows // 2), "x": np.arange(rows) / 2}),
+            tmp_path / folder / "c.parquet",
+        )
+    found = main(
+        [
+            "bench",
+            f"{tmp_path}/a",
+            f"{tmp_path}/b/c.parquet",
+            "--batch-size",
+            "80",
+            "--epochs",
+            "1",
+            "--run-dir",
+            f"{tmp_path}/run",
+        ]
+    )
     assert found["rows"] == 480
     told = f"The consumer counted {count(found['rows_per_s'])} rows/s, {percent(found['stall_fraction'])} of its time"
     assert told in tell(Run.read(tmp_path / "run")), "a run too short to settle has one rate, too"
@@ -104,8 +180,21 @@ def test_several_files_and_folders_are_one_table(table, tmp_path, capsys):
 
 
 def test_a_packed_copy_is_told_beside_parquet_and_gives_the_same_order(repo, table, tmp_path):
-    code, out, err = bench(repo, "bench", table.uri, "--batch-size", 160, "--seconds", 0.5, "--packed", "1GiB",
-                           "--packed-folder", tmp_path, "--run-dir", tmp_path / "run")
+    code, out, err = bench(
+        repo,
+        "bench",
+        table.uri,
+        "--batch-size",
+        160,
+        "--seconds",
+        0.5,
+        "--packed",
+        "1GiB",
+        "--packed-folder",
+        tmp_path,
+        "--run-dir",
+        tmp_path / "run",
+    )
     assert code == 0, err
     found = json.loads(out.splitlines()[-1])
     assert found["rows_per_s_packed"] == found["rows_per_s"] > 0
@@ -120,11 +209,27 @@ def test_a_packed_copy_is_told_beside_parquet_and_gives_the_same_order(repo, tab
 
 
 def test_faults_on_purpose_happen_and_change_no_order(repo, table, tmp_path):
-    code, out, err = bench(repo, "bench", f"latency://{table.uri}?error_rate=0.3&latency_ms=1", "--batch-size", 160,
-                           "--seconds", 1.5, "--knobs", "shifted.backend=process,shifted=2", "--on-error", "quarantine",
-                           "--udf", "tests.ingest.worker_functions:shifted", "--inject",
-                           "kill-worker@0.1s,kill-worker=all@0.6s,stall-store=0.1s@0.3s,kill-worker@1000s",
-                           "--quarantine", tmp_path / "aside", "--cache", tmp_path / "cache")
+    code, out, err = bench(
+        repo,
+        "bench",
+        f"latency://{table.uri}?error_rate=0.3&latency_ms=1",
+        "--batch-size",
+        160,
+        "--seconds",
+        1.5,
+        "--knobs",
+        "shifted.backend=process,shifted=2",
+        "--on-error",
+        "quarantine",
+        "--udf",
+        "tests.ingest.worker_functions:shifted",
+        "--inject",
+        "kill-worker@0.1s,kill-worker=all@0.6s,stall-store=0.1s@0.3s,kill-worker@1000s",
+        "--quarantine",
+        tmp_path / "aside",
+        "--cache",
+        tmp_path / "cache",
+    )
     assert code == 0, err
     found = json.loads(out.splitlines()[-1])
     assert found["faults"]["missed"] == ["kill-worker=1@1000s"]
@@ -140,26 +245,56 @@ def test_faults_on_purpose_happen_and_change_no_order(repo, table, tmp_path):
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="takes two cores")
-def test_a_dearer_transform_other_cores_and_a_killed_worker_are_told_with_what_was_done(repo, table, tmp_path):
+def test_a_dearer_transform_other_cores_and_a_killed_worker_are_told_with_what_was_done(
+    repo, table, tmp_path
+):
     """The trainer takes a batch in 20 ms, the transform 4 ms for one, and 40 later: one worker is not enough then."""
     knobs = "read=1,shuffle=1,shifted.backend=process,prefetch_bytes=1MiB"
     code, out, err = bench(
-        repo, "bench", table.uri, "--batch-size", 400, "--seconds", 15, "--step-ms", 20, "--tuning", "planner",
-        "--reader", "arrow", "--udf", "tests.ingest.worker_functions:waits", "--udf",
-        "tests.ingest.worker_functions:shifted", "--knobs", knobs, "--inject",
-        "slow-transform=10@2s,cores=1@9s,cores=2@11s,kill-worker@12s", "--run-dir", tmp_path / "run")
+        repo,
+        "bench",
+        table.uri,
+        "--batch-size",
+        400,
+        "--seconds",
+        15,
+        "--step-ms",
+        20,
+        "--tuning",
+        "planner",
+        "--reader",
+        "arrow",
+        "--udf",
+        "tests.ingest.worker_functions:waits",
+        "--udf",
+        "tests.ingest.worker_functions:shifted",
+        "--knobs",
+        knobs,
+        "--inject",
+        "slow-transform=10@2s,cores=1@9s,cores=2@11s,kill-worker@12s",
+        "--run-dir",
+        tmp_path / "run",
+    )
     assert code == 0, err
     found = json.loads(out.splitlines()[-1])
     # A busy machine may change the costs of a row, too: such an occasion has no fault.
     slow, less, more, killed = (one for one in found["occasions"] if "@" in one["text"])
-    assert [one["what"] for one in (slow, less, more, killed)] == ["workload", "cores", "cores", "worker"]
+    assert [one["what"] for one in (slow, less, more, killed)] == [
+        "workload",
+        "cores",
+        "cores",
+        "worker",
+    ]
     assert any("waits 1 → " in turned for one in found["occasions"] for turned in one["did"]), slow
     for event, cores in ((less, "2 to 1"), (more, "1 to 2")):
         assert event["noticed_s"] is not None
         assert f"the cores at hand went from {cores}" in err
     run = Run.read(tmp_path / "run")
-    for fault, occasion in zip([e for e in run.of("fault") if "cores" in e["fault"]],
-                               [e for e in run.of("occasion") if e["what"] == "cores"], strict=True):
+    for fault, occasion in zip(
+        [e for e in run.of("fault") if "cores" in e["fault"]],
+        [e for e in run.of("occasion") if e["what"] == "cores"],
+        strict=True,
+    ):
         looks = sum(fault["at"] < m["at"] < occasion["at"] for m in run.of("loader"))
         assert looks <= 1, "noticed at the second look after it, at the latest"
     assert found["worker_restarts"] >= 1
@@ -170,37 +305,68 @@ def test_a_dearer_transform_other_cores_and_a_killed_worker_are_told_with_what_w
     assert text.count('"tone":') >= 4
     agree(tmp_path / "run", found, err)
     explained, outcome = tell(run), found["outcome"]
-    assert (outcome["peak_memory"], outcome["memory_limit"]) == (found["peak_bytes"], found["memory"]["limit"])
+    assert (outcome["peak_memory"], outcome["memory_limit"]) == (
+        found["peak_bytes"],
+        found["memory"]["limit"],
+    )
     assert (outcome["decisions"], outcome["rows_per_s_whole"], outcome["stall_whole"]) == (
-        found["decisions"], found["rows_per_s"], found["stall_fraction"])
+        found["decisions"],
+        found["rows_per_s"],
+        found["stall_fraction"],
+    )
     assert (round(outcome["rows_per_s_settled"]), round(outcome["stall_settled"], 4)) == (
-        found["rows_per_s_settled"], found["stall_fraction_settled"])
+        found["rows_per_s_settled"],
+        found["stall_fraction_settled"],
+    )
     for waits in (text, explained):
-        assert f"he trainer waits {percent(outcome['stall_last'])}" in waits or outcome["stall_last"] <= HARDLY
+        assert (
+            f"he trainer waits {percent(outcome['stall_last'])}" in waits
+            or outcome["stall_last"] <= HARDLY
+        )
     with BatchLoader(table, batch_size=400, reader="arrow") as loader:
         deque(loader, maxlen=0)
         assert found["order_hash"] == loader.order_hash
 
 
-@pytest.mark.parametrize(("arguments", "message"), [
-    (["bench", "{table}", "--inject", "kil-worker@3s"], "did you mean 'kill-worker'"),
-    (["bench", "latency://{table}"], r"\?latency_ms=50"),
-    (["bench", "latency://{table}?latency=50"], "did you mean 'latency_ms'"),
-    (["bench", "nowhere"], "nowhere"), (["bnech"], "did you mean 'bench'"),
-    (["bench", "{table}", "--tuning", "plannar"], "did you mean 'planner'"),
-    (["bench", "{table}", "--batch-size", "80", "--knobs", "raed=2"], "no stage 'raed'"),
-    (["bench", "{table}", "--batch-size", "80", "--knobs", "xxxx=2"], "known: .*prefetch_bytes, read,"),
-    (["bench", "{table}", "--batch-size", "80", "--knobs", "prefech_bytes=2MiB"], "did you mean 'prefetch_bytes'"),
-    (["bench", "{table}", "--batch-size", "80", "--save-knobs", "{table}/no/best.toml"], "best.toml: the knobs cannot"),
-    (["bench", "{table}", "--batch-size", "80", "--save-knobs", "{table}"], "the knobs cannot be written: Is a dir"),
-    (["bench", "{table}", "--udf", "tests.nothing:f"], "tests.nothing"),
-    (["bench", "{table}", "--udf", "nothing"], "write module:function"),
-    (["bench", "{table}", "--seconds", "0"], "--seconds: 0.0 is not a positive number"),
-    (["bench", "{table}", "--roles", "label"], "roles are for plain Parquet files; this table has its own"),
-    (["bench", "{table}", "--roles", "label=label"], "roles are for plain Parquet files"),
-    (["bench", "{plain}", "--roles", "label=labl"], "did you mean 'label'"),
-    (["bench", "{table}", "--batch-size", "4000000"], "larger than an epoch"),
-    (["bench", "{table}", "--batch-size", "80", "--memory-limit", "1MiB"], "take at least")])
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["bench", "{table}", "--inject", "kil-worker@3s"], "did you mean 'kill-worker'"),
+        (["bench", "latency://{table}"], r"\?latency_ms=50"),
+        (["bench", "latency://{table}?latency=50"], "did you mean 'latency_ms'"),
+        (["bench", "nowhere"], "nowhere"),
+        (["bnech"], "did you mean 'bench'"),
+        (["bench", "{table}", "--tuning", "plannar"], "did you mean 'planner'"),
+        (["bench", "{table}", "--batch-size", "80", "--knobs", "raed=2"], "no stage 'raed'"),
+        (
+            ["bench", "{table}", "--batch-size", "80", "--knobs", "xxxx=2"],
+            "known: .*prefetch_bytes, read,",
+        ),
+        (
+            ["bench", "{table}", "--batch-size", "80", "--knobs", "prefech_bytes=2MiB"],
+            "did you mean 'prefetch_bytes'",
+        ),
+        (
+            ["bench", "{table}", "--batch-size", "80", "--save-knobs", "{table}/no/best.toml"],
+            "best.toml: the knobs cannot",
+        ),
+        (
+            ["bench", "{table}", "--batch-size", "80", "--save-knobs", "{table}"],
+            "the knobs cannot be written: Is a dir",
+        ),
+        (["bench", "{table}", "--udf", "tests.nothing:f"], "tests.nothing"),
+        (["bench", "{table}", "--udf", "nothing"], "write module:function"),
+        (["bench", "{table}", "--seconds", "0"], "--seconds: 0.0 is not a positive number"),
+        (
+            ["bench", "{table}", "--roles", "label"],
+            "roles are for plain Parquet files; this table has its own",
+        ),
+        (["bench", "{table}", "--roles", "label=label"], "roles are for plain Parquet files"),
+        (["bench", "{plain}", "--roles", "label=labl"], "did you mean 'label'"),
+        (["bench", "{table}", "--batch-size", "4000000"], "larger than an epoch"),
+        (["bench", "{table}", "--batch-size", "80", "--memory-limit", "1MiB"], "take at least"),
+    ],
+)
 def test_wrong_usage_is_an_error_for_people(table, tmp_path, arguments, message):
     plain = shutil.copy(table.files_of("train")[0].path, tmp_path / "part.parquet")
     with pytest.raises(UsageError, match=message):
@@ -224,13 +390,31 @@ for words in (["--rolse", "x"], ["--roles", "lable=label"], ["--roles", "label=l
 
 
 def test_typos_are_refused_before_anything_heavy_is_imported(repo, table):
-    done = subprocess.run([sys.executable, "-c", TYPOS, next(f.path for f in table.files_of("train"))], cwd=repo,
-                          capture_output=True, text=True, timeout=120, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", TYPOS, next(f.path for f in table.files_of("train"))],
+        cwd=repo,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
     said = done.stdout.splitlines()
     assert len(said) == 9
-    for line, text in zip(said, ("did you mean '--roles'", "did you mean 'label'", "did you mean 'label'",
-                                 "tests.nothing", "column 'I1' holds float in the role sparse", "nowhere.toml",
-                                 "did you mean 'planner'", "did you mean 'read'", "did you mean 'read'"), strict=True):
+    for line, text in zip(
+        said,
+        (
+            "did you mean '--roles'",
+            "did you mean 'label'",
+            "did you mean 'label'",
+            "tests.nothing",
+            "column 'I1' holds float in the role sparse",
+            "nowhere.toml",
+            "did you mean 'planner'",
+            "did you mean 'read'",
+            "did you mean 'read'",
+        ),
+        strict=True,
+    ):
         assert text in line
 
 
@@ -242,8 +426,10 @@ def test_wrong_usage_exits_2(repo):
 
 
 def test_rates_leave_out_the_first_batch_and_settled_is_the_last_third():
-    found = BenchOutcome(marks=[(10.0, 1000), (11.0, 10), (12.0, 10), (13.0, 40), (16.0, 60)],
-                         waits=[0, 1, 0.5, 0.5, 1])
+    found = BenchOutcome(
+        marks=[(10.0, 1000), (11.0, 10), (12.0, 10), (13.0, 40), (16.0, 60)],
+        waits=[0, 1, 0.5, 0.5, 1],
+    )
     assert found.rows_per_s() == 120 / 6
     assert found.stall_fraction() == 3 / 6
     assert found.stall_fraction(0.5) == 1 / 3
@@ -252,28 +438,47 @@ def test_rates_leave_out_the_first_batch_and_settled_is_the_last_third():
 
 def test_the_rate_of_a_few_batches_that_lay_ready_counts_from_when_the_first_was_asked_for():
     """Two epochs of two batches each: the first comes after two seconds, the others within a millisecond."""
-    found = BenchOutcome(began=8.0, marks=[(10.0, 100), (10.0003, 100), (10.0006, 100), (10.001, 100)],
-                         waits=[2.0, 0.0002, 0.0002, 0.0001])
+    found = BenchOutcome(
+        began=8.0,
+        marks=[(10.0, 100), (10.0003, 100), (10.0006, 100), (10.001, 100)],
+        waits=[2.0, 0.0002, 0.0002, 0.0001],
+    )
     for share in (1.0, 1 / 3):
         assert found.rows_per_s(share) == pytest.approx(400 / 2.001)
         assert found.stall_fraction(share) == pytest.approx(2.0005 / 2.001)
-    long = BenchOutcome(began=0.0, marks=[(2.0, 100), (4.0, 100), (8.0, 300)], waits=[2.0, 1.0, 1.0])
+    long = BenchOutcome(
+        began=0.0, marks=[(2.0, 100), (4.0, 100), (8.0, 300)], waits=[2.0, 1.0, 1.0]
+    )
     assert long.rows_per_s() == 500 / 8
-    assert long.rows_per_s(1 / 3) == 0 == long.stall_fraction(1 / 3)  # nothing came in it before its end
+    assert (
+        long.rows_per_s(1 / 3) == 0 == long.stall_fraction(1 / 3)
+    )  # nothing came in it before its end
     assert (long.rows_per_s(2 / 3), long.stall_fraction(2 / 3)) == (75, 0.25)
 
 
 def test_knobs_go_from_run_to_run_by_file_and_by_registry(table, tmp_path, capsys):
     common = ["bench", table.uri, "--batch-size", "160", "--seconds", "0.3"]
-    main([*common, "--knobs", "read=3,prefetch_bytes=8MiB", "--save-knobs", str(tmp_path / "k.toml"),
-          "--registry", str(tmp_path / "registry")])
+    main(
+        [
+            *common,
+            "--knobs",
+            "read=3,prefetch_bytes=8MiB",
+            "--save-knobs",
+            str(tmp_path / "k.toml"),
+            "--registry",
+            str(tmp_path / "registry"),
+        ]
+    )
     assert "read = 3" in (tmp_path / "k.toml").read_text()
     by_file = main([*common, "--knobs", str(tmp_path / "k.toml")])
     assert by_file["decisions"] == 0
     by_registry = main([*common, "--registry", f"file://{tmp_path}/registry"])
     assert "from the registry" in capsys.readouterr().err
     for found in (by_file, by_registry):
-        assert (found["knobs"]["workers"]["read"], found["knobs"]["prefetch_bytes"]) == (3, 8 * 2**20)
+        assert (found["knobs"]["workers"]["read"], found["knobs"]["prefetch_bytes"]) == (
+            3,
+            8 * 2**20,
+        )
 
 
 def test_a_knobs_file_for_another_pipeline_is_refused(table, tmp_path):

@@ -30,8 +30,7 @@ print(pool.backend_name, used - before, held - before, own() - before)
 """
 
 
-@pytest.mark.parametrize("still_used_by", [
-    lambda array: array[1:], torch.from_numpy, memoryview])
+@pytest.mark.parametrize("still_used_by", [lambda array: array[1:], torch.from_numpy, memoryview])
 def test_an_array_comes_again_once_nothing_refers_to_it(still_used_by):
     buffers = Buffers()
     first = buffers.take((2, 3), np.int32)
@@ -56,9 +55,17 @@ def test_a_line_fits_other_sizes_later():
 
 
 def test_arrow_holds_freed_memory_a_while_and_returns_it_when_asked():
-    environment = {name: value for name, value in os.environ.items() if name != "MIMALLOC_PURGE_DELAY"}
-    result = subprocess.run([sys.executable, "-c", _ARROW], capture_output=True, text=True, check=True, timeout=60,
-                            env={**environment, "MIMALLOC_VERBOSE": "1"})
+    environment = {
+        name: value for name, value in os.environ.items() if name != "MIMALLOC_PURGE_DELAY"
+    }
+    result = subprocess.run(
+        [sys.executable, "-c", _ARROW],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+        env={**environment, "MIMALLOC_VERBOSE": "1"},
+    )
     assert "option 'purge_delay': 1000" in result.stderr
     backend, used, held, left = result.stdout.split()
     assert backend == "mimalloc"

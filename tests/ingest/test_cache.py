@@ -18,7 +18,11 @@ ON_DISK = 102_400  # whole blocks
 
 
 def on_disk(folder):
-    return sum(-(-p.stat().st_size // 4096) * 4096 for p in folder.rglob("*") if len(p.name.split(".")[0]) == 64)
+    return sum(
+        -(-p.stat().st_size // 4096) * 4096
+        for p in folder.rglob("*")
+        if len(p.name.split(".")[0]) == 64
+    )
 
 
 def payload(number):
@@ -57,7 +61,10 @@ def test_the_limit_holds_for_threads_and_processes_together(tmp_path):
             input()
             scan(cache, range(30))
     """
-    others = [subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, cwd=ROOT) for _ in range(2)]
+    others = [
+        subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, cwd=ROOT)
+        for _ in range(2)
+    ]
     with FileCache(tmp_path, limit, "table") as cache:
         barrier = threading.Barrier(4)
 
@@ -80,8 +87,11 @@ def test_the_limit_holds_for_threads_and_processes_together(tmp_path):
         assert not list(tmp_path.rglob("*.part"))
 
 
-@pytest.mark.parametrize("damage", [lambda d: d[:-1], lambda d: d[:50] + b"\xff" + d[51:], lambda d: b"",
-                                    lambda d: b"x" + d[1:]], ids=["cut", "flipped", "empty", "header"])
+@pytest.mark.parametrize(
+    "damage",
+    [lambda d: d[:-1], lambda d: d[:50] + b"\xff" + d[51:], lambda d: b"", lambda d: b"x" + d[1:]],
+    ids=["cut", "flipped", "empty", "header"],
+)
 def test_a_broken_entry_is_dropped_and_fetched_anew(tmp_path, damage):
     with FileCache(tmp_path, 10 * ON_DISK, "table") as cache:
         cache.put("range 1", payload(1))
@@ -109,7 +119,9 @@ def test_another_data_set_makes_room_only_when_nobody_reads_it(tmp_path):
     with FileCache(tmp_path, limit, "old") as old:
         scan(old, range(4))
         with FileCache(tmp_path, limit, "new") as new:
-            assert [scan(new, range(4)), scan(new, range(4))] == [0, 0], "no room: the other one is in use"
+            assert [scan(new, range(4)), scan(new, range(4))] == [0, 0], (
+                "no room: the other one is in use"
+            )
         assert scan(old, range(4)) == 1
     with FileCache(tmp_path, limit, "new") as new:
         scan(new, range(4))
@@ -174,7 +186,10 @@ def test_a_full_disk_costs_the_cache_not_the_run(tmp_path, monkeypatch):
 
 
 def test_two_ranks_that_fetch_the_same_keep_it_once(tmp_path):
-    with FileCache(tmp_path, 10 * ON_DISK, "t") as one, FileCache(tmp_path, 10 * ON_DISK, "t") as two:
+    with (
+        FileCache(tmp_path, 10 * ON_DISK, "t") as one,
+        FileCache(tmp_path, 10 * ON_DISK, "t") as two,
+    ):
         one.put("x", payload(1))
         two.put("x", payload(1))
         assert two.get("x") == payload(1)

@@ -30,8 +30,12 @@ ROLES = {"label": "label", "dense": "d", "sparse": "s"}
 
 def written(folder: Path, name: str = "part-0.parquet", **columns) -> Path:
     """Row groups of 100; `columns` replace or add to label, d and s."""
-    whole = {"label": pa.array(np.arange(ROWS) % 2, pa.int8()), "d": pa.array(np.ones(ROWS, np.float32)),
-             "s": pa.array(np.arange(ROWS), pa.int32()), **columns}
+    whole = {
+        "label": pa.array(np.arange(ROWS) % 2, pa.int8()),
+        "d": pa.array(np.ones(ROWS, np.float32)),
+        "s": pa.array(np.arange(ROWS), pa.int32()),
+        **columns,
+    }
     pq.write_table(pa.table(whole), folder / name, row_group_size=100, write_page_checksum=True)
     return folder
 
@@ -42,42 +46,70 @@ def values(usual, bad, kind: pa.DataType) -> pa.Array:
 
 
 def load(folder: Path, roles=None, **options) -> list:
-    with BatchLoader(folder, batch_size=80, reader="arrow", roles=roles or ROLES, **options) as loader:
+    with BatchLoader(
+        folder, batch_size=80, reader="arrow", roles=roles or ROLES, **options
+    ) as loader:
         return [batch.values.clone() for batch in loader]
 
 
 WHERE = r"part-0.parquet, row group 2, row 1: column "
 
 
-@pytest.mark.parametrize(("column", "kind", "bad", "message"), [
-    ("s", pa.int64(), 2**40, r"'s' holds 1099511627776, which does not fit int32"),
-    ("s", pa.int64(), -2**31 - 1, r"'s' holds -2147483649, which does not fit int32"),
-    ("s", pa.uint64(), 2**64 - 1, r"'s' holds 18446744073709551615, which does not fit int32"),
-    ("s", pa.uint32(), 2**31, r"'s' holds 2147483648, which does not fit int32"),
-    ("d", pa.float64(), 1e300, r"'d' holds 1e\+300, which is too large for float32"),
-    ("d", pa.float64(), -1e39, r"'d' holds -1e\+39, which is too large for float32"),
-    ("label", pa.float64(), 1e300, r"'label' holds 1e\+300")])
+@pytest.mark.parametrize(
+    ("column", "kind", "bad", "message"),
+    [
+        ("s", pa.int64(), 2**40, r"'s' holds 1099511627776, which does not fit int32"),
+        ("s", pa.int64(), -(2**31) - 1, r"'s' holds -2147483649, which does not fit int32"),
+        ("s", pa.uint64(), 2**64 - 1, r"'s' holds 18446744073709551615, which does not fit int32"),
+        ("s", pa.uint32(), 2**31, r"'s' holds 2147483648, which does not fit int32"),
+        ("d", pa.float64(), 1e300, r"'d' holds 1e\+300, which is too large for float32"),
+        ("d", pa.float64(), -1e39, r"'d' holds -1e\+39, which is too large for float32"),
+        ("label", pa.float64(), 1e300, r"'label' holds 1e\+300"),
+    ],
+)
 def test_a_value_that_would_become_another_is_named(tmp_path, column, kind, bad, message):
     with pytest.raises(ColumnError, match=WHERE + message):
         load(written(tmp_path, **{column: values(1, bad, kind)}))
 
 
-@pytest.mark.parametrize(("column", "kind", "value"), [
-    ("s", pa.int64(), 2**31 - 1), ("s", pa.uint64(), 7), ("s", pa.bool_(), True), ("s", pa.uint8(), 255),
-    ("d", pa.float64(), 3e38),
-    ("d", pa.float16(), 2.5), ("d", pa.bool_(), True), ("d", pa.uint64(), 2**64 - 1), ("label", pa.bool_(), True),
-    ("d", pa.decimal128(9, 2), decimal.Decimal(1))])
+@pytest.mark.parametrize(
+    ("column", "kind", "value"),
+    [
+        ("s", pa.int64(), 2**31 - 1),
+        ("s", pa.uint64(), 7),
+        ("s", pa.bool_(), True),
+        ("s", pa.uint8(), 255),
+        ("d", pa.float64(), 3e38),
+        ("d", pa.float16(), 2.5),
+        ("d", pa.bool_(), True),
+        ("d", pa.uint64(), 2**64 - 1),
+        ("label", pa.bool_(), True),
+        ("d", pa.decimal128(9, 2), decimal.Decimal(1)),
+    ],
+)
 def test_values_that_fit_are_taken(tmp_path, column, kind, value):
     assert len(load(written(tmp_path, **{column: values(value, value, kind)}))) == ROWS // 80
 
 
-@pytest.mark.parametrize(("role", "kind", "value"), [
-    ("sparse", pa.float32(), 1.5), ("sparse", pa.float64(), 1.0), ("sparse", pa.float16(), 2.0),
-    ("sparse", pa.timestamp("us"), datetime.datetime(2024, 1, 1)), ("sparse", pa.date32(), datetime.date(2024, 1, 1)),
-    ("sparse", pa.string(), "a"), ("sparse", pa.decimal128(9, 2), decimal.Decimal(1)),
-    ("dense", pa.list_(pa.float32()), [1.0]), ("dense", pa.string(), "1"), ("label", pa.string(), "1"),
-    ("dense", pa.dictionary(pa.int32(), pa.string()), "a"), ("id_list", pa.list_(pa.float32()), [1.5]),
-    ("id_list", pa.list_(pa.list_(pa.int32())), [[1]]), ("id_list", pa.int32(), 1)])
+@pytest.mark.parametrize(
+    ("role", "kind", "value"),
+    [
+        ("sparse", pa.float32(), 1.5),
+        ("sparse", pa.float64(), 1.0),
+        ("sparse", pa.float16(), 2.0),
+        ("sparse", pa.timestamp("us"), datetime.datetime(2024, 1, 1)),
+        ("sparse", pa.date32(), datetime.date(2024, 1, 1)),
+        ("sparse", pa.string(), "a"),
+        ("sparse", pa.decimal128(9, 2), decimal.Decimal(1)),
+        ("dense", pa.list_(pa.float32()), [1.0]),
+        ("dense", pa.string(), "1"),
+        ("label", pa.string(), "1"),
+        ("dense", pa.dictionary(pa.int32(), pa.string()), "a"),
+        ("id_list", pa.list_(pa.float32()), [1.5]),
+        ("id_list", pa.list_(pa.list_(pa.int32())), [[1]]),
+        ("id_list", pa.int32(), 1),
+    ],
+)
 def test_a_type_that_does_not_suit_its_role_is_refused_at_the_start(tmp_path, role, kind, value):
     written(tmp_path, x=values(value, value, kind))
     roles = {**ROLES, role: "x"} if role != "id_list" else {**ROLES, "id_list": "x"}
@@ -86,16 +118,23 @@ def test_a_type_that_does_not_suit_its_role_is_refused_at_the_start(tmp_path, ro
 
 
 def test_operators_left_to_the_loader_make_ids_of_any_number():
-    fields = [Field(name="label", role="label", type="int8"),
-              Field(name="age", role="sparse", type="double", online=({"op": "bucketize"},))]
+    fields = [
+        Field(name="label", role="label", type="int8"),
+        Field(name="age", role="sparse", type="double", online=({"op": "bucketize"},)),
+    ]
     assert Columns.of(fields).sparse == ("age",)
 
 
-@pytest.mark.parametrize(("array", "at", "text"), [
-    (np.array([0.0, 1.5]), 1, "1.5, which is no whole number"), (np.array([np.nan]), 0, "nan, which is no whole"),
-    (np.array([1.0, 2.0**31]), 1, "2147483648.0, which does not fit int32"),
-    (np.array([0, np.inf], np.float32), 1, "inf, which does not fit"),
-    (np.array(["x"], object), 0, "'x', which is no")])
+@pytest.mark.parametrize(
+    ("array", "at", "text"),
+    [
+        (np.array([0.0, 1.5]), 1, "1.5, which is no whole number"),
+        (np.array([np.nan]), 0, "nan, which is no whole"),
+        (np.array([1.0, 2.0**31]), 1, "2147483648.0, which does not fit int32"),
+        (np.array([0, np.inf], np.float32), 1, "inf, which does not fit"),
+        (np.array(["x"], object), 0, "'x', which is no"),
+    ],
+)
 def test_floats_are_ids_only_if_they_are_whole(array, at, text):
     assert numbers(np.array([3.0, -1.0]), np.int32).tolist() == [3, -1]
     with pytest.raises(ValueRefused, match=text) as caught:
@@ -103,31 +142,62 @@ def test_floats_are_ids_only_if_they_are_whole(array, at, text):
     assert caught.value.at == at
 
 
-@pytest.mark.parametrize(("bad", "named"), [(-1.0, "-1"), (float("nan"), "nan"), (float("inf"), "inf")])
+@pytest.mark.parametrize(
+    ("bad", "named"), [(-1.0, "-1"), (float("nan"), "nan"), (float("inf"), "inf")]
+)
 def test_a_weight_that_is_none_stops_the_run_or_is_set_aside(tmp_path, bad, named):
     written(tmp_path, w=values(1.0, bad, pa.float32()))
     roles = {**ROLES, "weight": "w"}
-    with pytest.raises(QuarantineError, match=rf"part-0.parquet row group 2 row 1: .*'w' holds {named}, which is no"):
+    with pytest.raises(
+        QuarantineError,
+        match=rf"part-0.parquet row group 2 row 1: .*'w' holds {named}, which is no",
+    ):
         load(tmp_path, roles, errors=Errors(quarantine=tmp_path / "aside"))
-    with BatchLoader(tmp_path, batch_size=80, roles=roles, reader="arrow",
-                     errors=Errors(on_error="quarantine", quarantine=tmp_path / "aside")) as loader:
+    with BatchLoader(
+        tmp_path,
+        batch_size=80,
+        roles=roles,
+        reader="arrow",
+        errors=Errors(on_error="quarantine", quarantine=tmp_path / "aside"),
+    ) as loader:
         assert sum(float(batch.weight.sum()) for batch in loader) == ROWS - 1
         assert loader.quarantined["rows_set_aside"] == 1
 
 
 def test_a_fill_that_a_column_cannot_hold_is_named(tmp_path):
     written(tmp_path, s=values(1, None, pa.int32()))
-    with pytest.raises(ColumnError, match=r"row group 2: column 's' has 1 empty values, and 0.5 to fill them is no"):
+    with pytest.raises(
+        ColumnError, match=r"row group 2: column 's' has 1 empty values, and 0.5 to fill them is no"
+    ):
         load(tmp_path, fill=0.5)
 
 
-@pytest.mark.parametrize(("column", "made", "message"), [
-    ("d", lambda a: a.astype(np.float64) * 1e300, r"column 'd' came back with 1e\+300, which is too large for float32"),
-    ("s", lambda a: a.astype(np.int64) + 2**32, r"column 's' came back with 42949\d+, which does not fit int32"),
-    ("s", lambda a: a.astype(np.uint32) | np.uint32(2**31), r"column 's' came back with 21474\d+, which does not fit")])
+@pytest.mark.parametrize(
+    ("column", "made", "message"),
+    [
+        (
+            "d",
+            lambda a: a.astype(np.float64) * 1e300,
+            r"column 'd' came back with 1e\+300, which is too large for float32",
+        ),
+        (
+            "s",
+            lambda a: a.astype(np.int64) + 2**32,
+            r"column 's' came back with 42949\d+, which does not fit int32",
+        ),
+        (
+            "s",
+            lambda a: a.astype(np.uint32) | np.uint32(2**31),
+            r"column 's' came back with 21474\d+, which does not fit",
+        ),
+    ],
+)
 def test_what_a_function_makes_is_not_cut_to_fit(tmp_path, column, made, message):
     with pytest.raises(TransformError, match=r"transform 'mine', epoch 0, step 0: " + message):
-        load(written(tmp_path), transforms=[("mine", lambda columns: {column: made(columns[column])})])
+        load(
+            written(tmp_path),
+            transforms=[("mine", lambda columns: {column: made(columns[column])})],
+        )
 
 
 @pytest.mark.parametrize("end", [SystemExit(3), KeyboardInterrupt(), sys.exit])
@@ -139,9 +209,14 @@ def test_a_function_that_ends_the_program_is_an_error_with_its_place(tmp_path, e
                 end("no")
             raise end
 
-    with pytest.raises(QuarantineError, match=r"part-0.parquet row group \d rows? .*'mine' failed: (System|Key)"):
-        load(written(tmp_path), transforms=[Transform("mine", leave)],
-             errors=Errors(on_error=policy, quarantine=tmp_path / "aside"))
+    with pytest.raises(
+        QuarantineError, match=r"part-0.parquet row group \d rows? .*'mine' failed: (System|Key)"
+    ):
+        load(
+            written(tmp_path),
+            transforms=[Transform("mine", leave)],
+            errors=Errors(on_error=policy, quarantine=tmp_path / "aside"),
+        )
 
 
 def test_a_module_that_ends_the_program_as_it_is_imported_is_named(tmp_path, monkeypatch):
@@ -153,16 +228,28 @@ def test_a_module_that_ends_the_program_as_it_is_imported_is_named(tmp_path, mon
 
 # ---- files that do not fit together
 
+
 def test_two_columns_of_one_name_are_refused_where_they_are_used(tmp_path):
-    twice = pa.table([pa.array(np.arange(ROWS) % 2), pa.array(np.ones(ROWS, np.float32)),
-                      pa.array(np.arange(ROWS)), pa.array(np.arange(ROWS))], names=["label", "d", "s", "s"])
+    twice = pa.table(
+        [
+            pa.array(np.arange(ROWS) % 2),
+            pa.array(np.ones(ROWS, np.float32)),
+            pa.array(np.arange(ROWS)),
+            pa.array(np.arange(ROWS)),
+        ],
+        names=["label", "d", "s", "s"],
+    )
     pq.write_table(twice, tmp_path / "part-0.parquet")
     with pytest.raises(ParquetError, match=r"part-0.parquet: several columns are called 's'"):
         BatchLoader(tmp_path, batch_size=80, roles=ROLES)
-    file = DataFile(path=str(tmp_path / "part-0.parquet"), rows=ROWS, bytes=0, row_group_rows=(ROWS,))
+    file = DataFile(
+        path=str(tmp_path / "part-0.parquet"), rows=ROWS, bytes=0, row_group_rows=(ROWS,)
+    )
     with pytest.raises(SourceError, match=r"part-0.parquet: 2 columns are called 's'"):
         RowGroupReader([file], ("label", "s"))
-    assert len(load(tmp_path, {"label": "label", "dense": "d"})) == ROWS // 80, "what is not used may be there twice"
+    assert len(load(tmp_path, {"label": "label", "dense": "d"})) == ROWS // 80, (
+        "what is not used may be there twice"
+    )
 
 
 def test_a_later_file_of_a_table_without_a_column_or_with_another_kind_is_named(tmp_path):
@@ -170,13 +257,25 @@ def test_a_later_file_of_a_table_without_a_column_or_with_another_kind_is_named(
     written(tmp_path, "good.parquet")
     written(tmp_path, "text.parquet", s=pa.array(["x"] * ROWS))
     written(tmp_path, "wide.parquet", s=pa.array(np.arange(ROWS), pa.int64()))
-    pq.write_table(pa.table({"label": np.zeros(ROWS), "d": np.ones(ROWS, np.float32)}), tmp_path / "less.parquet",
-                   row_group_size=100)
-    files = [DataFile(path=str(tmp_path / f"{name}.parquet"), rows=ROWS, bytes=0, row_group_rows=(100, 100, 100, 20))
-             for name in ("good", "text", "wide", "less")]
+    pq.write_table(
+        pa.table({"label": np.zeros(ROWS), "d": np.ones(ROWS, np.float32)}),
+        tmp_path / "less.parquet",
+        row_group_size=100,
+    )
+    files = [
+        DataFile(
+            path=str(tmp_path / f"{name}.parquet"),
+            rows=ROWS,
+            bytes=0,
+            row_group_rows=(100, 100, 100, 20),
+        )
+        for name in ("good", "text", "wide", "less")
+    ]
     groups = RowGroupReader(files, ("label", "d", "s"))
-    for number, message in ((1, r"text.parquet, row group 1: column 's' holds string, in .*good.parquet it holds"),
-                            (3, r"less.parquet, row group 1: no column 's'")):
+    for number, message in (
+        (1, r"text.parquet, row group 1: column 's' holds string, in .*good.parquet it holds"),
+        (3, r"less.parquet, row group 1: no column 's'"),
+    ):
         with pytest.raises(SourceError, match=message):
             groups.read(Read(number, 1, 100, (WindowPart(0, 0, 0, 100),)))
     for number in (0, 2):

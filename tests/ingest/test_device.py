@@ -46,8 +46,11 @@ class FakeLane:
 
 
 def same(one, other) -> bool:
-    return all(torch.equal(getattr(one, name), getattr(other, name)) for name in WORDS) and \
-        (one.rows, one.epoch, one.step) == (other.rows, other.epoch, other.step)
+    return all(torch.equal(getattr(one, name), getattr(other, name)) for name in WORDS) and (
+        one.rows,
+        one.epoch,
+        one.step,
+    ) == (other.rows, other.epoch, other.step)
 
 
 def test_the_next_batch_is_under_way_before_the_consumer_asks(table):
@@ -67,10 +70,16 @@ def test_pinned_memory_is_used_again_only_when_its_copy_has_arrived(table):
     lane = FakeLane()
     with BatchLoader(table, batch_size=400) as loader:
         for number, _batch in enumerate(OnDevice(loader, lane)):
-            under_way = lane.sources[-4 * (lane.marks - lane.arrived):] if lane.marks > lane.arrived else []
+            under_way = (
+                lane.sources[-4 * (lane.marks - lane.arrived) :]
+                if lane.marks > lane.arrived
+                else []
+            )
             assert all(torch.equal(source, then) for source, then in under_way)
             assert number < 10
-    assert 8 <= lane.made <= 13  # of some batches, not of all ten; and the lengths of all rows, which are one, once
+    assert (
+        8 <= lane.made <= 13
+    )  # of some batches, not of all ten; and the lengths of all rows, which are one, once
     assert len(lane.sources) == 10 * 4 + 1
 
 
@@ -89,7 +98,9 @@ def test_without_a_gpu_the_loader_is_taken_as_it_is(table):
         assert on_device(loader, "cpu") is loader
         with pytest.raises(DeviceError, match="ahead: 0"):
             OnDevice(loader, FakeLane(), ahead=0)
-        with pytest.raises(DeviceError, match=r"device mps: there is no such device here; take cpu"):
+        with pytest.raises(
+            DeviceError, match=r"device mps: there is no such device here; take cpu"
+        ):
             on_device(loader, "mps")
 
 
@@ -99,4 +110,6 @@ def test_batches_arrive_on_a_gpu_as_they_are(table):
     with BatchLoader(table, batch_size=400) as plain, BatchLoader(table, batch_size=400) as loader:
         for batch, expected in zip(on_device(loader, "cuda", ahead=2), plain, strict=True):
             assert batch.dense.is_cuda
-            assert all(torch.equal(getattr(batch, name).cpu(), getattr(expected, name)) for name in WORDS)
+            assert all(
+                torch.equal(getattr(batch, name).cpu(), getattr(expected, name)) for name in WORDS
+            )

@@ -46,14 +46,22 @@ def said(capsys, *argv):
 
 
 def parquet(path, *, checksums=True, **options):
-    pq.write_table(pa.table({"a": range(1000), "b": ["x"] * 1000}), path, write_page_checksum=checksums, **options)
+    pq.write_table(
+        pa.table({"a": range(1000), "b": ["x"] * 1000}),
+        path,
+        write_page_checksum=checksums,
+        **options,
+    )
     return path
 
 
 def test_all_well(tidy, table, capsys):
     code, result, text = said(capsys, table.uri)
     assert (code, result["problems"]) == (0, [])
-    assert min(result["machine"][name] for name in ("cores", "core_bytes_per_s", "memory_bytes_per_s")) > 0
+    assert (
+        min(result["machine"][name] for name in ("cores", "core_bytes_per_s", "memory_bytes_per_s"))
+        > 0
+    )
     assert result["limits"]["memory"] > 2**28
     for line in ("✓ python", "✓ process workers", "✓ checksums", "✓ store", "✓ table"):
         assert line in text
@@ -64,7 +72,12 @@ def test_json_has_every_finding_and_no_table(tidy, capsys):
     code, result, text = said(capsys, "--json")
     assert code == 0
     assert text == ""
-    assert {"what": "numpy", "value": __import__("numpy").__version__, "well": True, "advice": ""} in result["findings"]
+    assert {
+        "what": "numpy",
+        "value": __import__("numpy").__version__,
+        "well": True,
+        "advice": "",
+    } in result["findings"]
 
 
 def test_plain_files_without_checksums_are_named_and_no_problem(tidy, tmp_path, capsys):
@@ -96,16 +109,28 @@ class TestPlainFiles:
 
     def written(self, folder, **more):
         rows = 300
-        pq.write_table(pa.table({"click": [n % 2 for n in range(rows)], "user": range(rows),
-                                 "price": [None if n % 5 == 0 else n / 2 for n in range(rows)], **more}),
-                       folder / "a.parquet", row_group_size=100)
+        pq.write_table(
+            pa.table(
+                {
+                    "click": [n % 2 for n in range(rows)],
+                    "user": range(rows),
+                    "price": [None if n % 5 == 0 else n / 2 for n in range(rows)],
+                    **more,
+                }
+            ),
+            folder / "a.parquet",
+            row_group_size=100,
+        )
         return str(folder)
 
     def test_missing_values_are_filled_by_the_guess_of_both(self, tidy, tmp_path, capsys):
         code, _, text = said(capsys, self.written(tmp_path))
         assert code == 0
         assert "✓ columns" in text
-        assert "a loader takes 1 label, 1 dense, 1 sparse by its guess; empty values of price become 0" in text
+        assert (
+            "a loader takes 1 label, 1 dense, 1 sparse by its guess; empty values of price become 0"
+            in text
+        )
         found = headroom_cli.main([str(tmp_path), "--batch-size", "80", "--seconds", "0.05"])
         assert found["loading_rows_per_s"] > 0
 
@@ -122,7 +147,9 @@ class TestPlainFiles:
         (tmp_path / "data").mkdir()
         folder, spec = self.written(tmp_path / "data"), tmp_path / "mine.toml"
         spec.write_text(guessed_spec(folder))
-        assert "1 label, 1 dense, 1 sparse by the spec" in said(capsys, folder, "--spec", str(spec))[2]
+        assert (
+            "1 label, 1 dense, 1 sparse by the spec" in said(capsys, folder, "--spec", str(spec))[2]
+        )
         spec.write_text(spec.read_text().replace('op = "fill"', 'op = "fill_mean"'))
         code, result, _ = said(capsys, folder, "--spec", str(spec))
         assert code == 1
@@ -142,8 +169,17 @@ def test_a_missing_table_and_a_broken_file(tidy, tmp_path, table, capsys):
     assert victim.name in result["problems"][0]
 
 
-@pytest.mark.parametrize("options", [{}, {"compression": "zstd"}, {"use_dictionary": False}, {"compression": "none"},
-                                     {"data_page_version": "2.0"}, {"row_group_size": 100}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"compression": "zstd"},
+        {"use_dictionary": False},
+        {"compression": "none"},
+        {"data_page_version": "2.0"},
+        {"row_group_size": 100},
+    ],
+)
 @pytest.mark.parametrize("checksums", [True, False])
 def test_checksums_are_seen_in_every_kind_of_page(tmp_path, options, checksums):
     path = parquet(tmp_path / "x.parquet", checksums=checksums, **options)
@@ -153,21 +189,28 @@ def test_checksums_are_seen_in_every_kind_of_page(tmp_path, options, checksums):
     assert total == (4 if "row_group_size" in options else 2)
 
 
-@pytest.mark.parametrize("header", [b"", b"\x15", b"\x15\x80", b"\x15\x00\x15\x10\x15\x10", b"\xff" * 64, b"\x00" * 64])
+@pytest.mark.parametrize(
+    "header", [b"", b"\x15", b"\x15\x80", b"\x15\x00\x15\x10\x15\x10", b"\xff" * 64, b"\x00" * 64]
+)
 def test_garbage_has_no_checksum(header):
     assert not has_crc(header)
 
 
 def test_old_and_missing_packages(monkeypatch):
-    monkeypatch.setattr(doctor_checks, "PACKAGES",
-                        (("numpy", "99", ""), ("no-such-package", "1", ""), ("nor-this", "", "x")))
+    monkeypatch.setattr(
+        doctor_checks,
+        "PACKAGES",
+        (("numpy", "99", ""), ("no-such-package", "1", ""), ("nor-this", "", "x")),
+    )
     python, old, missing, unused = doctor_checks.versions()
     assert python.well
     assert (old.well, missing.well, unused.well) == (False, False, None)
     assert "99 or newer" in old.advice
 
 
-@pytest.mark.parametrize(("low", "high"), [("2.9.1", "2.10"), ("1.8", "1.8.0"), ("2.8.0+cpu", "2.9.0a1")])
+@pytest.mark.parametrize(
+    ("low", "high"), [("2.9.1", "2.10"), ("1.8", "1.8.0"), ("2.8.0+cpu", "2.9.0a1")]
+)
 def test_versions_are_compared_by_numbers(low, high):
     assert doctor_checks._number(low) < doctor_checks._number(high)
 
@@ -180,7 +223,9 @@ def test_a_small_memory_limit_is_told(monkeypatch):
     assert "512 MiB" in findings["memory limit"].value
 
 
-def test_a_dead_runs_worker_is_found_and_cleaned_a_live_ones_left(capsys, monkeypatch, tmp_path, request):
+def test_a_dead_runs_worker_is_found_and_cleaned_a_live_ones_left(
+    capsys, monkeypatch, tmp_path, request
+):
     """A worker that outlives its parent, because the user's function made it deaf to the signal that ends it."""
     monkeypatch.setenv("SLUICE_TEST_DIR", str(tmp_path))
     os.mkfifo(tmp_path / "held")
@@ -200,8 +245,11 @@ def test_a_dead_runs_worker_is_found_and_cleaned_a_live_ones_left(capsys, monkey
         parent.kill()
         parent.wait()
         assert orphan in doctor_checks._orphans()
-        monkeypatch.setattr(doctor_checks, "_orphans",
-                            lambda found=doctor_checks._orphans: (p for p in found() if p == orphan))
+        monkeypatch.setattr(
+            doctor_checks,
+            "_orphans",
+            lambda found=doctor_checks._orphans: (p for p in found() if p == orphan),
+        )
         code, result, _ = said(capsys)
         assert code == 1
         assert str(orphan) in result["problems"][0]
@@ -242,7 +290,12 @@ def test_half_written_footers_of_a_table(tidy, tmp_path, capsys):
     gone = subprocess.Popen(["true"])
     gone.wait()
     dead, alive = (tmp_path / f".sluice-footers.json.{pid}" for pid in (gone.pid, os.getpid()))
-    for path in (dead, alive, tmp_path / ".sluice-footers.json", tmp_path / ".sluice-footers.json.mine"):
+    for path in (
+        dead,
+        alive,
+        tmp_path / ".sluice-footers.json",
+        tmp_path / ".sluice-footers.json.mine",
+    ):
         path.write_text("{")
     code, result, _ = said(capsys, str(tmp_path))
     assert code == 1
@@ -253,8 +306,13 @@ def test_half_written_footers_of_a_table(tidy, tmp_path, capsys):
 
 
 def test_as_a_program():
-    result = subprocess.run([sys.executable, "-m", "ingest", "doctor", "/nowhere"], cwd=ROOT, capture_output=True,
-                            text=True, check=False)
+    result = subprocess.run(
+        [sys.executable, "-m", "ingest", "doctor", "/nowhere"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert result.returncode == 1, result.stderr
     assert any("/nowhere" in p for p in json.loads(result.stdout.splitlines()[-1])["problems"])
     assert "✗ table" in result.stderr

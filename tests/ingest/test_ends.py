@@ -59,8 +59,16 @@ def start(table, repo):
     running = []
 
     def start(function, then=WAIT):
-        running.append(subprocess.Popen([sys.executable, "-c", _RUN, table.uri, function, then], cwd=repo, text=True,
-                                        stdin=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True))
+        running.append(
+            subprocess.Popen(
+                [sys.executable, "-c", _RUN, table.uri, function, then],
+                cwd=repo,
+                text=True,
+                stdin=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                start_new_session=True,
+            )
+        )
         return running[-1]
 
     yield start
@@ -129,10 +137,19 @@ with BatchLoader(FeatureTable.open(sys.argv[1]), batch_size=80, window_rows=60, 
 """
 
 
-def test_sigterm_to_a_whole_group_saves_the_position_and_a_resumed_run_goes_on_with_the_next_row(table, repo):
+def test_sigterm_to_a_whole_group_saves_the_position_and_a_resumed_run_goes_on_with_the_next_row(
+    table, repo
+):
     """Workers are in groups of their own: the signal does not reach them, so that batches come until the rank ends."""
-    program = subprocess.Popen([sys.executable, "-c", _SAVE, table.uri], cwd=repo, text=True, start_new_session=True,
-                               stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    program = subprocess.Popen(
+        [sys.executable, "-c", _SAVE, table.uri],
+        cwd=repo,
+        text=True,
+        start_new_session=True,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
     seen = [int(program.stdout.readline()) for _ in range(4)]
     os.killpg(program.pid, signal.SIGTERM)
     rest, err = program.communicate("go on\n", timeout=60)
@@ -152,7 +169,10 @@ def test_sigterm_to_a_whole_group_saves_the_position_and_a_resumed_run_goes_on_w
 
 def test_two_interrupts_end_a_program_whose_workers_hang(start, scene):
     """The first while every worker holds a batch, the second while the first is being answered."""
-    program = start("hold", "from sluice.common.program import run; run(lambda _: consumer.join() or {}, argv=[])")
+    program = start(
+        "hold",
+        "from sluice.common.program import run; run(lambda _: consumer.join() or {}, argv=[])",
+    )
     watched = [os.pidfd_open(pid) for pid in scene.holders(2)]
     os.kill(program.pid, signal.SIGINT)
     os.kill(program.pid, signal.SIGINT)
@@ -160,7 +180,9 @@ def test_two_interrupts_end_a_program_whose_workers_hang(start, scene):
     assert_gone(watched)
 
 
-def test_a_function_that_hangs_in_a_thread_holds_an_interrupt_up_for_less_than_two_seconds(table, monkeypatch):
+def test_a_function_that_hangs_in_a_thread_holds_an_interrupt_up_for_less_than_two_seconds(
+    table, monkeypatch
+):
     inside, over, waited, join = threading.Event(), threading.Event(), [], Pool.join
 
     def hangs(columns):
@@ -173,6 +195,7 @@ def test_a_function_that_hangs_in_a_thread_holds_an_interrupt_up_for_less_than_t
 
     monkeypatch.setattr(Pool, "join", noted)
     with BatchLoader(table, batch_size=80, transforms=[Transform("mine", hangs)]) as loader:
+
         def consume():
             with pytest.raises(LoaderError):
                 next(iter(loader))
@@ -197,10 +220,24 @@ class TestInjection:
 
         files = FileOpener(disturbed="latency_ms=0")
         clock = iter(range(10**9))
-        with BatchLoader(table, batch_size=80, window_rows=60, epochs=10**6, files=files, knobs=PROCESS,
-                         transforms=[Transform("mine", NAME + "shifted")]) as loader, \
-                Injection(parse("kill-worker@3s,stall-store=0.01s@2s,memory-spike=1MiB@1s"), loader, files, record,
-                          clock=lambda: next(clock)) as injection:
+        with (
+            BatchLoader(
+                table,
+                batch_size=80,
+                window_rows=60,
+                epochs=10**6,
+                files=files,
+                knobs=PROCESS,
+                transforms=[Transform("mine", NAME + "shifted")],
+            ) as loader,
+            Injection(
+                parse("kill-worker@3s,stall-store=0.01s@2s,memory-spike=1MiB@1s"),
+                loader,
+                files,
+                record,
+                clock=lambda: next(clock),
+            ) as injection,
+        ):
             batches = (batch for _ in iter(int, 1) for batch in loader)
             while not done.is_set():
                 next(batches)
@@ -208,7 +245,10 @@ class TestInjection:
                 next(batches)
             batches.close()
         assert {e["fault"].partition("=")[0].partition("@")[0] for e in events} == {
-            "kill-worker", "stall-store", "memory-spike"}
+            "kill-worker",
+            "stall-store",
+            "memory-spike",
+        }
         assert injection.injector.missed == []
 
     def test_a_fault_that_is_none_is_refused(self):
@@ -217,8 +257,13 @@ class TestInjection:
 
 
 def test_close_from_many_threads_at_once_is_one_close(table):
-    loader = BatchLoader(table, batch_size=80, epochs=100, transforms=[Transform("mine", NAME + "shifted")],
-                         knobs=PROCESS)
+    loader = BatchLoader(
+        table,
+        batch_size=80,
+        epochs=100,
+        transforms=[Transform("mine", NAME + "shifted")],
+        knobs=PROCESS,
+    )
     next(iter(loader))
     threads = [threading.Thread(target=loader.close) for _ in range(5)]
     for thread in threads:

@@ -28,8 +28,14 @@ ROWS, BAD = 4000, 97
 
 @pytest.fixture(scope="module")
 def table(tmp_path_factory):
-    return small_table(tmp_path_factory.mktemp("exact") / "t", rows=ROWS, files=3, row_group_rows=256,
-                       splits={"train": 1.0}, number_rows=True)
+    return small_table(
+        tmp_path_factory.mktemp("exact") / "t",
+        rows=ROWS,
+        files=3,
+        row_group_rows=256,
+        splits={"train": 1.0},
+        number_rows=True,
+    )
 
 
 def fails_on_some(columns):
@@ -41,15 +47,26 @@ def fails_on_some(columns):
 def loading(table, path, workers, function):
     transforms = [] if function is None else [Transform("mine", function, columns=("I1",))]
     knobs = Knobs(workers={"read": workers, **({"mine": workers} if transforms else {})})
-    return BatchLoader(table, batch_size=80, window_rows=300, last="pad", seed=3, transforms=transforms, knobs=knobs,
-                       errors=Errors(on_error="quarantine", max_rate=1, quarantine=path))
+    return BatchLoader(
+        table,
+        batch_size=80,
+        window_rows=300,
+        last="pad",
+        seed=3,
+        transforms=transforms,
+        knobs=knobs,
+        errors=Errors(on_error="quarantine", max_rate=1, quarantine=path),
+    )
 
 
 def taken(batches, most=None):
     """Row numbers with their weights, in order, of so many batches."""
     found = []
     for number, batch in enumerate(batches, 1):
-        found += [(int(row), float(weight)) for row, weight in zip(batch.dense[:, 0], batch.weight, strict=True)]
+        found += [
+            (int(row), float(weight))
+            for row, weight in zip(batch.dense[:, 0], batch.weight, strict=True)
+        ]
         if number == most:
             break
     return found
@@ -70,7 +87,10 @@ def test_rows_that_are_set_aside_move_no_other_row(table, tmp_path, workers):
     real = [row for row, weight in rows if weight]
     assert sorted(real) == [row for row in range(ROWS) if row % BAD]
     assert len(path.read_text().splitlines()) == -(-ROWS // BAD)
-    listed = {(x["file"], x["row_group"], x["row"]) for x in map(json.loads, path.read_text().splitlines())}
+    listed = {
+        (x["file"], x["row_group"], x["row"])
+        for x in map(json.loads, path.read_text().splitlines())
+    }
     assert len(listed) == -(-ROWS // BAD)
     with loading(table, tmp_path / "one", workers, fails_on_some) as loader:
         first = taken(loader, 17)
@@ -83,14 +103,23 @@ def test_rows_that_are_set_aside_move_no_other_row(table, tmp_path, workers):
 def test_writers_and_vacuums_at_any_moment_leave_a_held_version_as_it_is(tmp_path):
     """Appends, overwrites and vacuums that keep nothing but the newest follow one another while a run reads version 0,
     again and again; the pin goes, and so do its files."""
-    held = small_table(tmp_path / "t", rows=ROWS, files=3, row_group_rows=256, splits={"train": 1.0}, number_rows=True)
+    held = small_table(
+        tmp_path / "t",
+        rows=ROWS,
+        files=3,
+        row_group_rows=256,
+        splits={"train": 1.0},
+        number_rows=True,
+    )
     store, begun, seen = TableStore(held.uri), threading.Event(), []
     said: list[str] = []
 
     def disturb():
         begun.wait(60)
         for number, mode in enumerate(["append", "overwrite", "append"], 1):
-            small_table(held.uri, rows=200, files=1, mode=mode, first=number * ROWS, splits={"train": 1.0})
+            small_table(
+                held.uri, rows=200, files=1, mode=mode, first=number * ROWS, splits={"train": 1.0}
+            )
             seen.append(vacuum(store, keep=1, now=time.time() + 1, grace_s=0))
 
     with PinKeeper("reader", said.append) as hold:
@@ -98,8 +127,9 @@ def test_writers_and_vacuums_at_any_moment_leave_a_held_version_as_it_is(tmp_pat
         disturbing = threading.Thread(target=disturb)
         disturbing.start()
         hashes = set()
-        with BatchLoader(held, batch_size=80, window_rows=300, last="pad", seed=3, epochs=1000,
-                         shuffle=False) as loader:
+        with BatchLoader(
+            held, batch_size=80, window_rows=300, last="pad", seed=3, epochs=1000, shuffle=False
+        ) as loader:
             while disturbing.is_alive() or len(seen) < 3:
                 rows = taken(loader)
                 begun.set()
@@ -142,6 +172,8 @@ def test_many_epochs_and_resizes_leave_no_thread_file_or_memory(table):
     assert held()[:2] <= before[:2]
     assert held()[2] <= before[2] + 2**20
     files, threads, _ = zip(*during, strict=True)
-    opened = 3 * 2 * len(table.files_of("train"))  # each of three workers may have each file open, by two descriptors
+    opened = (
+        3 * 2 * len(table.files_of("train"))
+    )  # each of three workers may have each file open, by two descriptors
     assert max(files) <= before[0] + opened + 12  # a leak in each epoch would be 48
     assert max(threads[12:]) <= max(threads[:12]) + 6

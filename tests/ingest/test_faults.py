@@ -29,23 +29,44 @@ from sluice.ingest.faults.faults import (
 def test_the_text_becomes_faults():
     text = "kill-worker@30s, stall-store=2.5s@10s,corrupt@part-3,memory-spike=64MiB@0.5s,stop-worker=all@1s"
     faults = parse(text)
-    assert faults == (Fault("kill-worker", 30, 1), Fault("stall-store", 10, 2.5), Fault("corrupt", part="part-3"),
-                      Fault("memory-spike", 0.5, 64 * 2**20), Fault("stop-worker", 1, float("inf")))
-    assert [str(f) for f in faults] == ["kill-worker=1@30s", "stall-store=2.5s@10s", "corrupt@part-3",
-                                        "memory-spike=64MiB@0.5s", "stop-worker=all@1s"]
+    assert faults == (
+        Fault("kill-worker", 30, 1),
+        Fault("stall-store", 10, 2.5),
+        Fault("corrupt", part="part-3"),
+        Fault("memory-spike", 0.5, 64 * 2**20),
+        Fault("stop-worker", 1, float("inf")),
+    )
+    assert [str(f) for f in faults] == [
+        "kill-worker=1@30s",
+        "stall-store=2.5s@10s",
+        "corrupt@part-3",
+        "memory-spike=64MiB@0.5s",
+        "stop-worker=all@1s",
+    ]
     assert parse(",".join(map(str, faults))) == faults
     assert parse("") == ()
     more = "slow-transform=4@1s,cores=0.5@2s,kill-worker=1@37.5%,slow-store=0.6s@3s"
     assert ",".join(map(str, parse(more))) == more
 
 
-@pytest.mark.parametrize(("text", "says"), [
-    ("kill-worker", "say when, for instance kill-worker@30s"), ("kill-worker@30", "'30' is not a time"),
-    ("kil-worker@3s", "did you mean 'kill-worker'"), ("corrupt", "corrupt@part-0"), ("corrupt=2@x", "no strength"),
-    ("memory-spike=lots@1s", "'lots' is not a number of bytes"), ("stall-store=5@1s", "'5' is not a time"),
-    ("stall-store=5%@1s", "'5%' is not a time"), ("kill-worker@%", "'%' is not a time"),
-    ("kill-worker=0@1s", "not a number of workers"), ("@3s", "unknown fault"),
-    ("slow-transform=all@1s", "'all' is not a number of times"), ("cores=0@1s", "'0' is not a number of cores")])
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("kill-worker", "say when, for instance kill-worker@30s"),
+        ("kill-worker@30", "'30' is not a time"),
+        ("kil-worker@3s", "did you mean 'kill-worker'"),
+        ("corrupt", "corrupt@part-0"),
+        ("corrupt=2@x", "no strength"),
+        ("memory-spike=lots@1s", "'lots' is not a number of bytes"),
+        ("stall-store=5@1s", "'5' is not a time"),
+        ("stall-store=5%@1s", "'5%' is not a time"),
+        ("kill-worker@%", "'%' is not a time"),
+        ("kill-worker=0@1s", "not a number of workers"),
+        ("@3s", "unknown fault"),
+        ("slow-transform=all@1s", "'all' is not a number of times"),
+        ("cores=0@1s", "'0' is not a number of cores"),
+    ],
+)
 def test_wrong_text_says_what_is_wrong(text, says):
     with pytest.raises(FaultError) as caught:
         parse(text)
@@ -71,8 +92,13 @@ def test_each_fault_happens_once_and_is_recorded():
         did.append(fault.kind)
         return "done"
 
-    injector = Injector(parse("kill-worker@5s,stall-store@2s"), dict.fromkeys(KINDS, act), clock=lambda: now[0],
-                        epochs=lambda: 0.0, record=events.append)
+    injector = Injector(
+        parse("kill-worker@5s,stall-store@2s"),
+        dict.fromkeys(KINDS, act),
+        clock=lambda: now[0],
+        epochs=lambda: 0.0,
+        record=events.append,
+    )
     for now[0] in (100, 101, 102, 103, 110, 120):
         injector.step()
     assert did == ["stall-store", "kill-worker"]
@@ -83,8 +109,13 @@ def test_each_fault_happens_once_and_is_recorded():
 
 def test_a_fault_without_a_victim_waits_for_one_and_is_missed_at_last():
     victims = []
-    injector = Injector(parse("kill-worker@0s"), {"kill-worker": lambda _: victims.pop() if victims else None},
-                        clock=lambda: 0.0, epochs=lambda: 0.0, record=lambda _: None)
+    injector = Injector(
+        parse("kill-worker@0s"),
+        {"kill-worker": lambda _: victims.pop() if victims else None},
+        clock=lambda: 0.0,
+        epochs=lambda: 0.0,
+        record=lambda _: None,
+    )
     injector.step()
     assert injector.missed == ["kill-worker=1@0s"]
     victims.append("a worker")
@@ -94,13 +125,20 @@ def test_a_fault_without_a_victim_waits_for_one_and_is_missed_at_last():
 
 def test_a_run_that_cannot_do_it_says_so_at_the_start():
     with pytest.raises(FaultError, match="stall-store=5s@3s: this run has nothing to do it to"):
-        Injector(parse("stall-store@3s"), {"corrupt": lambda _: ""}, clock=lambda: 0.0, epochs=lambda: 0.0,
-                 record=lambda _: None)
+        Injector(
+            parse("stall-store@3s"),
+            {"corrupt": lambda _: ""},
+            clock=lambda: 0.0,
+            epochs=lambda: 0.0,
+            record=lambda _: None,
+        )
 
 
 @pytest.mark.parametrize(("strength", "hit"), [(1, 1), (2, 2), (float("inf"), 3)])
 def test_workers_are_killed(strength, hit):
-    workers = [subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) for _ in range(3)]
+    workers = [
+        subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) for _ in range(3)
+    ]
     try:
         gone = subprocess.Popen(["true"])
         gone.wait()
@@ -127,14 +165,19 @@ def test_stores_are_stalled_corrupted_and_slowed():
     did = []
     stall_store(did.append)(Fault("stall-store", strength=5))
     corrupt_read(did.append)(Fault("corrupt", part="part-1"))
-    assert slow_store(did.append)(Fault("slow-store", strength=0.6)) == "each read takes 0.6 s longer"
+    assert (
+        slow_store(did.append)(Fault("slow-store", strength=0.6)) == "each read takes 0.6 s longer"
+    )
     assert slow_store(did.append)(Fault("slow-store", strength=0)) == "as it was"
     assert did == [5, "part-1", 0.6, 0]
 
 
 def test_transforms_are_slowed_and_cores_taken():
     did = []
-    assert slow_transforms(did.append)(Fault("slow-transform", strength=4)) == "transforms do their work 4 times"
+    assert (
+        slow_transforms(did.append)(Fault("slow-transform", strength=4))
+        == "transforms do their work 4 times"
+    )
     assert slow_transforms(did.append)(Fault("slow-transform", strength=1)) == "as it was"
     assert share_cores(lambda cores: f"{cores} left")(Fault("cores", strength=0.5)) == "0.5 left"
     assert did == [4, 1]

@@ -22,9 +22,19 @@ ROLES = {"label": "label", "dense": "d", "sparse": "s"}
 def folder(tmp_path):
     """Two files of three row groups each."""
     for number in range(2):
-        pq.write_table(pa.table({"label": np.arange(300) % 2, "d": np.ones(300), "s": np.arange(300),
-                                 "bag": pa.array([[n] for n in range(300)])}),
-                       tmp_path / f"part-{number}.parquet", row_group_size=100, write_page_checksum=True)
+        pq.write_table(
+            pa.table(
+                {
+                    "label": np.arange(300) % 2,
+                    "d": np.ones(300),
+                    "s": np.arange(300),
+                    "bag": pa.array([[n] for n in range(300)]),
+                }
+            ),
+            tmp_path / f"part-{number}.parquet",
+            row_group_size=100,
+            write_page_checksum=True,
+        )
     return tmp_path
 
 
@@ -76,8 +86,14 @@ print(outcomes.get("read", 0), outcomes.get("ParquetError", 0), outcomes.get("So
 @pytest.mark.slow
 def test_three_hundred_mutated_footers_give_our_errors_only(folder, repo, tmp_path_factory):
     """In a process of its own, which must live."""
-    done = subprocess.run([sys.executable, "-c", _MUTATE, folder / "part-0.parquet", tmp_path_factory.mktemp("m")],
-                          cwd=repo, capture_output=True, text=True, timeout=200, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", _MUTATE, folder / "part-0.parquet", tmp_path_factory.mktemp("m")],
+        cwd=repo,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     read, at_the_start, later = map(int, done.stdout.split())
     assert at_the_start > 100, "most are found before anything is read"
@@ -92,7 +108,9 @@ def test_a_name_that_is_no_text_is_the_files_fault(folder):
     at = data.index(b"label")
     data[at] ^= 0x80
     path.write_bytes(data)
-    with pytest.raises(FooterError, match=r"part-0.parquet: its footer cannot be read \(.*; the file is damaged"):
+    with pytest.raises(
+        FooterError, match=r"part-0.parquet: its footer cannot be read \(.*; the file is damaged"
+    ):
         metadata_of(str(path), str(path))
     with pytest.raises(ParquetError, match=r"part-0.parquet"):
         ParquetFiles.open(folder, ROLES)
@@ -105,13 +123,20 @@ def change(folder, what) -> None:
     path.write_text(json.dumps(content))
 
 
-@pytest.mark.parametrize("poison", [
-    lambda c: c["files"]["part-0.parquet"].__setitem__(2, [100]),
-    lambda c: c["files"]["part-0.parquet"].__setitem__(2, []),
-    lambda c: c["files"]["part-1.parquet"].__setitem__(4, {"bag": 10**12}),
-    lambda c: c["columns"][0].__setitem__(2, ["s", "double"]),
-    lambda c: c["files"].update({"part-0.parquet": [*c["files"]["part-0.parquet"][:2], [7], 0, {}, "0" * 32]}),
-    lambda c: c.update(files=[1, 2]), lambda c: c.update(columns=3)])
+@pytest.mark.parametrize(
+    "poison",
+    [
+        lambda c: c["files"]["part-0.parquet"].__setitem__(2, [100]),
+        lambda c: c["files"]["part-0.parquet"].__setitem__(2, []),
+        lambda c: c["files"]["part-1.parquet"].__setitem__(4, {"bag": 10**12}),
+        lambda c: c["columns"][0].__setitem__(2, ["s", "double"]),
+        lambda c: c["files"].update(
+            {"part-0.parquet": [*c["files"]["part-0.parquet"][:2], [7], 0, {}, "0" * 32]}
+        ),
+        lambda c: c.update(files=[1, 2]),
+        lambda c: c.update(columns=3),
+    ],
+)
 def test_what_was_remembered_and_changed_is_not_believed(folder, poison):
     good = ParquetFiles.open(folder, ROLES)
     assert ParquetFiles.open(folder, ROLES) == good
@@ -135,18 +160,24 @@ def test_another_footer_in_a_file_of_the_same_size_and_time_is_read(folder):
 def reads(folder, monkeypatch) -> int:
     """Footers that are read when the files are opened."""
     seen, original = [], pq.read_metadata
-    monkeypatch.setattr(pq, "read_metadata", lambda path, **k: seen.append(path) or original(path, **k))
+    monkeypatch.setattr(
+        pq, "read_metadata", lambda path, **k: seen.append(path) or original(path, **k)
+    )
     footers_of([str(folder / f"part-{n}.parquet") for n in range(2)])
     monkeypatch.undo()
     return len(seen)
 
 
-def test_a_memory_that_others_may_write_or_that_is_a_link_is_not_looked_at(folder, monkeypatch, tmp_path_factory):
+def test_a_memory_that_others_may_write_or_that_is_a_link_is_not_looked_at(
+    folder, monkeypatch, tmp_path_factory
+):
     path = folder / REMEMBERED
     assert [reads(folder, monkeypatch) for _ in range(2)] == [2, 0]
     for mode in (0o666, 0o664):
         path.chmod(mode)
-        assert [reads(folder, monkeypatch) for _ in range(2)] == [2, 0], "it is replaced by one of our own"
+        assert [reads(folder, monkeypatch) for _ in range(2)] == [2, 0], (
+            "it is replaced by one of our own"
+        )
         assert path.stat().st_mode & 0o777 == 0o644
     elsewhere = tmp_path_factory.mktemp("elsewhere") / "footers.json"
     path.rename(elsewhere)

@@ -30,8 +30,13 @@ NAME = "tests.ingest.worker_functions:"
 
 def loading(table, functions, knobs=None, **options):
     """Transforms a, b, c, …, each a stage of its own."""
-    transforms = [Transform(name, function, apart=True) for name, function in zip("abc", functions, strict=False)]
-    return BatchLoader(table, transforms=transforms, knobs=knobs, **{"batch_size": 80, "window_rows": 60} | options)
+    transforms = [
+        Transform(name, function, apart=True)
+        for name, function in zip("abc", functions, strict=False)
+    ]
+    return BatchLoader(
+        table, transforms=transforms, knobs=knobs, **{"batch_size": 80, "window_rows": 60} | options
+    )
 
 
 def contents(loader, between=lambda: None):
@@ -50,12 +55,21 @@ def test_hundreds_of_turns_with_resizes_change_neither_rows_nor_order(table, see
     functions, random, turns = (plus, twice, minus), Random(seed), []
     with loading(table, functions, epochs=EPOCHS) as loader:
         expected = contents(loader)
-    with loading(table, functions, Knobs(read_ahead_bytes=2**20, prefetch_bytes=2**20), epochs=EPOCHS) as loader:
+    with loading(
+        table, functions, Knobs(read_ahead_bytes=2**20, prefetch_bytes=2**20), epochs=EPOCHS
+    ) as loader:
+
         def turn():
             for _ in range(random.randint(0, 2)):
                 turns.append(frozenset(name for name in "bc" if random.random() < 0.5))
-                loader.apply(Knobs(workers={name: random.randint(1, 3) for name in "abc"}, fused=turns[-1],
-                                   read_ahead_bytes=2**20, prefetch_bytes=2**20))
+                loader.apply(
+                    Knobs(
+                        workers={name: random.randint(1, 3) for name in "abc"},
+                        fused=turns[-1],
+                        read_ahead_bytes=2**20,
+                        prefetch_bytes=2**20,
+                    )
+                )
 
         assert contents(loader, turn) == expected
     assert len(turns) > 200
@@ -67,12 +81,19 @@ def test_turns_with_switches_of_the_back_end_change_neither_rows_nor_order(table
     with loading(table, functions, epochs=EPOCHS) as loader:
         expected = contents(loader)
     seen = set()
-    with loading(table, functions, Knobs(read_ahead_bytes=2**20, prefetch_bytes=2**20), epochs=EPOCHS) as loader:
+    with loading(
+        table, functions, Knobs(read_ahead_bytes=2**20, prefetch_bytes=2**20), epochs=EPOCHS
+    ) as loader:
+
         def turn():
             seen.update((loader.knobs.fused, pid > 0) for pid in loader.worker_pids)
             if random.random() < 0.07:
-                wild = Knobs(workers=loader.knobs.workers, fused=frozenset("bc"), read_ahead_bytes=2**20,
-                             backend={name: random.choice(["thread", "process"]) for name in "abc"})
+                wild = Knobs(
+                    workers=loader.knobs.workers,
+                    fused=frozenset("bc"),
+                    read_ahead_bytes=2**20,
+                    backend={name: random.choice(["thread", "process"]) for name in "abc"},
+                )
                 loader.apply(loader.limits.clamp(wild))
 
         assert contents(loader, turn) == expected
@@ -115,19 +136,27 @@ def test_batches_count_for_each_stage_that_they_pass(table):
 
 
 @pytest.mark.parametrize("function", [f"{NAME}twice", twice], ids=["by name", "as in a notebook"])
-def test_batches_pass_a_users_function_by_the_time_that_it_takes_so_they_come_steadily(table, monkeypatch, function):
+def test_batches_pass_a_users_function_by_the_time_that_it_takes_so_they_come_steadily(
+    table, monkeypatch, function
+):
     assert at_once(32, 2048, []) == 32
     assert at_once(32, 2048, [(0.0, 0, 1)]) == 2  # nothing is known yet
     assert at_once(32, 2048, [(0.1, 2048 * 100, 1)]) == 32
     assert at_once(32, 2048, [(0.1, 2048 * 100, 1), (4.0, 2048 * 64, 1)]) == 4  # of 62 ms each
     assert at_once(32, 2048, [(9.0, 2048, 1)]) == 1
     assert at_once(32, 2048, [(1.0, 2048 * 200, 1)]) == 32
-    assert at_once(32, 2048, [(1.0, 2048 * 200, 4)]) == 12, "of 5 ms each: four workers share a quarter second"
+    assert at_once(32, 2048, [(1.0, 2048 * 200, 4)]) == 12, (
+        "of 5 ms each: four workers share a quarter second"
+    )
     assert at_once(32, 2048, [(1.0, 2048 * 200, 64)]) == 4, "a piece of work has 20 ms"
-    with (BatchLoader(table, batch_size=64) as plain,
-          BatchLoader(table, batch_size=64, transforms=[Transform("twice", function)]) as tuned):
+    with (
+        BatchLoader(table, batch_size=64) as plain,
+        BatchLoader(table, batch_size=64, transforms=[Transform("twice", function)]) as tuned,
+    ):
         for name in ("LONG_S", "SHORT_S"):
-            monkeypatch.setattr(f"sluice.ingest.stages.batch.{name}", 0.0)  # every function takes too long
+            monkeypatch.setattr(
+                f"sluice.ingest.stages.batch.{name}", 0.0
+            )  # every function takes too long
         for loader in (plain, tuned):
             deque(loader, maxlen=0)
         assert plain.order_hash == tuned.order_hash
@@ -140,12 +169,21 @@ def test_the_time_of_a_worker_counts_for_the_stage_whose_work_it_does():
     own, other = StageCounters("own", clock), StageCounters("other", clock)
     own.change(waiting=1)
     stint = WorkerClock(own, threading.RLock())
-    for seconds, step in ((1, stint.begin), (2, lambda: stint.go_over(other)), (4, lambda: stint.go_over(own)),
-                          (8, lambda: stint.go_over(other)), (16, stint.end), (32, lambda: None)):
+    for seconds, step in (
+        (1, stint.begin),
+        (2, lambda: stint.go_over(other)),
+        (4, lambda: stint.go_over(own)),
+        (8, lambda: stint.go_over(other)),
+        (16, stint.end),
+        (32, lambda: None),
+    ):
         clock.now += seconds
         step()
         assert own.stats(1, "thread", 0, 0).busy_s <= clock.now
-    assert (own.stats(1, "thread", 0, 0).busy_s, other.stats(0, "thread", 0, 0).busy_s) == (2 + 8, 4 + 16)
+    assert (own.stats(1, "thread", 0, 0).busy_s, other.stats(0, "thread", 0, 0).busy_s) == (
+        2 + 8,
+        4 + 16,
+    )
     assert own.stats(1, "thread", 0, 0).wait_input_s == 1 + 32
     assert own.cpu_s + other.cpu_s > 0
 
@@ -153,15 +191,25 @@ def test_the_time_of_a_worker_counts_for_the_stage_whose_work_it_does():
 @pytest.mark.parametrize("fused", [[], ["b"]])
 def test_an_error_names_its_own_stage(table, fused, tmp_path):
     functions = (plus, NAME + "fails_on_odd_labels")
-    with loading(table, functions, Knobs(fused=fused)) as loader, \
-            pytest.raises(QuarantineError, match=r"row group \d+ row \d+: transform 'b' failed: ValueError"):
+    with (
+        loading(table, functions, Knobs(fused=fused)) as loader,
+        pytest.raises(
+            QuarantineError, match=r"row group \d+ row \d+: transform 'b' failed: ValueError"
+        ),
+    ):
         next(iter(loader))
-    with loading(table, functions, Knobs(fused=fused),
-                 errors=Errors(on_error="quarantine", max_rate=1, quarantine=tmp_path / "aside")) as loader:
+    with loading(
+        table,
+        functions,
+        Knobs(fused=fused),
+        errors=Errors(on_error="quarantine", max_rate=1, quarantine=tmp_path / "aside"),
+    ) as loader:
         weights = torch.cat([batch.weight * (1 - batch.label) for batch in loader])
         assert weights.sum() == sum(batch.weight.sum() for batch in loader)
         assert loader.quarantined["rows_set_aside"] > 100
-    assert {json.loads(line)["stage"] for line in (tmp_path / "aside").read_text().splitlines()} == {"transform 'b'"}
+    assert {
+        json.loads(line)["stage"] for line in (tmp_path / "aside").read_text().splitlines()
+    } == {"transform 'b'"}
 
 
 def test_a_run_goes_on_where_it_was_with_other_stages_fused(table):
@@ -180,10 +228,12 @@ def test_a_run_goes_on_where_it_was_with_other_stages_fused(table):
 def test_what_cannot_be_fused_is_refused_and_changes_nothing(table):
     with loading(table, (plus, NAME + "twice")) as loader:
         assert loader.limits.fusable == {"shuffle": "read", "b": "a"}
-        for fused, backend, words in ((["a"], "thread", "'a' cannot be fused with the stage before it"),
-                                      (["collate"], "thread", "'collate' cannot be fused"),
-                                      (["bb"], "thread", "did you mean 'b'"),
-                                      (["b"], "process", "'b' runs on process, 'a' before it on thread; give both")):
+        for fused, backend, words in (
+            (["a"], "thread", "'a' cannot be fused with the stage before it"),
+            (["collate"], "thread", "'collate' cannot be fused"),
+            (["bb"], "thread", "did you mean 'b'"),
+            (["b"], "process", "'b' runs on process, 'a' before it on thread; give both"),
+        ):
             with pytest.raises(KnobError, match=words):
                 loader.apply(Knobs(fused=fused, backend={"b": backend}))
         assert loader.knobs.fused == {"shuffle"}
@@ -194,9 +244,17 @@ class TestPool:
     """Items are numbers; those that have `done` pass, the others come out negative."""
 
     def _pool(self, items, done, workers):
-        return Pool(StageCounters("work"), iter(items), lambda _stint: lambda n, _charge: -n, workers=workers,
-                    limit_bytes=9,
-                    governor=Governor(10**9, 0), size=lambda _: 1, measure=lambda _: (1, 1), passes=done)
+        return Pool(
+            StageCounters("work"),
+            iter(items),
+            lambda _stint: lambda n, _charge: -n,
+            workers=workers,
+            limit_bytes=9,
+            governor=Governor(10**9, 0),
+            size=lambda _: 1,
+            measure=lambda _: (1, 1),
+            passes=done,
+        )
 
     def test_without_workers_what_passes_is_handed_on_by_whoever_asks(self):
         pool = self._pool(range(1, 100), lambda n: True, 0)

@@ -25,8 +25,13 @@ class Process:
         self.now, self.used, self.idle, self.pressure, self.given_back = 0.0, 0, 0, 0.0, 0
 
     def senses(self):
-        return MemoryReadings(used=lambda: self.used, idle=lambda: self.idle, reclaim=self.reclaim,
-                      pressure=lambda: self.pressure, clock=lambda: self.now)
+        return MemoryReadings(
+            used=lambda: self.used,
+            idle=lambda: self.idle,
+            reclaim=self.reclaim,
+            pressure=lambda: self.pressure,
+            clock=lambda: self.now,
+        )
 
     def reclaim(self):
         self.used -= self.given_back
@@ -68,7 +73,9 @@ def test_unused_memory_is_given_back_before_work_waits():
 
 def test_each_thread_gives_back_what_its_allocator_keeps_for_due_work_too():
     process, calls = Process(), []
-    senses = dataclasses.replace(process.senses(), reclaim=lambda: calls.append(threading.get_ident()))
+    senses = dataclasses.replace(
+        process.senses(), reclaim=lambda: calls.append(threading.get_ident())
+    )
     process.used = 500
     governor = Governor(limit=LIMIT, minimum=20, base=100, senses=senses)
 
@@ -164,12 +171,22 @@ def wide(tmp_path_factory):
     """160,000 rows of four-byte columns, 24 MiB as they are loaded."""
     from sluice.etl.synth.small_table import small_table
 
-    return small_table(tmp_path_factory.mktemp("wide") / "clicks", rows=200_000, files=4, row_group_rows=16384)
+    return small_table(
+        tmp_path_factory.mktemp("wide") / "clicks", rows=200_000, files=4, row_group_rows=16384
+    )
 
 
 def test_a_run_stays_inside_its_limit(wide, repo):
-    found = json.loads(subprocess.run([sys.executable, "-c", _RUN, wide.uri, str(256 * MIB)], cwd=repo, check=True,
-                                      capture_output=True, text=True, timeout=120).stdout)
+    found = json.loads(
+        subprocess.run(
+            [sys.executable, "-c", _RUN, wide.uri, str(256 * MIB)],
+            cwd=repo,
+            check=True,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        ).stdout
+    )
     assert found["peak"] <= 1.05 * found["limit"]
     assert found["minimum"] <= found["limit"]
     assert found["held_back"]["limit"] > 0, "the knobs ask for more than there is"

@@ -39,28 +39,48 @@ def test_a_column_that_is_there_only_with_positive_rows_is_left_out(tmp_path, se
     rng = np.random.default_rng(seed)
     label = clicks(rng, 0.05 + 0.1 * seed)
     there = (label > 0) & (rng.random(ROWS) < 0.5)
-    made = {"text": ["refund" if one else None for one in there], "number": [1.5 if one else None for one in there],
-            "time": pa.array([10**9 + 7 if one else None for one in there], pa.timestamp("s")),
-            "list": [["a"] if one else [] for one in there], "zero": np.where(there, 17.5, 0.0), "": [1.0] * ROWS}
-    facts = facts_of(tmp_path, click=label, telling=made[missing],
-                     other=[None if one else 2.5 for one in rng.random(ROWS) < 0.5])
+    made = {
+        "text": ["refund" if one else None for one in there],
+        "number": [1.5 if one else None for one in there],
+        "time": pa.array([10**9 + 7 if one else None for one in there], pa.timestamp("s")),
+        "list": [["a"] if one else [] for one in there],
+        "zero": np.where(there, 17.5, 0.0),
+        "": [1.0] * ROWS,
+    }
+    facts = facts_of(
+        tmp_path,
+        click=label,
+        telling=made[missing],
+        other=[None if one else 2.5 for one in rng.random(ROWS) < 0.5],
+    )
     found = proposals(facts, ROWS)
     assert found["other"].role == "dense"
-    assert (found["telling"].why.startswith("is there almost only where the label is 1 (")) is bool(missing)
+    assert (found["telling"].why.startswith("is there almost only where the label is 1 (")) is bool(
+        missing
+    )
     assert bool(found["telling"].role or found["telling"].time) is not bool(missing)
 
 
 @SEEDS
-def test_values_that_tell_the_label_are_judged_on_rows_that_they_were_not_learned_from(tmp_path, seed):
+def test_values_that_tell_the_label_are_judged_on_rows_that_they_were_not_learned_from(
+    tmp_path, seed
+):
     """An id of the row tells it by being different in each row, which is nothing; so does one of few rows. A feature
     that is only good stays."""
     rng = np.random.default_rng(seed)
     label = clicks(rng)
     noise = rng.normal(size=ROWS)
-    facts = facts_of(tmp_path, click=label, row_key=[f"r{n}" for n in rng.permutation(ROWS)],
-                     pair=[f"p{n}" for n in rng.permutation(ROWS) // 2], site=rng.integers(0, 50, ROWS),
-                     score=label + noise / 8, status=[f"s{one * 3 + n % 3}" for n, one in enumerate(label)],
-                     good=label + noise, bad=-5.0 * label - rng.random(ROWS))
+    facts = facts_of(
+        tmp_path,
+        click=label,
+        row_key=[f"r{n}" for n in rng.permutation(ROWS)],
+        pair=[f"p{n}" for n in rng.permutation(ROWS) // 2],
+        site=rng.integers(0, 50, ROWS),
+        score=label + noise / 8,
+        status=[f"s{one * 3 + n % 3}" for n, one in enumerate(label)],
+        good=label + noise,
+        bad=-5.0 * label - rng.random(ROWS),
+    )
     left = {name for name, one in proposals(facts, ROWS).items() if "tell the label" in one.why}
     assert left == {"score", "status", "bad"}
     few = facts_of(tmp_path, click=[0, 1] * 4, same=[0, 1] * 4)
@@ -72,17 +92,33 @@ def test_counts_are_told_from_ids_by_their_shape(tmp_path, seed):
     rng = np.random.default_rng(seed)
     zipf = np.minimum(rng.zipf(1.5, ROWS), 3000)
     columns = {
-        "a": np.exp(rng.normal(1, 1, ROWS)).astype(int), "b": np.exp(rng.normal(6, 2, ROWS)).astype(int),
-        "c": rng.geometric(0.1, ROWS) - 1, "d": rng.poisson(0.3, ROWS) * rng.integers(0, 900, ROWS),
-        "e": rng.integers(0, 5000, ROWS), "f": rng.permutation(5000)[zipf], "g": rng.integers(0, 7, ROWS),
-        "h": 1000 + rng.integers(0, 300, ROWS), "i": np.where(rng.random(ROWS) < 0.9, 1, rng.integers(0, 4000, ROWS))}
+        "a": np.exp(rng.normal(1, 1, ROWS)).astype(int),
+        "b": np.exp(rng.normal(6, 2, ROWS)).astype(int),
+        "c": rng.geometric(0.1, ROWS) - 1,
+        "d": rng.poisson(0.3, ROWS) * rng.integers(0, 900, ROWS),
+        "e": rng.integers(0, 5000, ROWS),
+        "f": rng.permutation(5000)[zipf],
+        "g": rng.integers(0, 7, ROWS),
+        "h": 1000 + rng.integers(0, 300, ROWS),
+        "i": np.where(rng.random(ROWS) < 0.9, 1, rng.integers(0, 4000, ROWS)),
+    }
     found = {name for name, one in facts_of(tmp_path, **columns).items() if is_amount(name, one)}
     assert found == {"a", "b", "c", "d"}
 
 
-@pytest.mark.parametrize(("name", "is_dense"), [
-    ("user_age", True), ("numClicks", True), ("device_type", False), ("itemId", False), ("price_usd", True),
-    ("campaign", False), ("user_click_count", True), ("ID", False)])
+@pytest.mark.parametrize(
+    ("name", "is_dense"),
+    [
+        ("user_age", True),
+        ("numClicks", True),
+        ("device_type", False),
+        ("itemId", False),
+        ("price_usd", True),
+        ("campaign", False),
+        ("user_click_count", True),
+        ("ID", False),
+    ],
+)
 def test_names_say_more_than_shapes(tmp_path, name, is_dense):
     for values in (np.arange(ROWS) % 90, np.random.default_rng(0).geometric(0.1, ROWS)):
         assert is_amount(name, facts_of(tmp_path, **{name: values})[name]) is is_dense
@@ -94,15 +130,23 @@ def test_names_say_more_than_shapes(tmp_path, name, is_dense):
 def test_sizes_fit_what_a_sample_shows_of_all_values(tmp_path, seed, values, way):
     """A sample of 4,000 rows of ten million: neither its own values alone, nor as many as there are rows."""
     rng, rows = np.random.default_rng(seed), 10**7
-    drawn = rng.integers(0, values, ROWS) if way != "few often" else (values * rng.random(ROWS) ** 2).astype(int)
+    drawn = (
+        rng.integers(0, values, ROWS)
+        if way != "few often"
+        else (values * rng.random(ROWS) ** 2).astype(int)
+    )
     if way == "sorted":  # the first and the last rows of a file
-        drawn = np.sort(np.concatenate([drawn[:ROWS // 2] // 1000, values - 1 - drawn[ROWS // 2:] // 1000]))
+        drawn = np.sort(
+            np.concatenate([drawn[: ROWS // 2] // 1000, values - 1 - drawn[ROWS // 2 :] // 1000])
+        )
     one = facts_of(tmp_path, v=[f"v{n}" for n in drawn])["v"]
     likely = likely_values(one, rows)
     assert one.distinct <= likely <= rows
     if way == "even":
         assert values / 4 <= likely <= 3 * values
-    size = proposals(facts_of(tmp_path, y=[0, 1] * (ROWS // 2), site=[f"v{n}" for n in drawn]), rows)["site"].size
+    size = proposals(
+        facts_of(tmp_path, y=[0, 1] * (ROWS // 2), site=[f"v{n}" for n in drawn]), rows
+    )["site"].size
     assert size <= 10**7
     assert values > 96_000 or size <= 2_000_000 or way == "sorted"
 
@@ -116,12 +160,22 @@ def test_labels_are_known_by_their_words(tmp_path):
         proposals(facts_of(tmp_path, x=[1.0], label_count=[3]), 1)
 
 
-@pytest.mark.parametrize(("values", "form"), [
-    (["14102100", "14103123"], "%y%m%d%H"), (["20141021", "20141130"], "%Y%m%d"),
-    (["2014102100", "2014113023"], "%Y%m%d%H"), (["20141021002359"], "%Y%m%d%H%M%S"),
-    (["14102100", "14103224"], ""), (["20141021", "20141332"], ""), (["1001", "1002"], "")])
+@pytest.mark.parametrize(
+    ("values", "form"),
+    [
+        (["14102100", "14103123"], "%y%m%d%H"),
+        (["20141021", "20141130"], "%Y%m%d"),
+        (["2014102100", "2014113023"], "%Y%m%d%H"),
+        (["20141021002359"], "%Y%m%d%H%M%S"),
+        (["14102100", "14103224"], ""),
+        (["20141021", "20141332"], ""),
+        (["1001", "1002"], ""),
+    ],
+)
 def test_times_written_as_whole_numbers(tmp_path, values, form):
-    one = proposals(facts_of(tmp_path, y=[0] * len(values), hour=[int(value) for value in values]), 2)["hour"]
+    one = proposals(
+        facts_of(tmp_path, y=[0] * len(values), hour=[int(value) for value in values]), 2
+    )["hour"]
     assert one.formats == ((form,) if form else ())
     assert bool(one.time) is bool(form)
 
@@ -131,32 +185,59 @@ def test_a_guess_splits_rows_by_time_where_they_lie_in_any_order_or_sorted(tmp_p
     rng = np.random.default_rng(seed)
     at = 1_500_000_000 + (rng.random(ROWS) ** (1 + seed) * 10**7).astype(int)
     for order in (at, np.sort(at)):
-        pq.write_table(pa.table({"y": clicks(rng), "x": rng.normal(size=ROWS), "timestamp": order}),
-                       tmp_path / "a.parquet", row_group_size=500)
+        pq.write_table(
+            pa.table({"y": clicks(rng), "x": rng.normal(size=ROWS), "timestamp": order}),
+            tmp_path / "a.parquet",
+            row_group_size=500,
+        )
         spec = Spec.own(guessed_spec(tmp_path))
         assert spec.table.split_time == "timestamp"
         shares = [np.mean(at >= bound) for bound in spec.table.split_from[1:]]
         assert 0 < shares[1] < shares[0] < 0.5
 
 
-def test_what_only_folders_know_is_said_and_names_that_no_table_can_have_are_changed(tmp_path, capsys):
+def test_what_only_folders_know_is_said_and_names_that_no_table_can_have_are_changed(
+    tmp_path, capsys
+):
     rng = np.random.default_rng(0)
     folder = tmp_path / "logs" / "date=2026-01-01"
     folder.mkdir(parents=True)
-    pq.write_table(pa.table({
-        "click": clicks(rng), "City": [f"a{n % 7}" for n in range(ROWS)], "city": [f"b{n % 5}" for n in range(ROWS)],
-        "split": rng.integers(0, 5, ROWS), "_x": rng.normal(size=ROWS),
-        "user": pa.array([2**64 - 1 - n % 99 for n in range(ROWS)], pa.uint64()),
-        "pair": pa.array(rng.integers(0, 50, (ROWS, 2)).tolist(), pa.list_(pa.int64(), 2)),
-        "vector": pa.array(rng.normal(size=(ROWS, 2)).tolist(), pa.list_(pa.float32(), 2))}), folder / "a.parquet")
+    pq.write_table(
+        pa.table(
+            {
+                "click": clicks(rng),
+                "City": [f"a{n % 7}" for n in range(ROWS)],
+                "city": [f"b{n % 5}" for n in range(ROWS)],
+                "split": rng.integers(0, 5, ROWS),
+                "_x": rng.normal(size=ROWS),
+                "user": pa.array([2**64 - 1 - n % 99 for n in range(ROWS)], pa.uint64()),
+                "pair": pa.array(rng.integers(0, 50, (ROWS, 2)).tolist(), pa.list_(pa.int64(), 2)),
+                "vector": pa.array(rng.normal(size=(ROWS, 2)).tolist(), pa.list_(pa.float32(), 2)),
+            }
+        ),
+        folder / "a.parquet",
+    )
     text = guessed_spec(tmp_path / "logs")
-    assert "#   date: only the names of folders have it (date=2026-01-01); write it into the files" in text
+    assert (
+        "#   date: only the names of folders have it (date=2026-01-01); write it into the files"
+        in text
+    )
     assert re.search(r"#   vector: .*a vector; read it as floats, and op = \"bag\"", text)
     spec = Spec.own(text)
-    assert {column.name for column in spec.columns} == {"click", "City", "city_2", "split_2", "x_2", "user", "pair"}
+    assert {column.name for column in spec.columns} == {
+        "click",
+        "City",
+        "city_2",
+        "split_2",
+        "x_2",
+        "user",
+        "pair",
+    }
     assert spec.input.columns["user"] == "text"
     for how in ({"spec": spec}, {}):
-        with BatchLoader(table_of(tmp_path / "logs", **how), batch_size=100, streams=1, reader="arrow") as loader:
+        with BatchLoader(
+            table_of(tmp_path / "logs", **how), batch_size=100, streams=1, reader="arrow"
+        ) as loader:
             assert len(set(next(iter(loader))["user"].tolist())) > 30
     assert "date (only the names of folders have it" in capsys.readouterr().err
 
@@ -164,11 +245,19 @@ def test_what_only_folders_know_is_said_and_names_that_no_table_can_have_are_cha
 def test_numbers_are_brought_near_0_whatever_their_scale(tmp_path):
     """Counts up to 10 million by their logarithm, years and amounts by mean and deviation, and far outliers are cut."""
     rng = np.random.default_rng(0)
-    columns = {"views": np.minimum(np.exp(rng.normal(5, 3, ROWS)), 1e7).astype(int), "x": rng.normal(2000, 5, ROWS),
-               "profit": rng.standard_t(1.5, ROWS) * 1000, "same": np.full(ROWS, 3.5), "z": rng.normal(size=ROWS)}
+    columns = {
+        "views": np.minimum(np.exp(rng.normal(5, 3, ROWS)), 1e7).astype(int),
+        "x": rng.normal(2000, 5, ROWS),
+        "profit": rng.standard_t(1.5, ROWS) * 1000,
+        "same": np.full(ROWS, 3.5),
+        "z": rng.normal(size=ROWS),
+    }
     pq.write_table(pa.table({"click": clicks(rng), **columns}), tmp_path / "a.parquet")
     text = guessed_spec(tmp_path)
-    assert 'name = "views"\nrole = "dense"\nops = [{op = "fill"}, {op = "log", shift = 1, floor = 1}, {op = "sc' in text
+    assert (
+        'name = "views"\nrole = "dense"\nops = [{op = "fill"}, {op = "log", shift = 1, floor = 1}, {op = "sc'
+        in text
+    )
     with BatchLoader(table_of(tmp_path, spec=Spec.own(text)), batch_size=2000, streams=1) as loader:
         batch = next(iter(loader))
         for name in columns:

@@ -21,14 +21,22 @@ from sluice.ingest.read.parquet_files import ParquetError, ParquetFiles, table_o
 SIZE = 1_000_000
 # Computed once by hand from the definition in etl/ops/hashing.py; ids in written tables depend on them.
 KNOWN = {"": 2, "7": 494732, "-1": 603855, "user_00000001": 830793}
-WHOLE = [0, 7, -1, 10, 12345678, 123456789, 10**17, -2**63, 2**63 - 1, None]
+WHOLE = [0, 7, -1, 10, 12345678, 123456789, 10**17, -(2**63), 2**63 - 1, None]
 
 
 def hashed(array, size=SIZE):
     """Through a table, as a row group is."""
     stored = pa.table({"x": array})
-    made = MadeColumns([Recipe.stored("x", "id_list" if pa.types.is_nested(array.type) else "sparse", str(array.type),
-                                      size)])
+    made = MadeColumns(
+        [
+            Recipe.stored(
+                "x",
+                "id_list" if pa.types.is_nested(array.type) else "sparse",
+                str(array.type),
+                size,
+            )
+        ]
+    )
     table = made.table(stored)
     assert table.schema == made.schema(stored.schema)
     return table.column("x").combine_chunks()
@@ -48,7 +56,9 @@ def test_a_whole_number_has_the_id_of_its_digits(kind):
     assert hashed(array.slice(1, 2)).equals(by_the_etl(texts[1:3]))
 
 
-@pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.binary(), pa.dictionary(pa.int32(), pa.string())])
+@pytest.mark.parametrize(
+    "kind", [pa.string(), pa.large_string(), pa.binary(), pa.dictionary(pa.int32(), pa.string())]
+)
 def test_a_text_has_the_id_that_the_etl_gives_it(kind):
     texts = ["", "7", "user_00000001", "ä", None, "7", "a text of more than eight bytes"]
     assert hashed(pa.array(texts, pa.string()).cast(kind)).equals(by_the_etl(texts))
@@ -60,12 +70,16 @@ def test_known_values_keep_their_ids():
     assert hashed(pa.array([None, "x"])).to_pylist()[0] == 1, "a missing value"
 
 
-@pytest.mark.parametrize("kind", [pa.list_(pa.int64()), pa.list_(pa.string()), pa.large_list(pa.string())])
+@pytest.mark.parametrize(
+    "kind", [pa.list_(pa.int64()), pa.list_(pa.string()), pa.large_list(pa.string())]
+)
 def test_bags_keep_their_lengths(kind):
     bags = [["1", "2"], [], None, ["3"], ["4", None]]
     inside = kind.value_type
-    values = [None if bag is None else [v if v is None or inside == pa.string() else int(v) for v in bag]
-              for bag in bags]
+    values = [
+        None if bag is None else [v if v is None or inside == pa.string() else int(v) for v in bag]
+        for bag in bags
+    ]
     array = pa.array(values, kind)
     expected = [None if bag is None else by_the_etl(bag).to_pylist() for bag in bags]
     assert hashed(array).to_pylist() == expected
@@ -79,12 +93,22 @@ def files(tmp_path):
     for part in range(2):
         rows = 500
         number = np.arange(rows) + part * rows
-        pq.write_table(pa.table({
-            "label": (number % 2).astype(np.int8), "number": number.astype(np.float32),
-            "user": [f"u{n % 7}" for n in number], "note": [f"note {n} of {random.integers(1000)}" for n in number],
-            "item": (number * 10**10).astype(np.int64),
-            "tags": pa.array([[f"t{k}" for k in range(n % 3)] for n in number], pa.list_(pa.string()))}),
-            tmp_path / f"part-{part}.parquet", row_group_size=100)
+        pq.write_table(
+            pa.table(
+                {
+                    "label": (number % 2).astype(np.int8),
+                    "number": number.astype(np.float32),
+                    "user": [f"u{n % 7}" for n in number],
+                    "note": [f"note {n} of {random.integers(1000)}" for n in number],
+                    "item": (number * 10**10).astype(np.int64),
+                    "tags": pa.array(
+                        [[f"t{k}" for k in range(n % 3)] for n in number], pa.list_(pa.string())
+                    ),
+                }
+            ),
+            tmp_path / f"part-{part}.parquet",
+            row_group_size=100,
+        )
     return tmp_path
 
 
@@ -96,7 +120,10 @@ def test_the_loader_gives_each_row_its_ids(files, reader):
     with BatchLoader(source, batch_size=80, reader=reader, last="pad") as loader:
         assert loader.sparse_names == ("user", "note", "item", "tags")
         assert loader.cardinalities == {name: size + 2 for name, size in sizes.items()}
-        expected = {name: hashed(whole[name].combine_chunks(), size).to_pylist() for name, size in sizes.items()}
+        expected = {
+            name: hashed(whole[name].combine_chunks(), size).to_pylist()
+            for name, size in sizes.items()
+        }
         seen = 0
         for batch in loader:
             there = (batch.weight > 0).tolist()
@@ -121,24 +148,38 @@ def test_sizes_belong_to_a_version(files):
 def test_patterns_and_guessed_roles_take_hashed_columns(files, capsys):
     source = ParquetFiles.open(files, hash={"[un]*e": 10, "user": 10})
     assert source.hash == {"note": 10, "user": 10, "tags": 1000}
-    assert {f.name: f.role for f in source.fields} == {"label": "label", "user": "sparse", "note": "sparse",
-                                                       "number": "dense", "tags": "id_list"}
+    assert {f.name: f.role for f in source.fields} == {
+        "label": "label",
+        "user": "sparse",
+        "note": "sparse",
+        "number": "dense",
+        "tags": "id_list",
+    }
     said = capsys.readouterr().err
     assert "tags%1000" in said
     assert "item (a number that differs in nearly every row)" in said
 
 
-@pytest.mark.parametrize(("wanted", "said"), [
-    ({"usr": 5}, "there is no column 'usr' .did you mean 'user'"), ({"number": 5}, "'number' holds float; whole"),
-    ({"user": 0}, "0 for column 'user' is not a number of ids from 1 to 4,294,967,293"),
-    ({"user": True}, "True for column"), ({"user": "5"}, "'5' for column"), ({"label": 5}, "is asked for as label")])
+@pytest.mark.parametrize(
+    ("wanted", "said"),
+    [
+        ({"usr": 5}, "there is no column 'usr' .did you mean 'user'"),
+        ({"number": 5}, "'number' holds float; whole"),
+        ({"user": 0}, "0 for column 'user' is not a number of ids from 1 to 4,294,967,293"),
+        ({"user": True}, "True for column"),
+        ({"user": "5"}, "'5' for column"),
+        ({"label": 5}, "is asked for as label"),
+    ],
+)
 def test_what_cannot_be_hashed_is_refused(files, wanted, said):
     with pytest.raises(ParquetError, match=said):
         ParquetFiles.open(files, {"label": "label", "dense": "number"}, wanted)
 
 
 def test_who_asks_for_texts_as_ids_is_told_how_to_have_them(files):
-    with pytest.raises(ColumnError, match=r"'user' holds string .* Loader\(hash={'user': 1_000_000}\)"):
+    with pytest.raises(
+        ColumnError, match=r"'user' holds string .* Loader\(hash={'user': 1_000_000}\)"
+    ):
         BatchLoader(ParquetFiles.open(files, "label=label;dense=number;sparse=user"), batch_size=80)
 
 
@@ -152,22 +193,39 @@ class TestTimes:
         """By its name, or by what it holds, in seconds as in milliseconds."""
         rows = 10
         seconds = np.arange(rows) + 1_600_000_000
-        pq.write_table(pa.table({
-            "click": np.zeros(rows, np.int8), "item": np.arange(rows), "seen_at": np.arange(rows), "bought": seconds,
-            "left": seconds * 1000, "user": seconds * 7, "time_zone": np.arange(rows).astype(np.int32)}),
-            tmp_path / "a.parquet")
+        pq.write_table(
+            pa.table(
+                {
+                    "click": np.zeros(rows, np.int8),
+                    "item": np.arange(rows),
+                    "seen_at": np.arange(rows),
+                    "bought": seconds,
+                    "left": seconds * 1000,
+                    "user": seconds * 7,
+                    "time_zone": np.arange(rows).astype(np.int32),
+                }
+            ),
+            tmp_path / "a.parquet",
+        )
         for _ in range(2):
             source = ParquetFiles.open(tmp_path)
-        assert [f.name for f in source.fields if f.role == "sparse"] == ["item", "user", "time_zone"]
+        assert [f.name for f in source.fields if f.role == "sparse"] == [
+            "item",
+            "user",
+            "time_zone",
+        ]
         said = capsys.readouterr().err
         assert said.count("roles guessed") == 1, "once for a source"
-        assert ("left out: seen_at (looks like a time), bought (looks like a time), left (looks like a time)"
-                in said)
+        assert (
+            "left out: seen_at (looks like a time), bought (looks like a time), left (looks like a time)"
+            in said
+        )
 
     def test_who_asks_for_it_gets_it(self, tmp_path):
-        pq.write_table(pa.table({"click": np.zeros(100, np.int8), "ts": np.arange(100) + 1_600_000_000}),
-                       tmp_path / "a.parquet")
+        pq.write_table(
+            pa.table({"click": np.zeros(100, np.int8), "ts": np.arange(100) + 1_600_000_000}),
+            tmp_path / "a.parquet",
+        )
         with BatchLoader(tmp_path, batch_size=16, roles="label=click;sparse=ts") as loader:
             deque(loader, maxlen=0)
         assert ParquetFiles.open(tmp_path, hash={"ts": 10}).fields[1].role == "sparse"
-

@@ -32,6 +32,7 @@ class Clock:
     def step(self, seconds: float):
         def step(_batch):
             self.now += seconds
+
         return step
 
 
@@ -45,10 +46,26 @@ class Endless:
         return self.clock.batches(50, self.seconds)
 
 
-@pytest.mark.parametrize(("load_s", "step_s", "stall", "gain", "verdict"), [
-    (0.3, 0.1, 0.75, 3.0, "input-bound: 75% of each step waits; at best +300%"),
-    (0.05, 0.1, 1 / 3, 0.5, "balanced: loading alone keeps up, but together 33% of each step waits; at best +50%"),
-    (0.001, 0.1, 0.0099, 0.01, "consumer-bound: 1% of each step waits; faster loading brings nothing")])
+@pytest.mark.parametrize(
+    ("load_s", "step_s", "stall", "gain", "verdict"),
+    [
+        (0.3, 0.1, 0.75, 3.0, "input-bound: 75% of each step waits; at best +300%"),
+        (
+            0.05,
+            0.1,
+            1 / 3,
+            0.5,
+            "balanced: loading alone keeps up, but together 33% of each step waits; at best +50%",
+        ),
+        (
+            0.001,
+            0.1,
+            0.0099,
+            0.01,
+            "consumer-bound: 1% of each step waits; faster loading brings nothing",
+        ),
+    ],
+)
 def test_any_iterable_of_batches_is_told_what_it_loses(load_s, step_s, stall, gain, verdict):
     clock = Clock()
     found = sluice.report(Endless(clock, load_s), clock.step(step_s), seconds=20.0, clock=clock)
@@ -65,8 +82,13 @@ def test_a_step_that_takes_no_time_is_all_waiting():
     found = sluice.report(Endless(clock, 0.2), clock.step(0.0), seconds=0.0, clock=clock)
     assert found.stall == 1.0
     assert found.loading == pytest.approx(50)
-    assert found.verdict == "input-bound: 100% of each step waits; the consumer alone takes next to no time"
-    assert "computing 0%, waiting 100% (100% as loading is slower, 0% in each other's way)" in str(found)
+    assert (
+        found.verdict
+        == "input-bound: 100% of each step waits; the consumer alone takes next to no time"
+    )
+    assert "computing 0%, waiting 100% (100% as loading is slower, 0% in each other's way)" in str(
+        found
+    )
 
 
 def test_an_empty_loader_and_batches_without_rows_are_said():
@@ -83,37 +105,92 @@ def test_rows_of_batches_of_other_loaders():
 
 
 def test_the_table_names_the_stalls_of_a_step():
-    found = Headroom(consumer=100.0, loading=50.0, cold=25.0, together=50.0, stall=0.5, slowest="read", idle_cores=3.2,
-                     what_if=WhatIf(stage="read", workers=3, predicted=75.0, measured=70.0),
-                     foretold={"twice the cores": 60.0})
+    found = Headroom(
+        consumer=100.0,
+        loading=50.0,
+        cold=25.0,
+        together=50.0,
+        stall=0.5,
+        slowest="read",
+        idle_cores=3.2,
+        what_if=WhatIf(stage="read", workers=3, predicted=75.0, measured=70.0),
+        foretold={"twice the cores": 60.0},
+    )
     lines = str(found).splitlines()
-    assert lines[0] == "input-bound: 50% of each step waits; slowest stage read; at best +100%; 3.2 cores idle"
-    assert lines[-3] == ("  of a step's time: computing 50%, waiting 50% (50% as loading is slower, 0% in each other's "
-                         "way)")
+    assert (
+        lines[0]
+        == "input-bound: 50% of each step waits; slowest stage read; at best +100%; 3.2 cores idle"
+    )
+    assert lines[-3] == (
+        "  of a step's time: computing 50%, waiting 50% (50% as loading is slower, 0% in each other's "
+        "way)"
+    )
     assert lines[-1].strip() == "foretold for both together, with twice the cores: 60 rows/s"
     assert lines[-2].strip() == "with 3 workers in read: loading alone 75 rows/s (tried: 70)"
 
 
-@pytest.mark.parametrize(("loading", "together", "stall", "bound", "shares"), [
-    (50.0, 48.0, 0.52, "input-bound: ", "computing 48%, waiting 52% (48% as loading is slower, 4% in"),
-    (200.0, 79.0, 0.21, "balanced: ", "computing 79%, waiting 21% (0% as loading is slower, 21% in"),
-    (200.0, 60.0, 0.25, "balanced: ", "computing 75% (15% more than alone), waiting 25% (0% as loading"),
-    (95.0, 79.0, 0.21, "balanced: loading alone nearly keeps up, ",
-     "computing 79%, waiting 21% (4% as loading is slower, 17% in"),
-    (60.0, 30.0, 0.7, "input-bound: ", "computing 30%, waiting 70% (20% as loading is slower, 50% in"),
-    (200.0, 99.5, 0.005, "consumer-bound: ", "computing 100%")])
+@pytest.mark.parametrize(
+    ("loading", "together", "stall", "bound", "shares"),
+    [
+        (
+            50.0,
+            48.0,
+            0.52,
+            "input-bound: ",
+            "computing 48%, waiting 52% (48% as loading is slower, 4% in",
+        ),
+        (
+            200.0,
+            79.0,
+            0.21,
+            "balanced: ",
+            "computing 79%, waiting 21% (0% as loading is slower, 21% in",
+        ),
+        (
+            200.0,
+            60.0,
+            0.25,
+            "balanced: ",
+            "computing 75% (15% more than alone), waiting 25% (0% as loading",
+        ),
+        (
+            95.0,
+            79.0,
+            0.21,
+            "balanced: loading alone nearly keeps up, ",
+            "computing 79%, waiting 21% (4% as loading is slower, 17% in",
+        ),
+        (
+            60.0,
+            30.0,
+            0.7,
+            "input-bound: ",
+            "computing 30%, waiting 70% (20% as loading is slower, 50% in",
+        ),
+        (200.0, 99.5, 0.005, "consumer-bound: ", "computing 100%"),
+    ],
+)
 def test_the_verdict_agrees_with_the_table(loading, together, stall, bound, shares):
-    lines = str(Headroom(consumer=100.0, loading=loading, together=together, stall=stall)).splitlines()
+    lines = str(
+        Headroom(consumer=100.0, loading=loading, together=together, stall=stall)
+    ).splitlines()
     assert lines[0].startswith(bound)
     assert shares in lines[-1]
     waits = re.findall(r"(\d+)% of each step waits", lines[0])
-    assert re.findall(r"waiting (\d+)%", lines[-1]) == (waits if bound != "consumer-bound: " else [])
+    assert re.findall(r"waiting (\d+)%", lines[-1]) == (
+        waits if bound != "consumer-bound: " else []
+    )
 
 
 def test_our_loader_is_measured_warm_and_cold_and_keeps_its_knobs(table):
     with BatchLoader(table, batch_size=80, epochs=1000) as loader:
         knobs = loader.knobs
-        found = measure(loader, lambda batch: None, seconds=0.05, files=[f.path for f in table.files_of("train")])
+        found = measure(
+            loader,
+            lambda batch: None,
+            seconds=0.05,
+            files=[f.path for f in table.files_of("train")],
+        )
         assert loader.knobs == knobs
         assert found.cold is not None
         assert found.slowest in [s.name for s in loader.snapshot().stages]
@@ -124,6 +201,16 @@ def test_our_loader_is_measured_warm_and_cold_and_keeps_its_knobs(table):
 
 
 def test_the_command_prints_a_table_and_ends_with_figures(table, capsys):
-    found = main(["headroom", table.uri, "--batch-size", "80", "--seconds", "0.05", "--step",
-                  "tests.ingest.twin:halve_batch"])
+    found = main(
+        [
+            "headroom",
+            table.uri,
+            "--batch-size",
+            "80",
+            "--seconds",
+            "0.05",
+            "--step",
+            "tests.ingest.twin:halve_batch",
+        ]
+    )
     assert json.loads(json.dumps(found))["verdict"] == capsys.readouterr().err.splitlines()[0]

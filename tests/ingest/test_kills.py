@@ -11,10 +11,28 @@ import pytest
 pytestmark = pytest.mark.slow
 
 
-def test_the_kernel_kills_no_run_that_the_governor_watches_and_some_that_nobody_does(repo, tmp_path):
-    done = subprocess.run([sys.executable, "benchmarks/kills.py", "--runs", "5", "--piece", "5", "--seconds", "1.5",
-                           "--output", tmp_path / "kills.jsonl"], cwd=repo, capture_output=True, text=True,
-                          timeout=200, check=True)
+def test_the_kernel_kills_no_run_that_the_governor_watches_and_some_that_nobody_does(
+    repo, tmp_path
+):
+    done = subprocess.run(
+        [
+            sys.executable,
+            "benchmarks/kills.py",
+            "--runs",
+            "5",
+            "--piece",
+            "5",
+            "--seconds",
+            "1.5",
+            "--output",
+            tmp_path / "kills.jsonl",
+        ],
+        cwd=repo,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=True,
+    )
     governed, free = map(json.loads, done.stdout.splitlines())
     if "skipped" in governed:
         pytest.skip(governed["skipped"])

@@ -4,13 +4,18 @@ import pytest
 
 from sluice.ingest.knobs import KnobError, Knobs, Limits, format_bytes, parse_bytes
 
-LIMITS = Limits(workers={"read": (1, 8), "transform": (1, 4), "second": (1, 4), "collate": (1, 1)},
-                backends={"transform": ("thread", "process")}, fusable={"second": "transform"},
-                prefetch_bytes=(2**20, 2**30))
+LIMITS = Limits(
+    workers={"read": (1, 8), "transform": (1, 4), "second": (1, 4), "collate": (1, 1)},
+    backends={"transform": ("thread", "process")},
+    fusable={"second": "transform"},
+    prefetch_bytes=(2**20, 2**30),
+)
 
 
-@pytest.mark.parametrize(("text", "count"), [
-    ("64MiB", 64 * 2**20), ("1.5 GiB", 3 * 2**29), ("10MB", 10**7), ("4096", 4096), ("7b", 7)])
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [("64MiB", 64 * 2**20), ("1.5 GiB", 3 * 2**29), ("10MB", 10**7), ("4096", 4096), ("7b", 7)],
+)
 def test_bytes_are_read_as_written(text, count):
     assert parse_bytes(text) == count
 
@@ -22,7 +27,12 @@ def test_what_is_no_number_of_bytes_is_refused_with_an_example(text):
 
 
 def test_bytes_are_shown_in_the_largest_fitting_unit():
-    assert [format_bytes(n) for n in (12, 2**10, 64 * 2**20, 3 * 2**29)] == ["12 B", "1 KiB", "64 MiB", "1.5 GiB"]
+    assert [format_bytes(n) for n in (12, 2**10, 64 * 2**20, 3 * 2**29)] == [
+        "12 B",
+        "1 KiB",
+        "64 MiB",
+        "1.5 GiB",
+    ]
 
 
 def test_a_command_line_changes_what_it_names_and_nothing_else():
@@ -35,29 +45,55 @@ def test_a_command_line_changes_what_it_names_and_nothing_else():
     assert base == Knobs(workers={"read": 1, "collate": 1}), "the base was changed"
 
 
-@pytest.mark.parametrize("text", ["read", "read=", "read=-1", "read=1.5", "read=many", "read=0", "read=99999",
-                                  "transform.backend=gpu", "second.fused=maybe", "prefetch_bytes=lots"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "read",
+        "read=",
+        "read=-1",
+        "read=1.5",
+        "read=many",
+        "read=0",
+        "read=99999",
+        "transform.backend=gpu",
+        "second.fused=maybe",
+        "prefetch_bytes=lots",
+    ],
+)
 def test_nonsense_on_the_command_line_is_refused(text):
     with pytest.raises(KnobError):
         Knobs().parse(text)
 
 
-@pytest.mark.parametrize("values", [
-    {"workers": {"read": True}}, {"workers": {"read": 2.0}}, {"backend": {"read": "fork"}},
-    {"fused": "second"}, {"fused": [1]},
-    {"prefetch_bytes": 0}, {"read_ahead_bytes": 1.5}, {"read_ahead_bytes": float("nan")}])
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"workers": {"read": True}},
+        {"workers": {"read": 2.0}},
+        {"backend": {"read": "fork"}},
+        {"fused": "second"},
+        {"fused": [1]},
+        {"prefetch_bytes": 0},
+        {"read_ahead_bytes": 1.5},
+        {"read_ahead_bytes": float("nan")},
+    ],
+)
 def test_knobs_that_cannot_be_are_refused(values):
     with pytest.raises(KnobError):
         Knobs(**values)
 
 
 def test_a_command_line_and_back():
-    knobs = Knobs().parse("read=3,second=2,second.fused=yes,walk=2,walk.backend=process,prefetch_bytes=5MiB")
+    knobs = Knobs().parse(
+        "read=3,second=2,second.fused=yes,walk=2,walk.backend=process,prefetch_bytes=5MiB"
+    )
     assert Knobs().parse(knobs.text) == knobs
 
 
 def test_json_and_back():
-    knobs = Knobs(workers={"read": 3}, backend={"read": "thread"}, fused={"second", "third"}, prefetch_bytes=5)
+    knobs = Knobs(
+        workers={"read": 3}, backend={"read": "thread"}, fused={"second", "third"}, prefetch_bytes=5
+    )
     assert Knobs.from_dict(json.loads(json.dumps(knobs.to_dict()))) == knobs
     with pytest.raises(KnobError, match="did you mean 'prefetch_bytes'"):
         Knobs.from_dict({"prefetch_byte": 5})
@@ -72,19 +108,33 @@ def test_knobs_cannot_be_changed_behind_their_owner():
         knobs.workers["read"] = 2  # type: ignore[index]
 
 
-@pytest.mark.parametrize(("text", "message"), [
-    ("raed=2", "did you mean 'read'"), ("read=9", "outside 1 to 8"), ("collate=2", "outside 1 to 1"),
-    ("read.backend=process", "not among"), ("prefetch_bytes=1", "prefetch_bytes"),
-    ("secnd.fused=yes", "did you mean 'second'"), ("transform.fused=yes", "cannot be fused with the stage before it"),
-    ("second.fused=yes,transform.backend=process", "'second' runs on thread, 'transform' before it on process")])
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("raed=2", "did you mean 'read'"),
+        ("read=9", "outside 1 to 8"),
+        ("collate=2", "outside 1 to 1"),
+        ("read.backend=process", "not among"),
+        ("prefetch_bytes=1", "prefetch_bytes"),
+        ("secnd.fused=yes", "did you mean 'second'"),
+        ("transform.fused=yes", "cannot be fused with the stage before it"),
+        (
+            "second.fused=yes,transform.backend=process",
+            "'second' runs on thread, 'transform' before it on process",
+        ),
+    ],
+)
 def test_limits_say_what_is_outside(text, message):
     with pytest.raises(KnobError, match=message):
         LIMITS.check(Knobs().parse(text))
 
 
 def test_clamp_gives_the_nearest_inside_and_that_passes():
-    wild = Knobs(workers={"read": 99, "gone": 3}, backend={"read": "process", "transform": "process"},
-                 prefetch_bytes=2**40)
+    wild = Knobs(
+        workers={"read": 99, "gone": 3},
+        backend={"read": "process", "transform": "process"},
+        prefetch_bytes=2**40,
+    )
     tame = LIMITS.clamp(wild)
     LIMITS.check(tame)
     assert dict(tame.workers) == {"read": 8, "transform": 1, "second": 1, "collate": 1}
@@ -94,7 +144,9 @@ def test_clamp_gives_the_nearest_inside_and_that_passes():
 
 
 def test_stages_are_fused_and_split_by_name():
-    base = Knobs(workers={"transform": 2, "second": 3, "third": 1}, backend={"transform": "process"})
+    base = Knobs(
+        workers={"transform": 2, "second": 3, "third": 1}, backend={"transform": "process"}
+    )
     knobs = base.parse("second.fused=yes,third.fused=yes").parse("third.fused=no")
     assert knobs.fused == {"second"}
     assert str(knobs).startswith("transform=2(process) second=fused third=1 ")
@@ -104,4 +156,6 @@ def test_stages_are_fused_and_split_by_name():
 def test_clamp_splits_what_cannot_be_fused():
     wild = Knobs(fused={"read", "gone", "second"})
     assert LIMITS.clamp(wild).fused == {"second"}
-    assert LIMITS.clamp(Knobs(backend={"transform": "process"}, fused={"second"})).fused == frozenset()
+    assert (
+        LIMITS.clamp(Knobs(backend={"transform": "process"}, fused={"second"})).fused == frozenset()
+    )

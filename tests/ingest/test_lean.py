@@ -29,14 +29,28 @@ with BatchLoader(sys.argv[1], batch_size=512, reader=sys.argv[2]) as loader:
 @pytest.fixture
 def files(tmp_path):
     rows = 2048
-    pq.write_table(pa.table({"label": np.arange(rows, dtype=np.int8) % 2, "d": np.ones(rows, np.float32),
-                             "c": np.arange(rows, dtype=np.int32)}), tmp_path / "part.parquet", row_group_size=512)
+    pq.write_table(
+        pa.table(
+            {
+                "label": np.arange(rows, dtype=np.int8) % 2,
+                "d": np.ones(rows, np.float32),
+                "c": np.arange(rows, dtype=np.int32),
+            }
+        ),
+        tmp_path / "part.parquet",
+        row_group_size=512,
+    )
     return tmp_path
 
 
 def load(files, reader: str) -> subprocess.CompletedProcess:
-    return subprocess.run([sys.executable, "-c", PROGRAM, files, reader], capture_output=True, text=True, check=False,
-                          timeout=60)
+    return subprocess.run(
+        [sys.executable, "-c", PROGRAM, files, reader],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
 
 
 def test_plain_parquet_needs_no_extra(files):

@@ -21,36 +21,62 @@ def batches(table: FeatureTable, knobs: Knobs | None = None, reader: str = "arro
     """Of two epochs, with the order hashes."""
     mine = Transform("mine", "tests.ingest.worker_functions:double", columns=("I1",))
     found, hashes = [], []
-    with BatchLoader(table, batch_size=72, last="pad", window_rows=300, transforms=[mine], knobs=knobs,
-                     reader=reader) as loader:
+    with BatchLoader(
+        table,
+        batch_size=72,
+        last="pad",
+        window_rows=300,
+        transforms=[mine],
+        knobs=knobs,
+        reader=reader,
+    ) as loader:
         assert {"user", "price"} < set(loader.sparse_names)
         for _ in range(2):
-            found += [[t.clone() for t in (b.dense, b.values, b.lengths, b.label, b.weight)] for b in loader]
+            found += [
+                [t.clone() for t in (b.dense, b.values, b.lengths, b.label, b.weight)]
+                for b in loader
+            ]
             hashes.append(loader.order_hash)
     return found, hashes
 
 
-@pytest.mark.parametrize(("knobs", "reader"), [
-    (Knobs(workers={"read": 1, "shuffle": 1}), "arrow"),
-    (Knobs(workers={"read": 3, "shuffle": 3, "mine": 2}), "petastorm"),
-    (Knobs(workers={"shuffle": 2, "mine": 2}, backend={"mine": "process"}), "arrow")])
+@pytest.mark.parametrize(
+    ("knobs", "reader"),
+    [
+        (Knobs(workers={"read": 1, "shuffle": 1}), "arrow"),
+        (Knobs(workers={"read": 3, "shuffle": 3, "mine": 2}), "petastorm"),
+        (Knobs(workers={"shuffle": 2, "mine": 2}, backend={"mine": "process"}), "arrow"),
+    ],
+)
 def test_batches_and_order_hash_are_the_same(tables, knobs, reader):
     spark, left = tables
     (want, order), (got, got_order) = batches(spark), batches(left, knobs, reader)
     assert got_order == order
     assert len(got) == len(want) == 2 * -(-2400 // 72)
     assert max(int(values.max()) for _, values, *_ in want) > 2**31
-    assert all(torch.equal(a, b) for one, other in zip(got, want, strict=True)
-               for a, b in zip(one, other, strict=True))
+    assert all(
+        torch.equal(a, b)
+        for one, other in zip(got, want, strict=True)
+        for a, b in zip(one, other, strict=True)
+    )
 
 
 def test_numbers_are_stored_and_both_tables_are_whole(tables):
     spark, left = tables
     types = {f.name: f.type for f in left.fields if f.name in left_ids.LEFT}
-    assert types == {"user": "int64", "count": "int64", "price": "double", "filled": "double", "parts": "double"}
-    assert {f.name: f.type for f in spark.fields if f.name in left_ids.LEFT} == \
-        dict.fromkeys(left_ids.LEFT, "int32") | {"user": "int64"}  # it has more ids than int32 holds
-    assert {f.name: f.cardinality for f in left.fields} == {f.name: f.cardinality for f in spark.fields}
+    assert types == {
+        "user": "int64",
+        "count": "int64",
+        "price": "double",
+        "filled": "double",
+        "parts": "double",
+    }
+    assert {f.name: f.type for f in spark.fields if f.name in left_ids.LEFT} == dict.fromkeys(
+        left_ids.LEFT, "int32"
+    ) | {"user": "int64"}  # it has more ids than int32 holds
+    assert {f.name: f.cardinality for f in left.fields} == {
+        f.name: f.cardinality for f in spark.fields
+    }
     assert left.fingerprint.layout != spark.fingerprint.layout
     assert left.fingerprint.vocabulary == spark.fingerprint.vocabulary
     assert left.check() == spark.check() == []
@@ -67,12 +93,18 @@ def test_costs_are_told_of_either_side(tables):
         costs = {c["column"]: c for c in loader.operators.costs()}
         assert not {o["column"] for o in loader.operators.others()} & {*left_ids.LEFT}
     assert rows
-    assert {name: c["stage"] for name, c in costs.items()} == dict.fromkeys(("I2", "I5", *left_ids.LEFT), "read")
+    assert {name: c["stage"] for name, c in costs.items()} == dict.fromkeys(
+        ("I2", "I5", *left_ids.LEFT), "read"
+    )
     assert costs["filled"]["operators"] == "log+quantiles"
     assert all(c["cpu_s"] > 0 and c["bytes_before"] > 0 for c in costs.values())
     with BatchLoader(spark, batch_size=80, reader="arrow") as loader:
         others = {o["column"]: o for o in loader.operators.others()}
     assert {o["operators"] for n, o in others.items() if n in left_ids.LEFT} == {
-        "modulus", "bucketize", "log+quantiles", "quantiles"}
+        "modulus",
+        "bucketize",
+        "log+quantiles",
+        "quantiles",
+    }
     assert {others[n]["stage"] for n in left_ids.LEFT} == {"read"}
     assert not {"C1", "tags"} & others.keys()

@@ -19,17 +19,26 @@ from tests.dlrm import clicks_table
 pytestmark = pytest.mark.slow
 
 ROWS = 1000
-CHAINS = {"one": '{op = "fill"}, {op = "boxcox", power = 5, online = true}',
-          "two": '{op = "fill", online = true}, {op = "scale", by = 1e-20, online = true}'}
+CHAINS = {
+    "one": '{op = "fill"}, {op = "boxcox", power = 5, online = true}',
+    "two": '{op = "fill", online = true}, {op = "scale", by = 1e-20, online = true}',
+}
 
 
-RAW = pa.table({"label": pa.array([n % 2 for n in range(ROWS)], pa.int64()),
-                "x": [1e20 if n == 40 else float(n % 5) for n in range(ROWS)]})
+RAW = pa.table(
+    {
+        "label": pa.array([n % 2 for n in range(ROWS)], pa.int64()),
+        "x": [1e20 if n == 40 else float(n % 5) for n in range(ROWS)],
+    }
+)
 
 
 def text_of(chain: str) -> str:
-    return clicks_table.spec_text({"label": "int", "x": "float"}, '[[column]]\nname = "label"\nrole = "label"\n'
-                                  f'[[column]]\nname = "x"\nrole = "dense"\nops = [{chain}]\n')
+    return clicks_table.spec_text(
+        {"label": "int", "x": "float"},
+        '[[column]]\nname = "label"\nrole = "label"\n'
+        f'[[column]]\nname = "x"\nrole = "dense"\nops = [{chain}]\n',
+    )
 
 
 def table(folder: Path, chain: str):
@@ -42,8 +51,10 @@ def table(folder: Path, chain: str):
 def test_it_is_an_error_that_names_column_and_value(tmp_path, where):
     made = table(tmp_path, CHAINS[where])
     said = r"part-00000.parquet,? row group 0.*'x'.*[0-9.]+e\+(40|99), which is too large for float32; clip it"
-    with BatchLoader(made, batch_size=80, epochs=1) as loader, \
-            pytest.raises((QuarantineError, ColumnError), match=said):
+    with (
+        BatchLoader(made, batch_size=80, epochs=1) as loader,
+        pytest.raises((QuarantineError, ColumnError), match=said),
+    ):
         list(loader)
 
 
@@ -52,8 +63,13 @@ def test_of_plain_parquet_it_is_an_error_that_names_file_column_and_value(tmp_pa
     text = text_of(CHAINS["two"]).replace('"json"', '"parquet"')
     text = text.replace("[table]", "[table]\nsplit = {train = 1}")
     files = ParquetFiles.open(str(tmp_path / "a.parquet"), spec=Spec.own(text))
-    with BatchLoader(files, batch_size=80, epochs=1) as loader, pytest.raises(
-            ColumnError, match=r"a.parquet, row group 0.*'x': 1e\+40, which is too large for float32; clip it"):
+    with (
+        BatchLoader(files, batch_size=80, epochs=1) as loader,
+        pytest.raises(
+            ColumnError,
+            match=r"a.parquet, row group 0.*'x': 1e\+40, which is too large for float32; clip it",
+        ),
+    ):
         list(loader)
 
 

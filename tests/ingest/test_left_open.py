@@ -57,14 +57,19 @@ def refused(uri: str, **how) -> None:
         BatchLoader(uri, batch_size=0, **how)
 
 
-@pytest.mark.parametrize("use", [closed, left_in_the_middle, dropped, dropped_in_the_middle, never_used, refused])
+@pytest.mark.parametrize(
+    "use", [closed, left_in_the_middle, dropped, dropped_in_the_middle, never_used, refused]
+)
 @pytest.mark.parametrize("kind", ["arrow", "petastorm", "processes"])
 def test_nothing_stays_open_of_many_loaders_without_help_of_the_garbage_collector(table, use, kind):
     """Cycles of garbage hold files open until the collector comes, which may be hundreds of files later."""
     how = {"reader": "petastorm" if kind == "petastorm" else "arrow"}
     if kind == "processes":
-        how |= {"fill": 0.0, "transforms": [Transform("mine", "tests.ingest.remote.functions:halved")],
-                "knobs": Knobs(backend={"mine": "process"})}
+        how |= {
+            "fill": 0.0,
+            "transforms": [Transform("mine", "tests.ingest.remote.functions:halved")],
+            "knobs": Knobs(backend={"mine": "process"}),
+        }
     use(table.uri, **how)  # imports, compiles and opens what stays
     gc.collect()
     before, threads = is_open(), set(threading.enumerate())
@@ -75,7 +80,11 @@ def test_nothing_stays_open_of_many_loaders_without_help_of_the_garbage_collecto
             for thread in set(threading.enumerate()) - threads:
                 thread.join(30)
         assert set(threading.enumerate()) <= threads
-        left = {name: count for name, count in (is_open() - before).items() if not name.startswith("/proc/")}
+        left = {
+            name: count
+            for name, count in (is_open() - before).items()
+            if not name.startswith("/proc/")
+        }
         assert left == {}
     finally:
         gc.enable()

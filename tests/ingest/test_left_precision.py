@@ -45,8 +45,13 @@ ETL = SPEC.replace(", online = true", "")
 def raw() -> pa.Table:
     """Unix times of one hour, and prices that float32 holds in steps of 128."""
     at = np.arange(ROWS) + 1_700_000_000
-    return pa.table({"click": np.arange(ROWS) % 2, "at": pa.array(at, mask=at % 50 == 0),
-                     "price": pa.array(at + np.arange(ROWS) % 7 / 8, mask=at % 70 == 0)})
+    return pa.table(
+        {
+            "click": np.arange(ROWS) % 2,
+            "at": pa.array(at, mask=at % 50 == 0),
+            "price": pa.array(at + np.arange(ROWS) % 7 / 8, mask=at % 70 == 0),
+        }
+    )
 
 
 def made(folder: Path, text: str, **options: object) -> FeatureTable:
@@ -61,7 +66,9 @@ def dense(table: FeatureTable, **options: object) -> dict[str, torch.Tensor]:
     return {name: rows[:, number] for number, name in enumerate(loader.dense_names)}
 
 
-@pytest.mark.parametrize("options", [{"reader": "arrow"}, {"reader": "petastorm"}, {"packed": PackedCopy()}])
+@pytest.mark.parametrize(
+    "options", [{"reader": "arrow"}, {"reader": "petastorm"}, {"packed": PackedCopy()}]
+)
 def test_the_loader_makes_of_a_time_as_many_values_as_the_etl(tmp_path, options):
     etl, left = made(tmp_path / "etl", ETL), made(tmp_path / "left", SPEC)
     assert {f.name: f.type for f in left.fields if f.online} == {"at": "double", "price": "double"}

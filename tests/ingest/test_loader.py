@@ -36,15 +36,33 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize("reader", ["arrow", "petastorm"])
-@pytest.mark.parametrize(("last", "shuffle", "ranks", "batch_size", "window_rows"), [
-    ("drop", True, 1, 96, None), ("pad", True, 2, 64, 300), ("pad", False, 4, 1000, 100), ("drop", True, 1, 8, 256),
-    ("pad", True, 1, 8000, 50)])
-def test_every_row_comes_as_the_twin_says(table, reader, last, shuffle, ranks, batch_size, window_rows):  # noqa: PLR0917
+@pytest.mark.parametrize(
+    ("last", "shuffle", "ranks", "batch_size", "window_rows"),
+    [
+        ("drop", True, 1, 96, None),
+        ("pad", True, 2, 64, 300),
+        ("pad", False, 4, 1000, 100),
+        ("drop", True, 1, 8, 256),
+        ("pad", True, 1, 8000, 50),
+    ],
+)
+def test_every_row_comes_as_the_twin_says(  # noqa: PLR0917
+    table, reader, last, shuffle, ranks, batch_size, window_rows
+):
     files = twin.Table(table.files_of("train"))
     for rank in range(ranks):
-        with BatchLoader(table, batch_size=batch_size, reader=reader, last=last, shuffle=shuffle, rank=rank,
-                         ranks=ranks,
-                         window_rows=window_rows, epochs=2, seed=3) as loader:
+        with BatchLoader(
+            table,
+            batch_size=batch_size,
+            reader=reader,
+            last=last,
+            shuffle=shuffle,
+            rank=rank,
+            ranks=ranks,
+            window_rows=window_rows,
+            epochs=2,
+            seed=3,
+        ) as loader:
             for epoch in range(2):
                 expected = twin.batches(loader.plan, epoch, rank, ranks)
                 got = 0
@@ -60,7 +78,9 @@ def test_a_row_of_a_batch_is_found_in_its_file(tmp_path, shuffle, ranks):
     """By its place in the plan, whatever its values are; rows that only fill the batch are nowhere."""
     table = small_table(tmp_path / "t", rows=700, row_group_rows=100, files=3, number_rows=True)
     for rank in range(ranks):
-        with BatchLoader(table, batch_size=64, last="pad", shuffle=shuffle, rank=rank, ranks=ranks) as loader:
+        with BatchLoader(
+            table, batch_size=64, last="pad", shuffle=shuffle, rank=rank, ranks=ranks
+        ) as loader:
             column = loader.dense_names.index("I1")
             for batch in loader:
                 for row in range(0, len(batch), 5):
@@ -68,7 +88,9 @@ def test_a_row_of_a_batch_is_found_in_its_file(tmp_path, shuffle, ranks):
                     if not batch.weight[row]:
                         assert not place
                         continue
-                    path, group, at = re.fullmatch(r"(.*), row group (\d+), row (\d+)", place).groups()
+                    path, group, at = re.fullmatch(
+                        r"(.*), row group (\d+), row (\d+)", place
+                    ).groups()
                     stored = pq.ParquetFile(path).read_row_group(int(group), columns=["I1"])["I1"]
                     assert stored[int(at)].as_py() == batch.dense[row, column]
 
@@ -76,16 +98,33 @@ def test_a_row_of_a_batch_is_found_in_its_file(tmp_path, shuffle, ranks):
 @pytest.mark.parametrize("seed", range(4))
 def test_random_knobs_and_resizes_change_neither_rows_nor_order(table, seed):
     files, random = twin.Table(table.files_of("train")), Random(seed)
-    with BatchLoader(table, batch_size=48, reader=random.choice(["arrow", "petastorm"]), streams=4, window_rows=200,
-                     seed=seed, epochs=2, last="pad", knobs=Knobs(workers={"read": random.randint(1, 6)}),
-                     transforms=[("same", lambda columns: None)]) as loader:
+    with BatchLoader(
+        table,
+        batch_size=48,
+        reader=random.choice(["arrow", "petastorm"]),
+        streams=4,
+        window_rows=200,
+        seed=seed,
+        epochs=2,
+        last="pad",
+        knobs=Knobs(workers={"read": random.randint(1, 6)}),
+        transforms=[("same", lambda columns: None)],
+    ) as loader:
         for epoch in range(2):
             for batch, rows in zip(loader, twin.batches(loader.plan, epoch), strict=True):
                 twin.expect(loader, files, batch, rows)
                 if random.random() < 0.3:
-                    workers = {name: random.randint(low, high) for name, (low, high) in loader.limits.workers.items()}
-                    loader.apply(Knobs(workers=workers, read_ahead_bytes=random.randint(2**20, 2**26),
-                                       prefetch_bytes=random.randint(2**20, 2**26)))
+                    workers = {
+                        name: random.randint(low, high)
+                        for name, (low, high) in loader.limits.workers.items()
+                    }
+                    loader.apply(
+                        Knobs(
+                            workers=workers,
+                            read_ahead_bytes=random.randint(2**20, 2**26),
+                            prefetch_bytes=random.randint(2**20, 2**26),
+                        )
+                    )
 
 
 def test_the_order_hash_is_the_same_for_all_knobs_and_readers_and_differs_by_epoch_and_seed(table):
@@ -98,7 +137,10 @@ def test_the_order_hash_is_the_same_for_all_knobs_and_readers_and_differs_by_epo
         return tuple(found)
 
     one = hashes(reader="arrow", knobs=Knobs(workers={"read": 1}))
-    many = hashes(reader="arrow", knobs=Knobs(workers={"read": 7, "shuffle": 3, "batch": 2}, prefetch_bytes=2**20))
+    many = hashes(
+        reader="arrow",
+        knobs=Knobs(workers={"read": 7, "shuffle": 3, "batch": 2}, prefetch_bytes=2**20),
+    )
     assert one == many == hashes()
     assert len({*one, *hashes(seed=1)}) == 4
 
@@ -114,8 +156,14 @@ def test_raising_read_to_four_in_an_epoch_reads_four_at_once(table, reader):
             barrier.wait(60)
             tripped = 1
 
-    with BatchLoader(table, batch_size=64, reader=reader, epochs=50, before_read=before_read,
-                     knobs=Knobs(workers={"read": 1}, read_ahead_bytes=2**20, prefetch_bytes=2**20)) as loader:
+    with BatchLoader(
+        table,
+        batch_size=64,
+        reader=reader,
+        epochs=50,
+        before_read=before_read,
+        knobs=Knobs(workers={"read": 1}, read_ahead_bytes=2**20, prefetch_bytes=2**20),
+    ) as loader:
         for used, _batch in enumerate(loader):
             if used == 3:
                 grown.set()
@@ -141,7 +189,9 @@ def test_a_run_resumes_at_any_step_with_other_workers_and_ranks(table):
         steps, last_hash = len(loader), loader.order_hash
     for at in range(0, len(states) - 1, 3):
         state = json.loads(json.dumps(states[at]))
-        with BatchLoader(table, knobs=Knobs(workers={"read": 3, "shuffle": 2}), **options) as loader:
+        with BatchLoader(
+            table, knobs=Knobs(workers={"read": 3, "shuffle": 2}), **options
+        ) as loader:
             loader.load_state_dict(state)
             assert loader.state_dict() == state
             batch = next(iter(loader))
@@ -150,7 +200,9 @@ def test_a_run_resumes_at_any_step_with_other_workers_and_ranks(table):
         for rank in range(2):
             with BatchLoader(table, rank=rank, ranks=2, **options) as loader:
                 loader.load_state_dict(state)
-                twin.expect(loader, files, next(iter(loader)), expected[at][rank * 100:rank * 100 + 100])
+                twin.expect(
+                    loader, files, next(iter(loader)), expected[at][rank * 100 : rank * 100 + 100]
+                )
     with BatchLoader(table, **options) as loader:
         loader.load_state_dict(states[steps + 2])
         deque(loader, maxlen=0)
@@ -162,8 +214,10 @@ def test_a_state_of_another_version_or_order_is_refused(table):
         state = loader.state_dict()
         with pytest.raises(LoaderError, match="version: 9 in the state, 0 here"):
             loader.load_state_dict({**state, "table": {"version": 9, "split": "train"}})
-    with BatchLoader(table, batch_size=80, seed=1) as loader, \
-            pytest.raises(PlanError, match="seed: 0 in the state, 1 here"):
+    with (
+        BatchLoader(table, batch_size=80, seed=1) as loader,
+        pytest.raises(PlanError, match="seed: 0 in the state, 1 here"),
+    ):
         loader.load_state_dict(state)
 
 
@@ -175,7 +229,9 @@ def test_torch_takes_it_as_a_dataset_of_batches(table, monkeypatch):
             assert batch.step == expected.step
             assert torch.equal(batch.values, expected.values)
         assert loader.order_hash == plain.order_hash
-        monkeypatch.setattr("sluice.ingest.loader.get_worker_info", lambda: "what a worker of a DataLoader sees")
+        monkeypatch.setattr(
+            "sluice.ingest.loader.get_worker_info", lambda: "what a worker of a DataLoader sees"
+        )
         with pytest.raises(LoaderError, match="num_workers=0"):
             iter(loader)
 
@@ -192,12 +248,17 @@ def test_who_takes_just_the_batches_of_an_epoch_goes_on_with_the_next(table, mon
     """As Lightning does, which counts to `len(loader)` and never asks for the end."""
     with BatchLoader(table, batch_size=80, epochs=3) as loader:
         begun, start = [], loader._pipeline.start
-        monkeypatch.setattr(loader._pipeline, "start", lambda *where: begun.append(where) or start(*where))
+        monkeypatch.setattr(
+            loader._pipeline, "start", lambda *where: begun.append(where) or start(*where)
+        )
         for epoch in range(4):  # more than it was made for
             assert {b.epoch for b in itertools.islice(loader, len(loader))} == {epoch}
             assert loader.plan.position(loader.state_dict()) == Position(epoch + 1, 0)
             assert loader.order_hash is not None
-        assert begun == [(Position(0, 0), 3), (Position(3, 0), 4)]  # within what was read ahead, nothing began anew
+        assert begun == [
+            (Position(0, 0), 3),
+            (Position(3, 0), 4),
+        ]  # within what was read ahead, nothing began anew
         assert loader._pipeline._governor.charged == 0
 
 
@@ -213,11 +274,17 @@ def test_two_iterations_at_once_are_refused(table):
 def test_a_batch_that_is_held_is_not_written_again(table):
     with BatchLoader(table, batch_size=80, epochs=2) as loader:
         held = list(itertools.chain(loader, loader))
-        copies = [(b.dense.clone(), b.values.clone(), b.label.clone(), b.weight.clone()) for b in held]
+        copies = [
+            (b.dense.clone(), b.values.clone(), b.label.clone(), b.weight.clone()) for b in held
+        ]
         deque(loader, maxlen=0)
         for batch, copy in zip(held, copies, strict=True):
-            assert all(torch.equal(a, b) for a, b in zip((batch.dense, batch.values, batch.label, batch.weight), copy,
-                                                         strict=True))
+            assert all(
+                torch.equal(a, b)
+                for a, b in zip(
+                    (batch.dense, batch.values, batch.label, batch.weight), copy, strict=True
+                )
+            )
         assert len({b.values.data_ptr() for b in held}) == len(held)
 
 
@@ -234,7 +301,11 @@ def test_tensors_are_laid_out_feature_by_feature(table):
         assert batch.dense.stride() == (1, 40)
         assert batch.values.shape == batch.lengths.shape == (26 * 40,)
         assert batch.values.is_contiguous()
-        assert (batch.values.dtype, batch.dense.dtype, batch.label.dtype) == (torch.int32, torch.float32, torch.float32)
+        assert (batch.values.dtype, batch.dense.dtype, batch.label.dtype) == (
+            torch.int32,
+            torch.float32,
+            torch.float32,
+        )
         assert loader.sparse_names[0] == "C1"
         assert loader.cardinalities["C1"] == 1003
 
@@ -253,8 +324,19 @@ class TestSnapshots:
             assert after.cpu_used_s >= before.cpu_used_s
             for then in before.stages:
                 now = after.stage(then.name)
-                assert all(getattr(now, n) >= getattr(then, n) for n in (
-                    "items", "rows", "bytes", "busy_s", "cpu_s", "core_wait_s", "wait_input_s", "wait_output_s"))
+                assert all(
+                    getattr(now, n) >= getattr(then, n)
+                    for n in (
+                        "items",
+                        "rows",
+                        "bytes",
+                        "busy_s",
+                        "cpu_s",
+                        "core_wait_s",
+                        "wait_input_s",
+                        "wait_output_s",
+                    )
+                )
         assert [s.name for s in snapshots[-1].stages] == ["read", "shuffle", "batch", "collate"]
         assert all(s.rows > 0 and s.busy_s > 0 for s in snapshots[-1].stages)
         assert snapshots[-1].consumer_wait_s > 0
@@ -283,7 +365,9 @@ class TestSnapshots:
             loader.apply(loader.knobs.with_workers(shuffle=8 * small))
 
     @pytest.mark.parametrize(("cores", "most"), [(0.5, 16), (2.0, 16), (8.0, 32)])
-    def test_a_transform_that_waits_may_have_more_workers_than_there_are_cores(self, table, cores, most):
+    def test_a_transform_that_waits_may_have_more_workers_than_there_are_cores(
+        self, table, cores, most
+    ):
         class Small(Machine):
             def cores(self):
                 return cores
@@ -312,9 +396,17 @@ class TestTransforms:
 
         with BatchLoader(table, batch_size=80) as plain:
             expected = next(iter(plain))
-        with BatchLoader(table, batch_size=80, transforms=[("double", double), ("swap", swap)]) as loader:
+        with BatchLoader(
+            table, batch_size=80, transforms=[("double", double), ("swap", swap)]
+        ) as loader:
             batch = next(iter(loader))
-            assert [s.name for s in loader.snapshot().stages] == ["read", "shuffle", "batch", "double+swap", "collate"]
+            assert [s.name for s in loader.snapshot().stages] == [
+                "read",
+                "shuffle",
+                "batch",
+                "double+swap",
+                "collate",
+            ]
             one, two = loader.dense_names.index("I1"), loader.dense_names.index("I2")
         assert torch.equal(batch.dense[:, one], expected.dense[:, one] * 2)
         assert torch.equal(batch.dense[:, two], expected.dense[:, one] * 2 + 1)
@@ -334,34 +426,61 @@ class TestTransforms:
 
         with BatchLoader(table, batch_size=80) as plain:
             expected = next(iter(plain))
-        with BatchLoader(table, batch_size=80, transforms=[Transform("double", double, arrow=True)]) as loader:
+        with BatchLoader(
+            table, batch_size=80, transforms=[Transform("double", double, arrow=True)]
+        ) as loader:
             batch = next(iter(loader))
             one = loader.dense_names.index("I1")
         assert torch.equal(batch.dense[:, one], expected.dense[:, one] * 2)
-        with BatchLoader(table, batch_size=80, transforms=[Transform("none", lambda b: 3, arrow=True)]) as loader, \
-                pytest.raises(TransformError, match=r"'none', epoch 0, step 0: it gave back int, not a pyarrow"):
+        with (
+            BatchLoader(
+                table, batch_size=80, transforms=[Transform("none", lambda b: 3, arrow=True)]
+            ) as loader,
+            pytest.raises(
+                TransformError, match=r"'none', epoch 0, step 0: it gave back int, not a pyarrow"
+            ),
+        ):
             next(iter(loader))
 
     def test_operators_left_to_the_loader_are_applied_once(self, table):
-        some = [dataclasses.replace(f, online=({"op": "clip", "high": 3.0},)) if f.name == "I2" else f
-                for f in table.fields]
-        with BatchLoader(table, batch_size=80) as plain, \
-                BatchLoader(dataclasses.replace(table, fields=tuple(some)), batch_size=80,
-                            transforms=[("more", lambda c: {"I3": c["I2"]})]) as loader:
+        some = [
+            dataclasses.replace(f, online=({"op": "clip", "high": 3.0},)) if f.name == "I2" else f
+            for f in table.fields
+        ]
+        with (
+            BatchLoader(table, batch_size=80) as plain,
+            BatchLoader(
+                dataclasses.replace(table, fields=tuple(some)),
+                batch_size=80,
+                transforms=[("more", lambda c: {"I3": c["I2"]})],
+            ) as loader,
+        ):
             expected, batch = next(iter(plain)), next(iter(loader))
             two, three = loader.dense_names.index("I2"), loader.dense_names.index("I3")
         assert (expected.dense[:, two] > 3).any()
         assert torch.equal(batch.dense[:, two], expected.dense[:, two].clip(max=3))
         assert torch.equal(batch.dense[:, three], batch.dense[:, two])
 
-    @pytest.mark.parametrize(("function", "message"), [
-        (lambda c: {"I1": c["I1"][:3]}, "transform 'mine', epoch 0, step 0: column 'I1' came back with shape"),
-        (lambda c: {"C1": c["C1"] * 0.5}, "column 'C1' came back as float64"),
-        (lambda c: [c["I1"]], "transform 'mine', epoch 0, step 0: it gave back list, not a dict of arrays"),
-        (lambda c: {"new": c["C1"]}, "column 'new' is none of the table's")])
+    @pytest.mark.parametrize(
+        ("function", "message"),
+        [
+            (
+                lambda c: {"I1": c["I1"][:3]},
+                "transform 'mine', epoch 0, step 0: column 'I1' came back with shape",
+            ),
+            (lambda c: {"C1": c["C1"] * 0.5}, "column 'C1' came back as float64"),
+            (
+                lambda c: [c["I1"]],
+                "transform 'mine', epoch 0, step 0: it gave back list, not a dict of arrays",
+            ),
+            (lambda c: {"new": c["C1"]}, "column 'new' is none of the table's"),
+        ],
+    )
     def test_what_does_not_fit_is_named(self, table, function, message):
-        with BatchLoader(table, batch_size=80, transforms=[("mine", function)]) as loader, \
-                pytest.raises(TransformError, match=message):
+        with (
+            BatchLoader(table, batch_size=80, transforms=[("mine", function)]) as loader,
+            pytest.raises(TransformError, match=message),
+        ):
             next(iter(loader))
 
     def test_a_name_that_is_taken_is_refused(self, table):
@@ -382,15 +501,23 @@ class TestMemory:
         with BatchLoader(table, **options) as loader:
             least = loader.minimum_memory
         with pytest.raises(MemoryLimitError, match=f"take at least {least} bytes"):
-            BatchLoader(table, memory_limit=least - 2**30 // 256 - 1, **options)  # starts differ by such a part
+            BatchLoader(
+                table, memory_limit=least - 2**30 // 256 - 1, **options
+            )  # starts differ by such a part
         with BatchLoader(table, memory_limit=least, **options) as loader:
             assert len(list(loader)) == len(loader)
 
     def test_with_the_least_memory_all_rows_come_in_order(self, table):
         def of(limit):
-            with BatchLoader(table, batch_size=80, epochs=2, memory_limit=limit, window_rows=300,
-                             machine=SteadyMachine(),
-                             knobs=Knobs(workers={"read": 4, "shuffle": 3})) as loader:
+            with BatchLoader(
+                table,
+                batch_size=80,
+                epochs=2,
+                memory_limit=limit,
+                window_rows=300,
+                machine=SteadyMachine(),
+                knobs=Knobs(workers={"read": 4, "shuffle": 3}),
+            ) as loader:
                 deque(loader, maxlen=0)
                 return loader.order_hash, loader.snapshot().held_back, loader.minimum_memory
 
@@ -424,7 +551,9 @@ class TestEnds:
             iter(loader)
 
     @pytest.mark.parametrize("moment", ["before", "after", "begun"])
-    def test_a_loader_that_is_closed_while_its_epoch_begins_says_so_and_leaves_nothing(self, table, moment):
+    def test_a_loader_that_is_closed_while_its_epoch_begins_says_so_and_leaves_nothing(
+        self, table, moment
+    ):
         """Another thread closes just before the pipeline of an epoch starts, just after, or once it has begun."""
         loader = BatchLoader(table, batch_size=80)
         start, begin = loader._pipeline.start, loader._begin
@@ -464,21 +593,45 @@ class TestEnds:
             train()
 
     def test_an_interpreter_ends_with_a_pipeline_running(self, table, repo):
-        code = (f"from sluice.etl.table.table import FeatureTable\nfrom sluice.ingest.loader import BatchLoader\n"
-                f"loader = BatchLoader(FeatureTable.open({table.uri!r}), batch_size=80, epochs=99)\n"
-                f"it = iter(loader)\nprint(next(it).step)")
-        done = subprocess.run([sys.executable, "-c", code], cwd=repo, capture_output=True, text=True, timeout=60,
-                              check=False)
+        code = (
+            f"from sluice.etl.table.table import FeatureTable\nfrom sluice.ingest.loader import BatchLoader\n"
+            f"loader = BatchLoader(FeatureTable.open({table.uri!r}), batch_size=80, epochs=99)\n"
+            f"it = iter(loader)\nprint(next(it).step)"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            cwd=repo,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
         assert (done.returncode, done.stdout, done.stderr) == (0, "0\n", "")
 
 
-@pytest.mark.parametrize(("options", "error", "message"), [
-    ({"batch_size": 80, "ranks": 3}, PlanError, "3 ranks cannot share batches of 80 rows .*: take 1, 2, 4, 8, 16, 40"),
-    ({"batch_size": 8000}, PlanError, "batch_size 8000 is larger than an epoch of 4000 rows"),
-    ({"batch_size": 81, "streams": 8}, PlanError, "not a multiple of the 8 streams: leave streams out, or take 1"),
-    ({"batch_size": 80, "reader": "csv"}, SourceError, "reader 'csv' is none of petastorm, arrow"),
-    ({"batch_size": 80, "epochs": 0}, LoaderError, "epochs to read ahead: 0"),
-    ({"batch_size": 80, "split": "tarin"}, ValueError, "no split 'tarin'")])
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        (
+            {"batch_size": 80, "ranks": 3},
+            PlanError,
+            "3 ranks cannot share batches of 80 rows .*: take 1, 2, 4, 8, 16, 40",
+        ),
+        ({"batch_size": 8000}, PlanError, "batch_size 8000 is larger than an epoch of 4000 rows"),
+        (
+            {"batch_size": 81, "streams": 8},
+            PlanError,
+            "not a multiple of the 8 streams: leave streams out, or take 1",
+        ),
+        (
+            {"batch_size": 80, "reader": "csv"},
+            SourceError,
+            "reader 'csv' is none of petastorm, arrow",
+        ),
+        ({"batch_size": 80, "epochs": 0}, LoaderError, "epochs to read ahead: 0"),
+        ({"batch_size": 80, "split": "tarin"}, ValueError, "no split 'tarin'"),
+    ],
+)
 def test_what_cannot_be_is_refused_at_the_start(table, options, error, message):
     with pytest.raises(error, match=message):
         BatchLoader(table, **options)
@@ -488,13 +641,23 @@ def test_what_cannot_be_is_refused_at_the_start(table, options, error, message):
 def test_a_rank_without_rows_in_the_last_batch_has_its_batch_of_padding(tmp_path, rows, ranks):
     """Also where a run is resumed at that batch, and where there are fewer rows than ranks."""
     path = str(tmp_path / "part.parquet")
-    pq.write_table(pa.table({"label": np.zeros(rows, np.float32), "x": np.arange(rows, dtype=np.float32),
-                             "a": np.arange(rows, dtype=np.int32)}), path, row_group_size=5)
+    pq.write_table(
+        pa.table(
+            {
+                "label": np.zeros(rows, np.float32),
+                "x": np.arange(rows, dtype=np.float32),
+                "a": np.arange(rows, dtype=np.int32),
+            }
+        ),
+        path,
+        row_group_size=5,
+    )
     source = ParquetFiles.open([path], {"label": "label", "dense": "x", "sparse": "a"})
     files, empty = twin.Table(source.files), 0
     for rank in range(ranks):
-        with BatchLoader(source, batch_size=max(8, ranks), rank=rank, ranks=ranks, last="pad",
-                         reader="arrow") as loader:
+        with BatchLoader(
+            source, batch_size=max(8, ranks), rank=rank, ranks=ranks, last="pad", reader="arrow"
+        ) as loader:
             expected, states = twin.batches(loader.plan, 0, rank, ranks), [loader.state_dict()]
             for batch, wanted in zip(loader, expected, strict=True):
                 twin.expect(loader, files, batch, wanted)

@@ -23,7 +23,9 @@ def root(tmp_path, monkeypatch):
     """Makes this process's machine of made-up files, with 16 GiB and 8 cores."""
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=16 * GIB))
     monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(8)))
-    monkeypatch.setattr(psutil.Process, "rlimit", lambda _self, _limit: (psutil.RLIM_INFINITY, psutil.RLIM_INFINITY))
+    monkeypatch.setattr(
+        psutil.Process, "rlimit", lambda _self, _limit: (psutil.RLIM_INFINITY, psutil.RLIM_INFINITY)
+    )
 
     def write(files: dict[str, str]):
         for name, text in files.items():
@@ -36,10 +38,15 @@ def root(tmp_path, monkeypatch):
 
 
 OWN = f"proc/{os.getpid()}"
-V2 = {f"{OWN}/cgroup": "0::/a/b\n", f"{OWN}/mountinfo": "30 1 0:1 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n"}
-V1 = {f"{OWN}/cgroup": "4:memory:/job\n3:cpu,cpuacct:/job\n0::/\n",
-      f"{OWN}/mountinfo": "31 1 0:2 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n"
-                          "32 1 0:3 / /sys/fs/cgroup/cpu,cpuacct rw - cgroup cgroup rw,cpu,cpuacct\n"}
+V2 = {
+    f"{OWN}/cgroup": "0::/a/b\n",
+    f"{OWN}/mountinfo": "30 1 0:1 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n",
+}
+V1 = {
+    f"{OWN}/cgroup": "4:memory:/job\n3:cpu,cpuacct:/job\n0::/\n",
+    f"{OWN}/mountinfo": "31 1 0:2 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n"
+    "32 1 0:3 / /sys/fs/cgroup/cpu,cpuacct rw - cgroup cgroup rw,cpu,cpuacct\n",
+}
 
 
 def test_without_groups_the_machine_and_the_affinity_count(root):
@@ -49,11 +56,31 @@ def test_without_groups_the_machine_and_the_affinity_count(root):
     assert machine.memory_limit(GIB) == GIB
 
 
-@pytest.mark.parametrize(("limits", "cores", "memory"), [
-    ({"a/b/memory.max": "max", "a/memory.max": f"{GIB}", "a/b/cpu.max": "250000 100000", "a/cpu.max": "max 100000"},
-     2.5, GIB),
-    ({"a/b/memory.max": f"{2 * GIB}", "a/memory.max": f"{3 * GIB}", "a/cpu.max": "50000 100000"}, 0.5, 2 * GIB),
-    ({"a/b/cpu.max": "max 100000"}, 8, 16 * GIB)])
+@pytest.mark.parametrize(
+    ("limits", "cores", "memory"),
+    [
+        (
+            {
+                "a/b/memory.max": "max",
+                "a/memory.max": f"{GIB}",
+                "a/b/cpu.max": "250000 100000",
+                "a/cpu.max": "max 100000",
+            },
+            2.5,
+            GIB,
+        ),
+        (
+            {
+                "a/b/memory.max": f"{2 * GIB}",
+                "a/memory.max": f"{3 * GIB}",
+                "a/cpu.max": "50000 100000",
+            },
+            0.5,
+            2 * GIB,
+        ),
+        ({"a/b/cpu.max": "max 100000"}, 8, 16 * GIB),
+    ],
+)
 def test_version_2_takes_the_lowest_on_the_way_up(root, limits, cores, memory):
     machine = root({**V2, **{f"sys/fs/cgroup/{name}": text for name, text in limits.items()}})
     assert machine.cores() == cores
@@ -61,30 +88,54 @@ def test_version_2_takes_the_lowest_on_the_way_up(root, limits, cores, memory):
 
 
 def test_version_1_reads_each_controller_where_it_is_mounted(root):
-    machine = root({**V1, "sys/fs/cgroup/memory/job/memory.limit_in_bytes": f"{GIB}\n",
-                    "sys/fs/cgroup/memory/memory.limit_in_bytes": f"{2**63 - 4096}\n",
-                    "sys/fs/cgroup/cpu,cpuacct/job/cpu.cfs_quota_us": "-1\n",
-                    "sys/fs/cgroup/cpu,cpuacct/job/cpu.cfs_period_us": "100000\n",
-                    "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_quota_us": "300000\n",
-                    "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_period_us": "100000\n"})
+    machine = root(
+        {
+            **V1,
+            "sys/fs/cgroup/memory/job/memory.limit_in_bytes": f"{GIB}\n",
+            "sys/fs/cgroup/memory/memory.limit_in_bytes": f"{2**63 - 4096}\n",
+            "sys/fs/cgroup/cpu,cpuacct/job/cpu.cfs_quota_us": "-1\n",
+            "sys/fs/cgroup/cpu,cpuacct/job/cpu.cfs_period_us": "100000\n",
+            "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_quota_us": "300000\n",
+            "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_period_us": "100000\n",
+        }
+    )
     assert machine.cores() == 3
     assert machine.memory_limit() == GIB
 
 
 def test_in_a_container_the_mount_shows_a_part_of_the_tree(root):
-    machine = root({f"{OWN}/cgroup": "0::/pod/one\n",
-                    f"{OWN}/mountinfo": "30 1 0:1 /pod/one /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n",
-                    "sys/fs/cgroup/memory.max": f"{GIB}\n"})
+    machine = root(
+        {
+            f"{OWN}/cgroup": "0::/pod/one\n",
+            f"{OWN}/mountinfo": "30 1 0:1 /pod/one /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n",
+            "sys/fs/cgroup/memory.max": f"{GIB}\n",
+        }
+    )
     assert machine.memory_limit() == GIB
 
 
-@pytest.mark.parametrize(("limited", "most", "memory"), [
-    (psutil.RLIMIT_DATA, 1048576000, 1048576000 - (300 - 8) * 1024), (psutil.RLIMIT_AS, 1000000, 8 * 1024)])
-def test_what_its_own_limits_leave_comes_on_top_of_what_is_used(root, monkeypatch, limited, most, memory):
-    machine = root({f"{OWN}/status": "VmSize: 9000 kB\nVmData: 300 kB\nRssAnon: 7 kB\nRssShmem: 1 kB\n"})
+@pytest.mark.parametrize(
+    ("limited", "most", "memory"),
+    [
+        (psutil.RLIMIT_DATA, 1048576000, 1048576000 - (300 - 8) * 1024),
+        (psutil.RLIMIT_AS, 1000000, 8 * 1024),
+    ],
+)
+def test_what_its_own_limits_leave_comes_on_top_of_what_is_used(
+    root, monkeypatch, limited, most, memory
+):
+    machine = root(
+        {f"{OWN}/status": "VmSize: 9000 kB\nVmData: 300 kB\nRssAnon: 7 kB\nRssShmem: 1 kB\n"}
+    )
     assert machine.memory_limit() == 16 * GIB
-    monkeypatch.setattr(psutil.Process, "rlimit",
-                        lambda _self, limit: (most if limit == limited else psutil.RLIM_INFINITY, psutil.RLIM_INFINITY))
+    monkeypatch.setattr(
+        psutil.Process,
+        "rlimit",
+        lambda _self, limit: (
+            most if limit == limited else psutil.RLIM_INFINITY,
+            psutil.RLIM_INFINITY,
+        ),
+    )
     assert machine.memory_limit() == memory
 
 
@@ -98,11 +149,16 @@ def test_a_limit_that_changes_is_seen(root):
 def test_memory_is_that_of_the_whole_tree(root):
     gone = subprocess.Popen(["true"])  # no process has its number any more
     gone.wait()
-    machine = root({f"{OWN}/task/7/children": "", f"{OWN}/task/70/children": f"8 {gone.pid}",
-                    "proc/8/task/8/children": "10",
-                    f"{OWN}/smaps_rollup": "Pss_Anon: 100 kB\nPss_File: 50 kB\nPss_Shmem: 10 kB\n",
-                    "proc/8/smaps_rollup": "Pss_Anon: 20 kB\nPss_Shmem: 5 kB\n",
-                    "proc/10/status": "RssAnon: 7 kB\nRssFile: 90 kB\nRssShmem: 1 kB\n"})
+    machine = root(
+        {
+            f"{OWN}/task/7/children": "",
+            f"{OWN}/task/70/children": f"8 {gone.pid}",
+            "proc/8/task/8/children": "10",
+            f"{OWN}/smaps_rollup": "Pss_Anon: 100 kB\nPss_File: 50 kB\nPss_Shmem: 10 kB\n",
+            "proc/8/smaps_rollup": "Pss_Anon: 20 kB\nPss_Shmem: 5 kB\n",
+            "proc/10/status": "RssAnon: 7 kB\nRssFile: 90 kB\nRssShmem: 1 kB\n",
+        }
+    )
     assert machine.tree() == [os.getpid(), 8, gone.pid, 10]
     assert machine.memory_used() == 1024 * (110 + 25 + 8)
 
@@ -113,7 +169,9 @@ def test_processor_time_is_that_of_the_whole_tree_with_children_that_have_ended(
     nested = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {work!r}]); print(flush=True); input()"
     machine = Machine()
     before = machine.cpu_used_s()
-    with subprocess.Popen([sys.executable, "-c", nested], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+    with subprocess.Popen(
+        [sys.executable, "-c", nested], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as child:
         assert child.stdout is not None
         child.stdout.readline()
         used = psutil.Process(child.pid).cpu_times()
@@ -140,8 +198,11 @@ def test_no_process_has_no_memory():
     assert anonymous_bytes(None) == 0
 
 
-STAT = "cpu  9 9 9 9 9 9 9 9 0 0\n" + "".join(
-    f"cpu{core} 5 0 5 {100 * core} {10 * core} 0 0 0 0 0\n" for core in range(10)) + "intr 5 1\n"
+STAT = (
+    "cpu  9 9 9 9 9 9 9 9 0 0\n"
+    + "".join(f"cpu{core} 5 0 5 {100 * core} {10 * core} 0 0 0 0 0\n" for core in range(10))
+    + "intr 5 1\n"
+)
 
 
 def test_idle_time_is_that_of_the_cores_that_it_may_use(root, monkeypatch):
@@ -151,9 +212,14 @@ def test_idle_time_is_that_of_the_cores_that_it_may_use(root, monkeypatch):
     assert root({}).cores_idle_s() == 110 * (1 + 9) / ticks
 
 
-@pytest.mark.parametrize("files", [
-    {}, {"proc/stat": STAT.replace("cpu7 ", "cpu70 ")},
-    {"proc/stat": STAT, **V2, "sys/fs/cgroup/a/cpu.max": "400000 100000"}])  # half of an idle core may be ours
+@pytest.mark.parametrize(
+    "files",
+    [
+        {},
+        {"proc/stat": STAT.replace("cpu7 ", "cpu70 ")},
+        {"proc/stat": STAT, **V2, "sys/fs/cgroup/a/cpu.max": "400000 100000"},
+    ],
+)  # half of an idle core may be ours
 def test_idle_time_that_is_not_told_or_not_ours_is_none(root, files):
     assert root(files).cores_idle_s() is None
 
@@ -165,8 +231,12 @@ def test_idle_time_rises_as_this_machines_clock_does():
 
 
 def test_a_process_without_children_is_read_cheaply(root):
-    machine = root({f"{OWN}/task/7/children": "",
-                    f"{OWN}/status": "RssAnon: 7 kB\nRssFile: 90 kB\nRssShmem: 1 kB\n"})
+    machine = root(
+        {
+            f"{OWN}/task/7/children": "",
+            f"{OWN}/status": "RssAnon: 7 kB\nRssFile: 90 kB\nRssShmem: 1 kB\n",
+        }
+    )
     assert machine.memory_used() == 8 * 1024
 
 
@@ -227,4 +297,8 @@ def test_without_proc_psutil_tells_enough(tmp_path):
     assert before < machine.cpu_used_s() < ours.cpu_used_s() + 60
     assert machine.tree() == [os.getpid()]
     assert machine.model() == "unknown"
-    assert (machine.memory_group(), machine.memory_pressure(), machine.cores_idle_s()) == (None, 0.0, None)
+    assert (machine.memory_group(), machine.memory_pressure(), machine.cores_idle_s()) == (
+        None,
+        0.0,
+        None,
+    )

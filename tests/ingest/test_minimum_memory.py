@@ -30,8 +30,13 @@ COLUMNS = Columns(dense=("d",), sparse=("s",), label="label")
 
 def written(path: Path, rows: int, group: int) -> pq.FileMetaData:
     chance = np.random.default_rng(0)
-    table = pa.table({"label": pa.array(chance.integers(0, 2, rows), pa.int8()), "d": chance.random(rows),
-                      "s": chance.integers(0, 10**6, rows)})
+    table = pa.table(
+        {
+            "label": pa.array(chance.integers(0, 2, rows), pa.int8()),
+            "d": chance.random(rows),
+            "s": chance.integers(0, 10**6, rows),
+        }
+    )
     pq.write_table(table, path, row_group_size=group)
     return pq.read_metadata(path)
 
@@ -40,8 +45,15 @@ def footprint(metadata: pq.FileMetaData, *, epochs: int = 2, **plan) -> MinimumM
     counts = tuple(metadata.row_group(n).num_rows for n in range(metadata.num_row_groups))
     decoding = decoding_of(metadata, 0, metadata.schema.to_arrow_schema(), {})
     made = RowsPlan(groups=(counts,), batch_size=64, window_rows=512, **plan)
-    return footprint_of(made, COLUMNS, decoding, share=made.share_of(0, 1), stages=stage_spec.pipeline(()), converted=2,
-                        epochs=epochs)
+    return footprint_of(
+        made,
+        COLUMNS,
+        decoding,
+        share=made.share_of(0, 1),
+        stages=stage_spec.pipeline(()),
+        converted=2,
+        epochs=epochs,
+    )
 
 
 def test_a_row_group_counts_as_it_is_decoded_and_the_one_read_ahead_with_it(tmp_path):
@@ -49,7 +61,9 @@ def test_a_row_group_counts_as_it_is_decoded_and_the_one_read_ahead_with_it(tmp_
     decoded = 100_000 * (1 + 8 + 8)
     one, two = footprint(metadata, epochs=1), footprint(metadata, epochs=2)
     assert decoded < one.row_groups < 1.05 * decoded
-    assert two.row_groups == 2 * one.row_groups, "the next epoch's is read while this one's is in use"
+    assert two.row_groups == 2 * one.row_groups, (
+        "the next epoch's is read while this one's is in use"
+    )
     stored = sum(metadata.row_group(0).column(n).total_compressed_size for n in range(3))
     assert one.decoding > stored
 
@@ -65,8 +79,13 @@ def test_a_slice_of_a_large_row_group_costs_all_of_it_and_small_ones_only_themse
 
 def test_columns_of_a_large_row_group_are_decoded_a_few_at_a_time(tmp_path):
     rows = 1_000_000
-    pq.write_table(pa.table({f"x{n}": np.arange(rows) for n in range(6)}), tmp_path / "a.parquet",
-                   row_group_size=rows, use_dictionary=False, compression="none")
+    pq.write_table(
+        pa.table({f"x{n}": np.arange(rows) for n in range(6)}),
+        tmp_path / "a.parquet",
+        row_group_size=rows,
+        use_dictionary=False,
+        compression="none",
+    )
     metadata = pq.read_metadata(tmp_path / "a.parquet")
     decoding = decoding_of(metadata, 0, metadata.schema.to_arrow_schema(), {})
     assert decoding.portions == tuple((f"x{n}",) for n in range(6))
@@ -129,29 +148,53 @@ def group():
             made.rmdir()
             return
         made.rmdir()
-    pytest.skip("no memory control group can be made here: it takes root, and a writable /sys/fs/cgroup")
+    pytest.skip(
+        "no memory control group can be made here: it takes root, and a writable /sys/fs/cgroup"
+    )
 
 
 def test_the_kernel_kills_no_run_at_the_limit_that_was_asked_for(group, repo, tmp_path):
     """One row group of 1.5 M rows, beside a neighbour in the same group that holds 64 MiB."""
     chance, rows, ballast = np.random.default_rng(0), 1_500_000, 64 * MIB
-    pq.write_table(pa.table({"label": chance.integers(0, 2, rows, np.int8),
-                             **{f"d{n}": chance.random(rows, np.float32) for n in range(4)},
-                             **{f"s{n}": chance.integers(0, 10**6, rows) for n in range(4)}}),
-                   tmp_path / "part-0.parquet", row_group_size=rows)
-    done = subprocess.run([sys.executable, "-c", _RUN, group, tmp_path, str(ballast)], cwd=repo, capture_output=True,
-                          text=True, timeout=120, check=False, env=os.environ | {"PYTHONPATH": str(repo)})
+    pq.write_table(
+        pa.table(
+            {
+                "label": chance.integers(0, 2, rows, np.int8),
+                **{f"d{n}": chance.random(rows, np.float32) for n in range(4)},
+                **{f"s{n}": chance.integers(0, 10**6, rows) for n in range(4)},
+            }
+        ),
+        tmp_path / "part-0.parquet",
+        row_group_size=rows,
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", _RUN, group, tmp_path, str(ballast)],
+        cwd=repo,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        env=os.environ | {"PYTHONPATH": str(repo)},
+    )
     assert done.returncode == 0, f"{done.returncode}: {done.stderr}"
     found = json.loads(done.stdout)
     assert found["refused"] is not None
-    assert all(part in found["refused"] for part in ("for row groups", "for decoding one", "for windows and batches"))
-    assert found["minimum"] > 64 * MIB + 2 * rows * (1 + 4 * 4 + 4 * 8), "the neighbour, and two decoded row groups"
+    assert all(
+        part in found["refused"]
+        for part in ("for row groups", "for decoding one", "for windows and batches")
+    )
+    assert found["minimum"] > 64 * MIB + 2 * rows * (1 + 4 * 4 + 4 * 8), (
+        "the neighbour, and two decoded row groups"
+    )
 
 
 def v2(root: Path, **groups: tuple[int, dict[str, int]]) -> Machine:
     """A machine with groups `a` and `a/b` in version 2: the limit of each, and its other files."""
-    for name, text in {"proc/7/cgroup": "0::/a/b\n", "proc/meminfo": "MemTotal: 16777216 kB\n",
-                       "proc/7/mountinfo": "30 1 0:1 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n"}.items():
+    for name, text in {
+        "proc/7/cgroup": "0::/a/b\n",
+        "proc/meminfo": "MemTotal: 16777216 kB\n",
+        "proc/7/mountinfo": "30 1 0:1 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n",
+    }.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(text)
     for name, (limit, told) in groups.items():
@@ -165,8 +208,19 @@ def v2(root: Path, **groups: tuple[int, dict[str, int]]) -> Machine:
 
 def test_the_kernels_charge_is_all_but_clean_page_cache(tmp_path):
     """Files in memory (shmem is part of `file`, not of the lists of files), sockets and page tables stay."""
-    told = {"current": 1000, "anon": 300, "file": 500, "shmem": 100, "inactive_file": 250, "active_file": 150,
-            "file_dirty": 60, "file_writeback": 40, "slab_reclaimable": 30, "sock": 50, "pagetables": 20}
+    told = {
+        "current": 1000,
+        "anon": 300,
+        "file": 500,
+        "shmem": 100,
+        "inactive_file": 250,
+        "active_file": 150,
+        "file_dirty": 60,
+        "file_writeback": 40,
+        "slab_reclaimable": 30,
+        "sock": 50,
+        "pagetables": 20,
+    }
     group = v2(tmp_path, a_b=(5000, told)).memory_group()
     assert group is not None
     assert group.limit == 5000
@@ -182,13 +236,17 @@ def test_the_group_that_leaves_the_least_counts_not_the_lowest_limit(tmp_path):
 def test_version_1_is_charged_by_its_hierarchy(tmp_path):
     v2(tmp_path)
     (tmp_path / "proc/7/cgroup").write_text("4:memory:/job\n")
-    (tmp_path / "proc/7/mountinfo").write_text("31 1 0:2 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n")
+    (tmp_path / "proc/7/mountinfo").write_text(
+        "31 1 0:2 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n"
+    )
     folder = tmp_path / "sys/fs/cgroup/memory/job"
     folder.mkdir(parents=True)
     (folder / "memory.limit_in_bytes").write_text("9000\n")
     (folder / "memory.usage_in_bytes").write_text("2000\n")
-    (folder / "memory.stat").write_text("inactive_file 1\ntotal_inactive_file 500\ntotal_active_file 300\n"
-                                        "total_dirty 100\ntotal_writeback 0\n")
+    (folder / "memory.stat").write_text(
+        "inactive_file 1\ntotal_inactive_file 500\ntotal_active_file 300\n"
+        "total_dirty 100\ntotal_writeback 0\n"
+    )
     group = Machine(tmp_path, pid=7).memory_group()
     assert group is not None
     assert group.charged() == 2000 - 700

@@ -15,18 +15,24 @@ from sluice.ingest.stages.table_operators import Operators
 from tests.dlrm import clicks_table
 
 CLIP, LOG = {"op": "clip", "low": -2.0}, {"op": "log", "shift": 3.0}
-FIELDS = [Field(name=name, role="dense", type="double", online=online, nullable=bool(online))
-          for name, online in (("I1", (CLIP, LOG)), ("I2", ()), ("I3", (LOG,)))]
+FIELDS = [
+    Field(name=name, role="dense", type="double", online=online, nullable=bool(online))
+    for name, online in (("I1", (CLIP, LOG)), ("I2", ()), ("I3", (LOG,)))
+]
 
 
 def test_columns_are_changed_and_each_is_charged_its_own_time():
-    times = itertools.accumulate(itertools.cycle([0.0, 3.0, 0.0, 1.0]))  # 3 s and 1 s for the two columns
+    times = itertools.accumulate(
+        itertools.cycle([0.0, 3.0, 0.0, 1.0])
+    )  # 3 s and 1 s for the two columns
     operators = Operators(FIELDS, None, clock=lambda: next(times))
     stored = pa.array(np.arange(8.0) - 4)
     for _ in range(2):
         made = {name: function(stored) for name, function in operators.stored.items()}
     assert made.keys() == {"I1", "I3"}
-    np.testing.assert_array_equal(made["I1"], ops.online(FIELDS[0], None)(stored).astype(np.float32))
+    np.testing.assert_array_equal(
+        made["I1"], ops.online(FIELDS[0], None)(stored).astype(np.float32)
+    )
     costs = {c["column"]: c for c in operators.costs()}
     assert (costs["I1"]["operators"], costs["I3"]["operators"]) == ("clip+log", "log")
     assert costs["I1"]["cpu_s"] == 2 * 3.0 / 16
@@ -40,5 +46,8 @@ def test_a_loader_tells_what_it_was_left_with(tmp_path):
         assert loader.operators.costs() == []
         deque(loader, maxlen=0)
         costs = {c["column"]: c for c in loader.operators.costs()}
-    assert {name: c["operators"] for name, c in costs.items()} == {"I2": "clip+log", "I5": "standardise"}
+    assert {name: c["operators"] for name, c in costs.items()} == {
+        "I2": "clip+log",
+        "I5": "standardise",
+    }
     assert all(c["cpu_s"] > 0 for c in costs.values())

@@ -42,34 +42,61 @@ def some(value, rows=ROWS):
 
 def of_all_types(rows=ROWS):
     chance = np.random.default_rng(2)
-    numbers = {str(kind): pa.array(chance.integers(*limits, rows, dtype=kind.to_pandas_dtype()), kind)
-               for kind in (pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.uint8(), pa.uint16(), pa.uint32(),
-                            pa.uint64())
-               for limits in [(np.iinfo(kind.to_pandas_dtype()).min, np.iinfo(kind.to_pandas_dtype()).max)]}
+    numbers = {
+        str(kind): pa.array(chance.integers(*limits, rows, dtype=kind.to_pandas_dtype()), kind)
+        for kind in (
+            pa.int8(),
+            pa.int16(),
+            pa.int32(),
+            pa.int64(),
+            pa.uint8(),
+            pa.uint16(),
+            pa.uint32(),
+            pa.uint64(),
+        )
+        for limits in [(np.iinfo(kind.to_pandas_dtype()).min, np.iinfo(kind.to_pandas_dtype()).max)]
+    }
     ids = [chance.integers(0, 1000, n % 7).astype("<i4") for n in range(rows)]
-    return pa.table({
-        **numbers, "few bits": pa.array(chance.integers(-3, 900, rows), pa.int64()),
-        "negative": pa.array(chance.integers(-2**31, -2**31 + 5000, rows), pa.int32()), "one": pa.array([7] * rows),
-        "wide but few": pa.array((chance.integers(0, 9, rows) * 2**60).astype(np.int64)),
-        "32 bits": pa.array(np.r_[0, 2**32 - 1, chance.integers(0, 2**32, rows - 2)].astype(np.int64)),
-        "missing": pa.array(some(int, rows), pa.int32()), "nothing": pa.array([None] * rows, pa.int32()),
-        "null": pa.nulls(rows), "float": pa.array(chance.normal(size=rows), pa.float32()),
-        "few floats": pa.array(some(lambda n: [0.0, -0.0, float("nan"), float("inf"), 1.5][n % 5], rows), pa.float32()),
-        "half": pa.array(chance.normal(size=rows).astype(np.float16)), "double": pa.array(some(float, rows)),
-        "flag": pa.array(some(lambda n: n % 3 == 0, rows)), "text": pa.array(some(lambda n: f"t{n % 97}ä" * 9, rows)),
-        "large text": pa.array([str(n) for n in range(rows)], pa.large_string()),
-        "word": pa.array(some(lambda n: f"t{n % 97}", rows)).dictionary_encode(),
-        "bags": pa.array([one.tobytes() for one in ids], pa.binary()),
-        "equal bags": pa.array([struct.pack("<3i", n, -n, 5) for n in range(rows)], pa.large_binary()),
-        "odd bytes": pa.array(some(lambda n: b"x" * (n % 5), rows), pa.binary()),
-        "list": pa.array(some(lambda n: list(range(n % 7)), rows), pa.list_(pa.int32())),
-        "large list": pa.array([one.tolist() for one in ids], pa.large_list(pa.int64())),
-        "lists of lists": pa.array([[[n], [n, n]] for n in range(rows)]),
-        "part": pa.array(some(lambda n: {"a": n, "b": str(n)}, rows)),
-        "map": pa.array([[(n, "v")] for n in range(rows)], pa.map_(pa.int32(), pa.string())),
-        "money": pa.array(some(lambda n: Decimal(n).scaleb(-2), rows), pa.decimal128(20, 2)),
-        "fixed": pa.array([n.to_bytes(4, "little") for n in range(rows)], pa.binary(4)),
-        "day": pa.array(range(rows), pa.date32()), "time": pa.array(range(rows), pa.timestamp("us", "UTC"))})
+    return pa.table(
+        {
+            **numbers,
+            "few bits": pa.array(chance.integers(-3, 900, rows), pa.int64()),
+            "negative": pa.array(chance.integers(-(2**31), -(2**31) + 5000, rows), pa.int32()),
+            "one": pa.array([7] * rows),
+            "wide but few": pa.array((chance.integers(0, 9, rows) * 2**60).astype(np.int64)),
+            "32 bits": pa.array(
+                np.r_[0, 2**32 - 1, chance.integers(0, 2**32, rows - 2)].astype(np.int64)
+            ),
+            "missing": pa.array(some(int, rows), pa.int32()),
+            "nothing": pa.array([None] * rows, pa.int32()),
+            "null": pa.nulls(rows),
+            "float": pa.array(chance.normal(size=rows), pa.float32()),
+            "few floats": pa.array(
+                some(lambda n: [0.0, -0.0, float("nan"), float("inf"), 1.5][n % 5], rows),
+                pa.float32(),
+            ),
+            "half": pa.array(chance.normal(size=rows).astype(np.float16)),
+            "double": pa.array(some(float, rows)),
+            "flag": pa.array(some(lambda n: n % 3 == 0, rows)),
+            "text": pa.array(some(lambda n: f"t{n % 97}ä" * 9, rows)),
+            "large text": pa.array([str(n) for n in range(rows)], pa.large_string()),
+            "word": pa.array(some(lambda n: f"t{n % 97}", rows)).dictionary_encode(),
+            "bags": pa.array([one.tobytes() for one in ids], pa.binary()),
+            "equal bags": pa.array(
+                [struct.pack("<3i", n, -n, 5) for n in range(rows)], pa.large_binary()
+            ),
+            "odd bytes": pa.array(some(lambda n: b"x" * (n % 5), rows), pa.binary()),
+            "list": pa.array(some(lambda n: list(range(n % 7)), rows), pa.list_(pa.int32())),
+            "large list": pa.array([one.tolist() for one in ids], pa.large_list(pa.int64())),
+            "lists of lists": pa.array([[[n], [n, n]] for n in range(rows)]),
+            "part": pa.array(some(lambda n: {"a": n, "b": str(n)}, rows)),
+            "map": pa.array([[(n, "v")] for n in range(rows)], pa.map_(pa.int32(), pa.string())),
+            "money": pa.array(some(lambda n: Decimal(n).scaleb(-2), rows), pa.decimal128(20, 2)),
+            "fixed": pa.array([n.to_bytes(4, "little") for n in range(rows)], pa.binary(4)),
+            "day": pa.array(range(rows), pa.date32()),
+            "time": pa.array(range(rows), pa.timestamp("us", "UTC")),
+        }
+    )
 
 
 def entry(table, key="k"):
@@ -88,16 +115,23 @@ def test_every_type_comes_back_as_it_was_to_the_bit(every_type):
     for name in every_type.column_names:
         was, now = (t[name].combine_chunks() for t in (every_type, found))
         now.validate(full=True)
-        as_bits = pa.types.is_floating(was.type) and not was.null_count  # NaN is not equal to itself
-        assert was.to_numpy().tobytes() == now.to_numpy().tobytes() if as_bits else \
-            was.equals(now) or repr(was.to_pylist()) == repr(now.to_pylist()), name
+        as_bits = (
+            pa.types.is_floating(was.type) and not was.null_count
+        )  # NaN is not equal to itself
+        assert (
+            was.to_numpy().tobytes() == now.to_numpy().tobytes()
+            if as_bits
+            else was.equals(now) or repr(was.to_pylist()) == repr(now.to_pylist())
+        ), name
 
 
 @pytest.mark.parametrize("rows", [1, 63, 64, 65, 8191, 8192, 8193, 16384, 16385])
 def test_any_number_of_rows_and_slices_of_tables_come_back(rows):
     for bits in (0, 1, 5, 13, 17, 31, 32):
         values = np.random.default_rng(bits).integers(0, 2**bits, rows)
-        table = pa.table({"v": pa.array(values), "l": pa.array([[n] * (n % 3) for n in range(rows)])})
+        table = pa.table(
+            {"v": pa.array(values), "l": pa.array([[n] * (n % 3) for n in range(rows)])}
+        )
         assert PackedTable(entry(table), "k").table().equals(table)
     part = table.slice(rows // 3)
     assert PackedTable(entry(part), "k").table().equals(part)
@@ -105,8 +139,10 @@ def test_any_number_of_rows_and_slices_of_tables_come_back(rows):
 
 
 def test_numbers_take_as_many_bits_as_their_range_or_their_dictionary_needs(every_type):
-    size = {name: len(packed(every_type.select([name]), "k")) / ROWS
-            for name in ("few bits", "wide but few", "equal bags", "float", "few floats")}
+    size = {
+        name: len(packed(every_type.select([name]), "k")) / ROWS
+        for name in ("few bits", "wide but few", "equal bags", "float", "few floats")
+    }
     assert size["few bits"] < 10 / 8 + 0.2
     assert size["wide but few"] < 4 / 8 + 0.2  # 8 bytes each, as indices of nine values
     assert size["equal bags"] < 12 * 14 / 32 + 1.5  # no lengths, as all are equal
@@ -118,29 +154,58 @@ def gathered(found, names, order, start=0, stop=None):
     """Rows of columns of a packed table as 4 bytes each, unpacked where they are moved."""
     stop = found.num_rows if stop is None else stop
     columns = np.array([found.schema.get_field_index(name) for name in names])
-    kinds = np.array([BYTES_TO_FLOATS if found.schema.types[n] == pa.int8() else WORDS for n in columns])
+    kinds = np.array(
+        [BYTES_TO_FLOATS if found.schema.types[n] == pa.int8() else WORDS for n in columns]
+    )
     address, parts = found.packed(columns)
     into = np.zeros((len(names), stop - start), np.int32)
-    targets = np.uint64(into.ctypes.data) + np.arange(len(names), dtype=np.uint64) * np.uint64(into.strides[0])
-    place_packed(np.array([address], np.uint64), parts[None], np.array([start]), np.array([stop - start]), kinds, order,
-                 np.array([[0, 0, 1, 0, stop - start, 0]]), targets[None], np.zeros(len(names), np.int64))
+    targets = np.uint64(into.ctypes.data) + np.arange(len(names), dtype=np.uint64) * np.uint64(
+        into.strides[0]
+    )
+    place_packed(
+        np.array([address], np.uint64),
+        parts[None],
+        np.array([start]),
+        np.array([stop - start]),
+        kinds,
+        order,
+        np.array([[0, 0, 1, 0, stop - start, 0]]),
+        targets[None],
+        np.zeros(len(names), np.int64),
+    )
     return into
 
 
 def test_any_rows_are_gathered_straight_from_packed_columns():
     chance, rows = np.random.default_rng(8), 20_000  # two whole blocks of lanes, and a part of one
-    table = pa.table({f"{bits} bits": pa.array(chance.integers(0, 2**bits, rows).astype(np.uint32).view(np.int32))
-                      for bits in (0, 1, 5, 13, 17, 31, 32)} | {
-        "negative": pa.array(chance.integers(-2**31, -2**31 + 5000, rows), pa.int32()),
-        "few floats": pa.array(chance.choice([0.5, -0.0, np.inf, np.nan], rows), pa.float32()),
-        "floats": pa.array(chance.normal(size=rows), pa.float32()),
-        "label": pa.array(chance.integers(0, 2, rows), pa.int8()),
-        "signed bytes": pa.array(chance.integers(-3, 4, rows), pa.int8()),
-        "all bytes": pa.array(chance.integers(-128, 128, rows), pa.int8())})
+    table = pa.table(
+        {
+            f"{bits} bits": pa.array(
+                chance.integers(0, 2**bits, rows).astype(np.uint32).view(np.int32)
+            )
+            for bits in (0, 1, 5, 13, 17, 31, 32)
+        }
+        | {
+            "negative": pa.array(chance.integers(-(2**31), -(2**31) + 5000, rows), pa.int32()),
+            "few floats": pa.array(chance.choice([0.5, -0.0, np.inf, np.nan], rows), pa.float32()),
+            "floats": pa.array(chance.normal(size=rows), pa.float32()),
+            "label": pa.array(chance.integers(0, 2, rows), pa.int8()),
+            "signed bytes": pa.array(chance.integers(-3, 4, rows), pa.int8()),
+            "all bytes": pa.array(chance.integers(-128, 128, rows), pa.int8()),
+        }
+    )
     found = PackedTable(entry(table), "k")
     assert found.straight
     assert found.schema == table.schema
-    for start, stop in [(0, rows), (0, 1), (255, 257), (8191, 8193), (5000, 16_384), (16_385, rows), (rows - 1, rows)]:
+    for start, stop in [
+        (0, rows),
+        (0, 1),
+        (255, 257),
+        (8191, 8193),
+        (5000, 16_384),
+        (16_385, rows),
+        (rows - 1, rows),
+    ]:
         for order in (np.empty(0, np.uint64), chance.permutation(stop - start).astype(np.uint64)):
             moved = gathered(found, table.schema.names, order, start, stop)
             for name, values in zip(table.schema.names, moved, strict=True):
@@ -148,47 +213,89 @@ def test_any_rows_are_gathered_straight_from_packed_columns():
                 part = part[order] if len(order) else part
                 expected = part.astype(np.float32) if part.dtype == np.int8 else part
                 assert expected.tobytes() == values.tobytes(), (name, start, stop)
-    for other in (table.append_column("wide", pa.array(range(rows))),
-                  table.set_column(0, "0 bits", pa.array([None, *range(rows - 1)], pa.int32())), table.slice(0, 60)):
+    for other in (
+        table.append_column("wide", pa.array(range(rows))),
+        table.set_column(0, "0 bits", pa.array([None, *range(rows - 1)], pa.int32())),
+        table.slice(0, 60),
+    ):
         assert not PackedTable(entry(other), "k").straight
 
 
 def test_bags_of_any_form_are_gathered_straight_from_packed_columns():
-    chance, rows = np.random.default_rng(4), 9000  # more than a block of lanes of lengths, and several of ids
-    lengths = {"equal": [3] * rows, "one": [1] * rows, "several": chance.integers(0, 9, rows).tolist(),
-               "a huge one": [40_000, *[n % 2 for n in range(rows - 1)]]}
-    bags = {name: [chance.integers(-9, 2**17, n).astype("<i4") for n in sizes] for name, sizes in lengths.items()}
-    table = pa.table({f"{name}, {kind}": pa.array([one if pa.types.is_list(kind) else one.tobytes() for one in some],
-                                                  kind)
-                      for name, some in bags.items() for kind in (pa.binary(), pa.large_binary(),
-                                                                  pa.list_(pa.int32()))} | {
-        "any words": pa.array([chance.bytes(12) for _ in range(rows)], pa.binary()),
-        "few values": pa.array([struct.pack("<2i", 7, 2**30 * (n % 2)) for n in range(rows)], pa.binary())})
+    chance, rows = (
+        np.random.default_rng(4),
+        9000,
+    )  # more than a block of lanes of lengths, and several of ids
+    lengths = {
+        "equal": [3] * rows,
+        "one": [1] * rows,
+        "several": chance.integers(0, 9, rows).tolist(),
+        "a huge one": [40_000, *[n % 2 for n in range(rows - 1)]],
+    }
+    bags = {
+        name: [chance.integers(-9, 2**17, n).astype("<i4") for n in sizes]
+        for name, sizes in lengths.items()
+    }
+    table = pa.table(
+        {
+            f"{name}, {kind}": pa.array(
+                [one if pa.types.is_list(kind) else one.tobytes() for one in some], kind
+            )
+            for name, some in bags.items()
+            for kind in (pa.binary(), pa.large_binary(), pa.list_(pa.int32()))
+        }
+        | {
+            "any words": pa.array([chance.bytes(12) for _ in range(rows)], pa.binary()),
+            "few values": pa.array(
+                [struct.pack("<2i", 7, 2**30 * (n % 2)) for n in range(rows)], pa.binary()
+            ),
+        }
+    )
     found = PackedTable(entry(table), "k")
     assert found.straight
     for parts in ([(0, rows)], [(0, 0)], [(0, 1), (8190, 8195)], [(5000, rows), (17, 2100)]):
-        arrow = {name: [column.combine_chunks()[start:stop] for start, stop in parts]
-                 for name, column in zip(table.schema.names, table.columns, strict=True)}
-        stays = {name: [found.bags(n, start, stop) for start, stop in parts] for n, name in enumerate(arrow)}
-        some = {name: [here, *there[1:]] for (name, there), (here, *_) in zip(arrow.items(), stays.values(),
-                                                                             strict=True)}
+        arrow = {
+            name: [column.combine_chunks()[start:stop] for start, stop in parts]
+            for name, column in zip(table.schema.names, table.columns, strict=True)
+        }
+        stays = {
+            name: [found.bags(n, start, stop) for start, stop in parts]
+            for n, name in enumerate(arrow)
+        }
+        some = {
+            name: [here, *there[1:]]
+            for (name, there), (here, *_) in zip(arrow.items(), stays.values(), strict=True)
+        }
         count = sum(stop - start for start, stop in parts)
-        for order in (None, chance.permutation(count).astype(np.uint64)[count // 7:]):
+        for order in (None, chance.permutation(count).astype(np.uint64)[count // 7 :]):
             length = count if order is None else len(order)
             expected = shuffled(arrow, order, Buffers())
             for moved in (shuffled(stays, order, Buffers()), shuffled(some, order, Buffers())):
                 for name, one in expected.items():
-                    assert moved[name].ids(0, length).tobytes() == one.ids(0, length).tobytes(), (name, parts)
-                    assert moved[name].as_arrow(length, np.int32).equals(one.as_arrow(length, np.int32)), (name, parts)
-    for other in (pa.array([None] + [b"1234"] * (rows - 1)), pa.array([b"123"] * rows), pa.array([[1, None]] * rows,
-                  pa.list_(pa.int32())), pa.array([[1]] * rows, pa.list_(pa.int64()))):
+                    assert moved[name].ids(0, length).tobytes() == one.ids(0, length).tobytes(), (
+                        name,
+                        parts,
+                    )
+                    assert (
+                        moved[name]
+                        .as_arrow(length, np.int32)
+                        .equals(one.as_arrow(length, np.int32))
+                    ), (name, parts)
+    for other in (
+        pa.array([None] + [b"1234"] * (rows - 1)),
+        pa.array([b"123"] * rows),
+        pa.array([[1, None]] * rows, pa.list_(pa.int32())),
+        pa.array([[1]] * rows, pa.list_(pa.int64())),
+    ):
         assert not PackedTable(entry(table.append_column("other", other)), "k").straight
 
 
 def test_a_hundred_and_twenty_of_as_many_flipped_bits_are_found(every_type):
     whole, chance = packed(every_type.slice(0, 700), "k"), random.Random(30)
     front = 8 * 11 * int(np.frombuffer(whole[:32], np.int64)[1])
-    places = [chance.randrange(front) for _ in range(40)] + [chance.randrange(len(whole)) for _ in range(80)]
+    places = [chance.randrange(front) for _ in range(40)] + [
+        chance.randrange(len(whole)) for _ in range(80)
+    ]
     for at in places:
         harmed = np.frombuffer(bytearray(whole), np.uint8)
         harmed[at] ^= 1 << chance.randrange(8)
@@ -214,8 +321,9 @@ def test_what_is_cut_foreign_or_of_another_version_is_refused(every_type):
 
 
 def test_parts_that_do_not_fit_are_refused_even_if_their_checksum_does(every_type):
-    numbers_alone = every_type.select(["float", "few floats", "int8", "int32", "negative"]).set_column(
-        1, "few floats", every_type["few floats"].fill_null(2.0))
+    numbers_alone = every_type.select(
+        ["float", "few floats", "int8", "int32", "negative"]
+    ).set_column(1, "few floats", every_type["few floats"].fill_null(2.0))
     for table in (every_type, numbers_alone):
         whole, chance = entry(table), np.random.default_rng(3)
         parts = int(whole[:16].view(np.int64)[1])
@@ -224,19 +332,24 @@ def test_parts_that_do_not_fit_are_refused_even_if_their_checksum_does(every_typ
         for _ in range(300):
             harmed = whole.copy()
             numbers = harmed[:front].view(np.int64)
-            number = 3 + int(chance.integers(0, 11 * parts + 4))  # its rows, its size, or what describes its parts
+            number = 3 + int(
+                chance.integers(0, 11 * parts + 4)
+            )  # its rows, its size, or what describes its parts
             value = numbers[number]
-            numbers[number] = chance.choice([-1, 2**62, -2**62, 33, value + 64, value - 64, 0, 1])
+            numbers[number] = chance.choice([-1, 2**62, -(2**62), 33, value + 64, value - 64, 0, 1])
             numbers[6] = 0
             numbers[6] = crc32(harmed[:front].data, crc32(b"k"))
             with suppress(DamagedCopy, pa.ArrowException, OSError):
-                found = PackedTable(harmed, "k")  # other numbers: who can write this can write any rows
+                found = PackedTable(
+                    harmed, "k"
+                )  # other numbers: who can write this can write any rows
                 if found.straight:
                     gathered(found, table.schema.names, np.arange(found.num_rows, dtype=np.uint64))
                 assert found.table().num_rows >= 0
 
 
 # ---- as a reader uses it
+
 
 @pytest.fixture
 def files(tmp_path):
@@ -252,17 +365,30 @@ def files(tmp_path):
 
 def write(path, seed):
     chance = np.random.default_rng(seed)
-    pq.write_table(pa.table({"label": pa.array(chance.integers(0, 2, 3 * GROUP), pa.int8()),
-                             "d": pa.array(chance.normal(size=3 * GROUP), pa.float32()),
-                             "s": pa.array(chance.integers(0, 1000, 3 * GROUP), pa.int32()),
-                             "bags": pa.array([chance.integers(0, 1000, n % 4).tolist() for n in range(3 * GROUP)],
-                                              pa.list_(pa.int32())),
-                             "equal": pa.array([chance.bytes(12) for n in range(3 * GROUP)], pa.binary())}),
-                   path, row_group_size=GROUP, write_page_checksum=True, compression="lz4")
+    pq.write_table(
+        pa.table(
+            {
+                "label": pa.array(chance.integers(0, 2, 3 * GROUP), pa.int8()),
+                "d": pa.array(chance.normal(size=3 * GROUP), pa.float32()),
+                "s": pa.array(chance.integers(0, 1000, 3 * GROUP), pa.int32()),
+                "bags": pa.array(
+                    [chance.integers(0, 1000, n % 4).tolist() for n in range(3 * GROUP)],
+                    pa.list_(pa.int32()),
+                ),
+                "equal": pa.array([chance.bytes(12) for n in range(3 * GROUP)], pa.binary()),
+            }
+        ),
+        path,
+        row_group_size=GROUP,
+        write_page_checksum=True,
+        compression="lz4",
+    )
 
 
 def reader(files, how, opened=None, **options):
-    described = [DataFile(path=str(path), rows=3 * GROUP, bytes=os.path.getsize(path)) for path in files]
+    described = [
+        DataFile(path=str(path), rows=3 * GROUP, bytes=os.path.getsize(path)) for path in files
+    ]
     return RowGroupReader(described, ("label", "d", "s"), opened=opened, packed=how, **options)
 
 
@@ -272,17 +398,24 @@ def read_all(groups):
         for group in range(3):
             expected = pq.ParquetFile(described.path).read_row_group(group, groups.columns)
             rows = groups.decoded(file, group)
-            assert (rows if isinstance(rows, pa.Table) else rows.table()).equals(expected), (file, group)
+            assert (rows if isinstance(rows, pa.Table) else rows.table()).equals(expected), (
+                file,
+                group,
+            )
     stats = groups.stats()
     groups.close()
     return stats
 
 
 def entries(tmp_path):
-    return [path for path in (tmp_path / "data" / ".sluice-packed").rglob("*") if len(path.name) == 64]
+    return [
+        path for path in (tmp_path / "data" / ".sluice-packed").rglob("*") if len(path.name) == 64
+    ]
 
 
-def test_the_first_reader_makes_it_and_the_next_one_reads_no_parquet(files, tmp_path, capsys, monkeypatch):
+def test_the_first_reader_makes_it_and_the_next_one_reads_no_parquet(
+    files, tmp_path, capsys, monkeypatch
+):
     first = read_all(reader(files, PackedCopy()))
     assert (first["packed_hits"], first["packed_misses"], len(entries(tmp_path))) == (0, 6, 6)
     assert first["packed_bytes"] >= sum(path.stat().st_size for path in entries(tmp_path))
@@ -320,13 +453,17 @@ def test_a_stale_copy_is_never_read(files, how):
         files[0].write_bytes(new.read_bytes())
     else:
         new.replace(files[0])
-    if how == "of the same size and time":  # as the footer holds other statistics, its digest differs
+    if (
+        how == "of the same size and time"
+    ):  # as the footer holds other statistics, its digest differs
         os.utime(files[0], ns=(status.st_atime_ns, status.st_mtime_ns))
     new.unlink(missing_ok=True)
     assert read_all(reader(files, PackedCopy()))["packed_hits"] <= 3
 
 
-def test_what_was_read_from_a_file_that_is_no_longer_there_is_not_kept_as_the_new_ones(files, tmp_path, capsys):
+def test_what_was_read_from_a_file_that_is_no_longer_there_is_not_kept_as_the_new_ones(
+    files, tmp_path, capsys
+):
     groups = reader(files, PackedCopy())
     old = pq.ParquetFile(files[0]).read_row_group(1, groups.columns)
     groups.decoded(0, 0)  # the file stays open
@@ -348,20 +485,37 @@ def flipped(path, at, chance):
 def test_of_a_hundred_and_twenty_flips_in_pages_none_gives_another_row(files):
     """Caught, in a column that is not read, or in what is beside the values in a page's head."""
     columns, chance, outcomes = ("label", "d", "bags", "equal"), random.Random(30), Counter()
-    described = [DataFile(path=str(path), rows=3 * GROUP, bytes=os.path.getsize(path)) for path in files]
+    described = [
+        DataFile(path=str(path), rows=3 * GROUP, bytes=os.path.getsize(path)) for path in files
+    ]
     groups = RowGroupReader(described, columns)
     whole = [path.read_bytes() for path in files]
-    expected = {(file, group): pq.ParquetFile(path).read_row_group(group, columns)
-                for file, path in enumerate(files) for group in range(3)}
-    chunks = [(file, group, pq.read_metadata(path).row_group(group).column(n))
-              for file, path in enumerate(files) for group in range(3) for n in range(5)]
+    expected = {
+        (file, group): pq.ParquetFile(path).read_row_group(group, columns)
+        for file, path in enumerate(files)
+        for group in range(3)
+    }
+    chunks = [
+        (file, group, pq.read_metadata(path).row_group(group).column(n))
+        for file, path in enumerate(files)
+        for group in range(3)
+        for n in range(5)
+    ]
     for _ in range(120):
-        file, group, chunk = chance.choices(chunks, [c.total_compressed_size for *_, c in chunks])[0]
+        file, group, chunk = chance.choices(chunks, [c.total_compressed_size for *_, c in chunks])[
+            0
+        ]
         begin = chunk.dictionary_page_offset or chunk.data_page_offset
         flipped(files[file], begin + chance.randrange(chunk.total_compressed_size), chance)
         try:
-            assert groups.decoded(file, group).equals(expected[file, group]), (file, group, chunk.path_in_schema)
-            outcomes["in a page's head" if chunk.path_in_schema.split(".")[0] in columns else "not read"] += 1
+            assert groups.decoded(file, group).equals(expected[file, group]), (
+                file,
+                group,
+                chunk.path_in_schema,
+            )
+            outcomes[
+                "in a page's head" if chunk.path_in_schema.split(".")[0] in columns else "not read"
+            ] += 1
         except SourceError as error:
             outcomes["caught"] += f"{files[file]}, row group {group}: " in str(error)
         files[file].write_bytes(whole[file])
@@ -373,9 +527,16 @@ def test_of_a_hundred_and_twenty_flips_in_pages_none_gives_another_row(files):
 
 def test_of_a_hundred_and_twenty_flips_in_packed_copies_all_are_caught(files, tmp_path, capsys):
     read_all(reader(files, PackedCopy()))
-    groups, chance, there = reader(files, PackedCopy()), random.Random(31), sorted(entries(tmp_path))
-    expected = {(file, group): pq.ParquetFile(path).read_row_group(group, groups.columns)
-                for file, path in enumerate(files) for group in range(3)}
+    groups, chance, there = (
+        reader(files, PackedCopy()),
+        random.Random(31),
+        sorted(entries(tmp_path)),
+    )
+    expected = {
+        (file, group): pq.ParquetFile(path).read_row_group(group, groups.columns)
+        for file, path in enumerate(files)
+        for group in range(3)
+    }
     for count in range(1, 121):
         path = chance.choice(there)
         whole = path.read_bytes()
@@ -389,7 +550,9 @@ def test_of_a_hundred_and_twenty_flips_in_packed_copies_all_are_caught(files, tm
     assert capsys.readouterr().err.count("a packed copy cannot be believed") == 1
 
 
-@pytest.mark.parametrize("how", ["damaged", "truncated", "emptied", "of another version", "another's"])
+@pytest.mark.parametrize(
+    "how", ["damaged", "truncated", "emptied", "of another version", "another's"]
+)
 def test_a_copy_that_is_not_as_it_was_costs_a_line_and_is_made_anew(files, tmp_path, capsys, how):
     read_all(reader(files, PackedCopy()))
     first, second = entries(tmp_path)[:2]
@@ -436,7 +599,10 @@ def test_its_limit_is_kept_and_nothing_leaves_for_what_would_leave_again(files, 
     assert len(made[0]) == 3
     said = capsys.readouterr().err.splitlines()
     assert len(said) == 3  # one for each reader
-    assert all("no more packed copies are made" in line and "has no room within its limit" in line for line in said)
+    assert all(
+        "no more packed copies are made" in line and "has no room within its limit" in line
+        for line in said
+    )
 
 
 def test_nothing_is_packed_when_there_is_no_room_any_more(files, monkeypatch):
@@ -474,7 +640,11 @@ def test_a_read_only_folder_and_a_full_disk_cost_a_line(files, capsys, monkeypat
 
 
 def test_two_writers_at_once_both_go_on(files, tmp_path, capsys, monkeypatch):
-    groups, meet, link = [reader(files, PackedCopy()) for _ in range(2)], threading.Barrier(2, timeout=60), os.link
+    groups, meet, link = (
+        [reader(files, PackedCopy()) for _ in range(2)],
+        threading.Barrier(2, timeout=60),
+        os.link,
+    )
 
     def at_once(*paths):
         meet.wait()
@@ -482,7 +652,9 @@ def test_two_writers_at_once_both_go_on(files, tmp_path, capsys, monkeypatch):
 
     monkeypatch.setattr(os, "link", at_once)
     found: list[dict] = []
-    threads = [threading.Thread(target=lambda one=one: found.append(read_all(one))) for one in groups]
+    threads = [
+        threading.Thread(target=lambda one=one: found.append(read_all(one))) for one in groups
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -526,8 +698,13 @@ def test_the_order_of_the_rows_is_that_of_parquet_whatever_the_knobs(table, tmp_
     hashes = {}
     for how in (None, PackedCopy(folder=str(tmp_path))):
         for workers in (1, 2, 4):
-            with BatchLoader(table, batch_size=160, epochs=2, packed=how,
-                             knobs=Knobs(workers={"read": workers, "shuffle": workers})) as loader:
+            with BatchLoader(
+                table,
+                batch_size=160,
+                epochs=2,
+                packed=how,
+                knobs=Knobs(workers={"read": workers, "shuffle": workers}),
+            ) as loader:
                 found = []
                 for _ in range(2):
                     deque(loader, maxlen=0)
@@ -540,24 +717,44 @@ def test_the_order_of_the_rows_is_that_of_parquet_whatever_the_knobs(table, tmp_
 
 
 def batches(loader):
-    found = [tuple(one.numpy().tobytes() for one in (batch.dense, batch.values, batch.lengths, batch.label))
-             for batch in loader]
+    found = [
+        tuple(
+            one.numpy().tobytes() for one in (batch.dense, batch.values, batch.lengths, batch.label)
+        )
+        for batch in loader
+    ]
     return found, loader.order_hash
 
 
 @pytest.mark.parametrize("window_rows", [128, 900])  # parts of a row group, and several of them
-@pytest.mark.parametrize(("name", "bags"), [(READERS[0], []), (READERS[1], []), ("arrow", ["bags", "equal"])])
-def test_every_value_is_that_of_parquet_where_columns_stay_packed(files, monkeypatch, name, bags, window_rows):
-    calls, how = [], {"batch_size": 96, "streams": 2, "window_rows": window_rows, "reader": name,
-                      "roles": {"label": "label", "dense": ["d"], "sparse": ["s"], "id_list": bags}}
+@pytest.mark.parametrize(
+    ("name", "bags"), [(READERS[0], []), (READERS[1], []), ("arrow", ["bags", "equal"])]
+)
+def test_every_value_is_that_of_parquet_where_columns_stay_packed(
+    files, monkeypatch, name, bags, window_rows
+):
+    calls, how = (
+        [],
+        {
+            "batch_size": 96,
+            "streams": 2,
+            "window_rows": window_rows,
+            "reader": name,
+            "roles": {"label": "label", "dense": ["d"], "sparse": ["s"], "id_list": bags},
+        },
+    )
     monkeypatch.setattr(shuffle, "place_packed", lambda *a: calls.append(1) or place_packed(*a))
     unpacked, tables = PackedTable.table, []
-    monkeypatch.setattr(PackedTable, "table", lambda self: tables.append(self.num_rows) or unpacked(self))
+    monkeypatch.setattr(
+        PackedTable, "table", lambda self: tables.append(self.num_rows) or unpacked(self)
+    )
     paths = [str(path) for path in files]
     with BatchLoader(paths, **how) as loader:
         expected = batches(loader)
     with BatchLoader(paths, packed=PackedCopy(), **how) as loader:
-        loader._groups.decoded(0, 1)  # its copy is there at once: some windows have rows of both forms
+        loader._groups.decoded(
+            0, 1
+        )  # its copy is there at once: some windows have rows of both forms
         assert batches(loader) == expected
     calls.clear()
     tables.clear()
@@ -566,7 +763,9 @@ def test_every_value_is_that_of_parquet_where_columns_stay_packed(files, monkeyp
         assert loader.store["packed_misses"] == 0
     assert calls
     assert GROUP not in tables
-    with BatchLoader(paths, packed=PackedCopy(), fill=0.5, **how) as loader:  # values are looked at before they move
+    with BatchLoader(
+        paths, packed=PackedCopy(), fill=0.5, **how
+    ) as loader:  # values are looked at before they move
         calls.clear()
         assert batches(loader) == expected
     assert not calls
@@ -586,13 +785,18 @@ def test_what_a_cache_holds_is_fetched_into_the_callers_memory(tmp_path):
         assert bytes(cache.fetch("a", lambda size: np.empty(size, np.uint8))) == b"some bytes"
         assert cache.fetch("b", lambda size: np.empty(size, np.uint8)) is None
         cache.drop("a")
-        assert (cache.fetch("a", lambda size: np.empty(size, np.uint8)), cache.own_bytes) == (None, 0)
+        assert (cache.fetch("a", lambda size: np.empty(size, np.uint8)), cache.own_bytes) == (
+            None,
+            0,
+        )
 
 
 def test_a_limit_of_nothing_is_refused():
     with pytest.raises(ValueError, match="limit_bytes 0 holds nothing"):
         PackedCopy(limit_bytes=0)
-    assert Path(packed_copy.FOLDER).name.startswith(".")  # neither Spark nor a folder's loader lists it
+    assert Path(packed_copy.FOLDER).name.startswith(
+        "."
+    )  # neither Spark nor a folder's loader lists it
 
 
 def test_memory_of_packed_rows_is_used_again_and_little_of_it_is_kept(files, monkeypatch):
@@ -600,7 +804,9 @@ def test_memory_of_packed_rows_is_used_again_and_little_of_it_is_kept(files, mon
     groups = reader(files, PackedCopy())
     held = [groups.decoded(0, n) for n in range(3)]
     assert all(isinstance(one, PackedTable) for one in held)
-    assert len({one.packed(np.array([0]))[0] for one in held}) == 3  # nobody's rows are written over
+    assert (
+        len({one.packed(np.array([0]))[0] for one in held}) == 3
+    )  # nobody's rows are written over
     tables = [one.table() for one in held]
     kept, address = groups.packed._buffers, held[0].packed(np.array([0]))[0]
     one = None

@@ -26,25 +26,36 @@ def columns(rows: int, first: int, **types) -> dict:
     """`number` tells rows apart; bag b of row n holds n mod 5 ids from n on, bag c always three."""
     numbers = np.arange(first, first + rows)
     bags = [list(range(n, n + n % 5)) for n in numbers]
-    return {"click": pa.array(numbers % 2, pa.int8()), "number": pa.array(numbers, pa.float64()),
-            "user": pa.array(numbers * 3, pa.int64()),
-            "b": pa.array(bags, types.get("b", pa.list_(pa.int32()))),
-            "c": pa.array([[n, n, 7] for n in numbers], types.get("c", pa.list_(pa.int64()))),
-            "note": pa.array([str(n) for n in numbers])}
+    return {
+        "click": pa.array(numbers % 2, pa.int8()),
+        "number": pa.array(numbers, pa.float64()),
+        "user": pa.array(numbers * 3, pa.int64()),
+        "b": pa.array(bags, types.get("b", pa.list_(pa.int32()))),
+        "c": pa.array([[n, n, 7] for n in numbers], types.get("c", pa.list_(pa.int64()))),
+        "note": pa.array([str(n) for n in numbers]),
+    }
 
 
 def packed(table: dict) -> dict:
     """Bags as bytes."""
-    return table | {name: pa.array([np.array(bag, "<i4").tobytes() for bag in table[name].to_pylist()], pa.binary())
-                    for name in ("b", "c")}
+    return table | {
+        name: pa.array(
+            [np.array(bag, "<i4").tobytes() for bag in table[name].to_pylist()], pa.binary()
+        )
+        for name in ("b", "c")
+    }
 
 
 def write(folder, change=lambda table: table) -> None:
     """Files of uneven row groups, one of them without rows."""
     first = 0
     for number, rows in enumerate(ROWS):
-        pq.write_table(pa.table(change(columns(rows, first))), folder / f"part-{number}.parquet", row_group_size=97,
-                       write_page_checksum=True)
+        pq.write_table(
+            pa.table(change(columns(rows, first))),
+            folder / f"part-{number}.parquet",
+            row_group_size=97,
+            write_page_checksum=True,
+        )
         first += rows
 
 
@@ -53,8 +64,11 @@ ASKED = {"label": "click", "dense": ["number"], "sparse": "user", "id_list": ["b
 
 def expect(loader, batch) -> None:
     """A batch of rows as `columns` makes them, whichever rows they are."""
-    numbers = batch.dense[:batch.rows, 0].numpy().astype(int) if batch.rows == len(batch.label) else \
-        batch.dense[batch.weight.numpy() > 0, 0].numpy().astype(int)
+    numbers = (
+        batch.dense[: batch.rows, 0].numpy().astype(int)
+        if batch.rows == len(batch.label)
+        else batch.dense[batch.weight.numpy() > 0, 0].numpy().astype(int)
+    )
     lengths = batch.lengths.view(len(loader.sparse_names), -1).numpy()
     real = batch.weight.numpy() > 0
     parts = np.split(batch.values.numpy(), np.cumsum(lengths.sum(1))[:-1])
@@ -69,11 +83,21 @@ def expect(loader, batch) -> None:
 
 @pytest.mark.parametrize("reader", ["arrow", "petastorm"])
 @pytest.mark.parametrize("change", [lambda t: t, packed], ids=["lists", "bytes"])
-@pytest.mark.parametrize(("shuffle", "batch_size", "window"), [(True, 64, 200), (False, 64, 200), (True, 1000, None)])
+@pytest.mark.parametrize(
+    ("shuffle", "batch_size", "window"), [(True, 64, 200), (False, 64, 200), (True, 1000, None)]
+)
 def test_bags_and_numbers_come_together(tmp_path, reader, change, shuffle, batch_size, window):  # noqa: PLR0917
     write(tmp_path, change)
-    with BatchLoader(tmp_path, batch_size=batch_size, roles=ASKED, reader=reader, shuffle=shuffle, window_rows=window,
-                     last="pad", epochs=2) as loader:
+    with BatchLoader(
+        tmp_path,
+        batch_size=batch_size,
+        roles=ASKED,
+        reader=reader,
+        shuffle=shuffle,
+        window_rows=window,
+        last="pad",
+        epochs=2,
+    ) as loader:
         for _ in range(2):
             seen = []
             for batch in loader:
@@ -85,12 +109,16 @@ def test_bags_and_numbers_come_together(tmp_path, reader, change, shuffle, batch
 def test_a_resumed_run_has_the_same_bags(tmp_path):
     write(tmp_path)
     for shuffle in (True, False):
-        with BatchLoader(tmp_path, batch_size=96, roles=ASKED, window_rows=150, shuffle=shuffle) as loader:
+        with BatchLoader(
+            tmp_path, batch_size=96, roles=ASKED, window_rows=150, shuffle=shuffle
+        ) as loader:
             states, values = [loader.state_dict()], []
             for batch in loader:
                 states.append(loader.state_dict())
                 values.append(batch.values.clone())
-        with BatchLoader(tmp_path, batch_size=96, roles=ASKED, window_rows=150, shuffle=shuffle) as loader:
+        with BatchLoader(
+            tmp_path, batch_size=96, roles=ASKED, window_rows=150, shuffle=shuffle
+        ) as loader:
             loader.load_state_dict(json.loads(json.dumps(states[5])))
             assert all(a.equal(b.values) for a, b in zip(values[5:], loader, strict=True))
 
@@ -102,30 +130,50 @@ def test_a_transform_may_cut_bags(tmp_path):
         return {"b": arrays["b"][(ends - arrays["b.lengths"])[some]], "b.lengths": some.astype(int)}
 
     write(tmp_path)
-    with BatchLoader(tmp_path, batch_size=64, roles=ASKED, transforms=[("first", first_of_b)]) as loader:
+    with BatchLoader(
+        tmp_path, batch_size=64, roles=ASKED, transforms=[("first", first_of_b)]
+    ) as loader:
         for batch in loader:
             numbers = batch.dense[:, 0].int()
             lengths = batch.lengths.view(3, -1)
             assert lengths[1].tolist() == (numbers % 5 > 0).int().tolist()
-            assert batch.values[64:64 + int(lengths[1].sum())].tolist() == numbers[numbers % 5 > 0].tolist()
+            assert (
+                batch.values[64 : 64 + int(lengths[1].sum())].tolist()
+                == numbers[numbers % 5 > 0].tolist()
+            )
+
     def first_as_arrow(batch):
         return pa.record_batch({"b": pc.list_slice(batch["b"], 0, 1)})
 
-    with BatchLoader(tmp_path, batch_size=64, roles=ASKED,
-                     transforms=[Transform("first", first_as_arrow, arrow=True)]) as loader:
+    with BatchLoader(
+        tmp_path,
+        batch_size=64,
+        roles=ASKED,
+        transforms=[Transform("first", first_as_arrow, arrow=True)],
+    ) as loader:
         batch = next(iter(loader))
         numbers = batch.dense[:, 0].int()
         assert batch.lengths.view(3, -1)[1].tolist() == (numbers % 5 > 0).int().tolist()
     wrong = [("wrong", lambda arrays: {"b.lengths": arrays["b.lengths"] + 1})]
-    with BatchLoader(tmp_path, batch_size=64, roles=ASKED, transforms=wrong) as loader, \
-            pytest.raises(TransformError, match=r"'wrong', epoch 0, step 0: column 'b.lengths' .* 64 rows and"):
+    with (
+        BatchLoader(tmp_path, batch_size=64, roles=ASKED, transforms=wrong) as loader,
+        pytest.raises(
+            TransformError, match=r"'wrong', epoch 0, step 0: column 'b.lengths' .* 64 rows and"
+        ),
+    ):
         next(iter(loader))
 
 
 def test_roles_are_guessed_and_printed(tmp_path, capsys):
     write(tmp_path)
     fields = {f.name: f.role for f in ParquetFiles.open(tmp_path).fields}
-    assert fields == {"click": "label", "number": "dense", "user": "sparse", "b": "id_list", "c": "id_list"}
+    assert fields == {
+        "click": "label",
+        "number": "dense",
+        "user": "sparse",
+        "b": "id_list",
+        "c": "id_list",
+    }
     told = capsys.readouterr().err
     assert "label: click" in told
     assert "left out: note (text that differs in nearly every row)" in told
@@ -153,7 +201,9 @@ def test_footers_are_remembered_until_a_file_changes(tmp_path, monkeypatch):
     first = ParquetFiles.open(tmp_path, ASKED)
     read = []
     original = pq.read_metadata
-    monkeypatch.setattr(pq, "read_metadata", lambda path, **k: read.append(path) or original(path, **k))
+    monkeypatch.setattr(
+        pq, "read_metadata", lambda path, **k: read.append(path) or original(path, **k)
+    )
     assert ParquetFiles.open(tmp_path, ASKED) == first
     assert not read
     pq.write_table(pa.table(columns(50, 0)), tmp_path / "part-2.parquet")
@@ -182,7 +232,9 @@ def test_what_bags_need_is_known_from_footers(tmp_path, change):
     write(tmp_path, change)
     for _again in range(2):  # the second time from what was remembered
         table = ParquetFiles.open(tmp_path, ASKED)
-        assert table.bags["b"] == pytest.approx(2.0, rel=0.25)  # 0 to 4; an empty list counts as one, pages have heads
+        assert table.bags["b"] == pytest.approx(
+            2.0, rel=0.25
+        )  # 0 to 4; an empty list counts as one, pages have heads
         assert table.bags["c"] == pytest.approx(3.0, rel=0.25)
     with BatchLoader(tmp_path, batch_size=64, roles=ASKED) as loader:
         assert loader._columns.bags == table.bags
@@ -191,15 +243,21 @@ def test_what_bags_need_is_known_from_footers(tmp_path, change):
 def test_missing_values_are_filled_as_asked(tmp_path):
     def holes(table):
         rows = range(len(table["user"]))
-        return table | {"number": pa.array([None if n % 3 else float(n) for n in rows], pa.float64()),
-                        "b": pa.array([None if n % 2 else [n] for n in rows], pa.list_(pa.int32()))}
+        return table | {
+            "number": pa.array([None if n % 3 else float(n) for n in rows], pa.float64()),
+            "b": pa.array([None if n % 2 else [n] for n in rows], pa.list_(pa.int32())),
+        }
 
     write(tmp_path, holes)
-    with BatchLoader(tmp_path, batch_size=400, roles=ASKED, shuffle=False, streams=1, fill={"number": -1}) as loader:
+    with BatchLoader(
+        tmp_path, batch_size=400, roles=ASKED, shuffle=False, streams=1, fill={"number": -1}
+    ) as loader:
         batch = next(iter(loader))
         assert batch.dense[:6, 0].tolist() == [0, -1, -1, 3, -1, -1]
         assert batch.lengths.view(3, -1)[1, :4].tolist() == [1, 0, 1, 0]
-    with pytest.raises(ColumnError, match=r"part-.*'number' has \d+ empty values; .*give the loader a fill"):
+    with pytest.raises(
+        ColumnError, match=r"part-.*'number' has \d+ empty values; .*give the loader a fill"
+    ):
         BatchLoader(tmp_path, batch_size=400, roles=ASKED)
     with pytest.raises(ColumnError, match=r"fill: 'nmber' .*did you mean 'number'"):
         BatchLoader(tmp_path, batch_size=400, roles=ASKED, fill={"nmber": 0})
@@ -208,8 +266,14 @@ def test_missing_values_are_filled_as_asked(tmp_path):
 def test_few_of_many_columns_are_read(tmp_path):
     rows = 500
     wide = {f"x{n}": np.full(rows, n, np.float32) for n in range(300)}
-    pq.write_table(pa.table({"y": np.zeros(rows, np.int8), **wide}), tmp_path / "wide.parquet", row_group_size=100)
-    with BatchLoader(tmp_path, batch_size=80, roles={"label": "y", "dense": ["x7", "x29?"]}) as loader:
+    pq.write_table(
+        pa.table({"y": np.zeros(rows, np.int8), **wide}),
+        tmp_path / "wide.parquet",
+        row_group_size=100,
+    )
+    with BatchLoader(
+        tmp_path, batch_size=80, roles={"label": "y", "dense": ["x7", "x29?"]}
+    ) as loader:
         assert loader.dense_names == ("x7", *(f"x{n}" for n in range(290, 300)))
         assert loader._groups.schema.names == [*loader.dense_names, "y"]
         for batch in loader:
@@ -217,12 +281,17 @@ def test_few_of_many_columns_are_read(tmp_path):
             assert len(batch.values) == len(batch.lengths) == 0
 
 
-@pytest.mark.parametrize(("source", "roles", "message"), [
-    ("", {"label": "clik"}, r"roles: there is no column 'clik' \(did you mean 'click'"),
-    ("", {"lable": "click"}, r"'lable' is no role \(did you mean 'label'"),
-    ("", {"label": "click", "dense": ["click"]}, r"'click' is asked for as label and as dense"),
-    ("no/*.parquet", ASKED, r"no file matches"), ("none", ASKED, r"none: no such file or folder"),
-    ("empty", ASKED, r"empty: no file \*.parquet in this folder")])
+@pytest.mark.parametrize(
+    ("source", "roles", "message"),
+    [
+        ("", {"label": "clik"}, r"roles: there is no column 'clik' \(did you mean 'click'"),
+        ("", {"lable": "click"}, r"'lable' is no role \(did you mean 'label'"),
+        ("", {"label": "click", "dense": ["click"]}, r"'click' is asked for as label and as dense"),
+        ("no/*.parquet", ASKED, r"no file matches"),
+        ("none", ASKED, r"none: no such file or folder"),
+        ("empty", ASKED, r"empty: no file \*.parquet in this folder"),
+    ],
+)
 def test_what_cannot_be_loaded_is_said(tmp_path, source, roles, message):
     write(tmp_path)
     (tmp_path / "empty").mkdir()
@@ -232,32 +301,71 @@ def test_what_cannot_be_loaded_is_said(tmp_path, source, roles, message):
 
 def test_mixed_schemas_are_named(tmp_path):
     write(tmp_path)
-    pq.write_table(pa.table({**columns(3, 0), "number": pa.array(["1", "2", "3"])}), tmp_path / "part-9.parquet")
-    with pytest.raises(ParquetError, match=r"part-9.parquet: column 'number' holds string, in .*part-0.parquet it"):
+    pq.write_table(
+        pa.table({**columns(3, 0), "number": pa.array(["1", "2", "3"])}),
+        tmp_path / "part-9.parquet",
+    )
+    with pytest.raises(
+        ParquetError, match=r"part-9.parquet: column 'number' holds string, in .*part-0.parquet it"
+    ):
         ParquetFiles.open(tmp_path, ASKED)
-    pq.write_table(pa.table({"click": pa.array([1], pa.int8()), "number": [2.0]}), tmp_path / "part-9.parquet")
-    with pytest.raises(ParquetError, match=r"part-9.parquet: no column 'user', which other files have"):
+    pq.write_table(
+        pa.table({"click": pa.array([1], pa.int8()), "number": [2.0]}), tmp_path / "part-9.parquet"
+    )
+    with pytest.raises(
+        ParquetError, match=r"part-9.parquet: no column 'user', which other files have"
+    ):
         ParquetFiles.open(tmp_path, ASKED)
-    assert len(ParquetFiles.open(tmp_path, {"label": "click", "dense": "number"}).files) == len(ROWS) + 1
+    assert (
+        len(ParquetFiles.open(tmp_path, {"label": "click", "dense": "number"}).files)
+        == len(ROWS) + 1
+    )
 
 
-@pytest.mark.parametrize(("change", "message"), [
-    (lambda t: t | {"b": pa.array([{"a": 1}] * len(t["user"]), pa.struct([("a", pa.int32())]))},
-     r"there is no column 'b' \(did you mean 'b.a'"),
-    (lambda t: t | {"number": t["b"]}, r"column 'number' holds list.* in the role dense, which takes one number")])
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            lambda t: (
+                t | {"b": pa.array([{"a": 1}] * len(t["user"]), pa.struct([("a", pa.int32())]))}
+            ),
+            r"there is no column 'b' \(did you mean 'b.a'",
+        ),
+        (
+            lambda t: t | {"number": t["b"]},
+            r"column 'number' holds list.* in the role dense, which takes one number",
+        ),
+    ],
+)
 def test_other_nested_types_are_refused(tmp_path, change, message):
     write(tmp_path, change)
     with pytest.raises((ColumnError, ParquetError), match=message):
         BatchLoader(tmp_path, batch_size=8, roles=ASKED)
 
 
-@pytest.mark.parametrize(("change", "message"), [
-    (lambda t: t | {"b": pa.array([b"12345"] * len(t["user"]), pa.binary())}, r"'b' has a bag of 5 bytes"),
-    (lambda t: t | {"b": pa.array([[2**31]] * len(t["user"]), pa.list_(pa.int64()))}, r"'b' has ids from 2147483648"),
-    (lambda t: t | {"b": pa.array([[None]] * len(t["user"]), pa.list_(pa.int32()))}, r"'b' has \d+ empty values")])
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            lambda t: t | {"b": pa.array([b"12345"] * len(t["user"]), pa.binary())},
+            r"'b' has a bag of 5 bytes",
+        ),
+        (
+            lambda t: t | {"b": pa.array([[2**31]] * len(t["user"]), pa.list_(pa.int64()))},
+            r"'b' has ids from 2147483648",
+        ),
+        (
+            lambda t: t | {"b": pa.array([[None]] * len(t["user"]), pa.list_(pa.int32()))},
+            r"'b' has \d+ empty values",
+        ),
+    ],
+)
 def test_bags_that_hold_no_ids_are_named(tmp_path, change, message):
     write(tmp_path, change)
-    with BatchLoader(tmp_path, batch_size=8, roles=ASKED) as loader, pytest.raises(ColumnError, match=message):
+    with (
+        BatchLoader(tmp_path, batch_size=8, roles=ASKED) as loader,
+        pytest.raises(ColumnError, match=message),
+    ):
         next(iter(loader))
 
 

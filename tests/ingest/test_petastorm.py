@@ -38,15 +38,26 @@ print(json.dumps({"all": read(), "filtered": read(filters=[("day", ">", 2)]), "o
 
 def test_compat_refuses_to_unpickle_without_trust():
     before = set(sys.modules)
-    with pytest.raises(PermissionError, match=r"can run any program: compat\(trust=True\) for datasets that you made"):
+    with pytest.raises(
+        PermissionError,
+        match=r"can run any program: compat\(trust=True\) for datasets that you made",
+    ):
         compat()
     assert set(sys.modules) == before
 
 
 def test_petastorms_public_reader_runs_on_this_arrow(tmp_path):
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", READ, str(tmp_path / "data")], text=True, cwd=ROOT,
-                          capture_output=True, timeout=120, check=True)
-    found = json.loads(next(line for line in done.stdout.splitlines() if line.startswith("{")))  # it says more itself
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", READ, str(tmp_path / "data")],
+        text=True,
+        cwd=ROOT,
+        capture_output=True,
+        timeout=120,
+        check=True,
+    )
+    found = json.loads(
+        next(line for line in done.stdout.splitlines() if line.startswith("{"))
+    )  # it says more itself
     every = [[10 * day + n, day] for day in (1, 2, 3) for n in range(10)]
     assert found["all"] == every
     assert found["filtered"] == every[20:]
@@ -55,10 +66,19 @@ def test_petastorms_public_reader_runs_on_this_arrow(tmp_path):
     assert 0 < len(found["half"]) < 30
 
 
-@pytest.mark.parametrize(("filters", "kept"), [
-    (None, True), ([("day", "=", 2)], True), ([("day", "!=", 2)], False), ([("day", "in", [2, 3])], True),
-    ([("day", "not in", {2})], False), ([[("day", "<", 2)], [("name", "==", "x")]], True),
-    ([("day", ">=", 2), ("name", "=", "y")], False), ([("elsewhere", "=", 0)], True)])
+@pytest.mark.parametrize(
+    ("filters", "kept"),
+    [
+        (None, True),
+        ([("day", "=", 2)], True),
+        ([("day", "!=", 2)], False),
+        ([("day", "in", [2, 3])], True),
+        ([("day", "not in", {2})], False),
+        ([[("day", "<", 2)], [("name", "==", "x")]], True),
+        ([("day", ">=", 2), ("name", "=", "y")], False),
+        ([("elsewhere", "=", 0)], True),
+    ],
+)
 def test_filters_go_by_the_names_of_folders(filters, kept):
     assert _included({"day": "2", "name": "x"}, filters) is kept
 
@@ -66,10 +86,19 @@ def test_filters_go_by_the_names_of_folders(filters, kept):
 def test_some_of_petastorms_own_tests_pass(tmp_path):
     suite = Suite(tmp_path)
     file = suite.package / "workers_pool" / "tests" / "test_ventilator.py"
-    some = [f"TestWorkersPool::{name}" for name in ("test_ventilator_threads", "test_empty_ventilation",
-                                                    "test_multiple_iterations", "test_reset_ventilator")]
+    some = [
+        f"TestWorkersPool::{name}"
+        for name in (
+            "test_ventilator_threads",
+            "test_empty_ventilation",
+            "test_multiple_iterations",
+            "test_reset_ventilator",
+        )
+    ]
     assert suite.run(file, some) == [Result("test_ventilator", name, "passed") for name in some]
-    assert {"test_parquet_reader", "test_end_to_end", "test_weighted_sampling_reader"} <= {f.stem for f in suite.files}
+    assert {"test_parquet_reader", "test_end_to_end", "test_weighted_sampling_reader"} <= {
+        f.stem for f in suite.files
+    }
 
 
 def test_a_failure_is_told_with_its_reason(tmp_path):

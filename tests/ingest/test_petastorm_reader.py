@@ -47,8 +47,18 @@ def clicks(tmp_path_factory):
     folder = tmp_path_factory.mktemp("clicks")
     for part in range(2):
         rows = np.arange(part * ROWS // 2, (part + 1) * ROWS // 2)
-        pq.write_table(pa.table({"label": rows % 2, "number": rows.astype(np.float32), "row": rows,
-                                 "text": TEXTS[rows % 3]}), folder / f"part-{part}.parquet", row_group_size=GROUP)
+        pq.write_table(
+            pa.table(
+                {
+                    "label": rows % 2,
+                    "number": rows.astype(np.float32),
+                    "row": rows,
+                    "text": TEXTS[rows % 3],
+                }
+            ),
+            folder / f"part-{part}.parquet",
+            row_group_size=GROUP,
+        )
     return folder
 
 
@@ -57,24 +67,37 @@ ROLES = {"label": "label", "dense": "number", "sparse": "row"}
 
 def loaded(source, **options):
     """A loader's batches of one epoch as columns, and its order hash."""
-    with BatchLoader(source, **{"batch_size": 80, "roles": ROLES, "reader": "petastorm"} | options) as loader:
+    with BatchLoader(
+        source, **{"batch_size": 80, "roles": ROLES, "reader": "petastorm"} | options
+    ) as loader:
         batches = list(loader)
         ids = loader.sparse_names
-        found = {name: np.concatenate([b.values.reshape(len(ids), -1)[n] for b in batches])
-                 for n, name in enumerate(ids)}
-        found |= {name: np.concatenate([b.dense[:, n].numpy() for b in batches])
-                  for n, name in enumerate(loader.dense_names)}
+        found = {
+            name: np.concatenate([b.values.reshape(len(ids), -1)[n] for b in batches])
+            for n, name in enumerate(ids)
+        }
+        found |= {
+            name: np.concatenate([b.dense[:, n].numpy() for b in batches])
+            for n, name in enumerate(loader.dense_names)
+        }
         found["label"] = np.concatenate([b.label.numpy() for b in batches])
         return {name: np.asarray(values) for name, values in found.items()}, loader.order_hash
 
 
 # ---- every row group comes through Petastorm's Reader and worker
 
-@pytest.mark.parametrize(("mode", "knobs"), [
-    ("thread", Knobs(workers={"read": 3, "shuffle": 2})),
-    ("fused", Knobs(workers={"read": 2}, fused=frozenset({"shuffle"}))),
-    ("process", Knobs(workers={"read": 2, "process": 2}, backend={"process": "process"}))])
-def test_every_row_group_comes_through_petastorms_reader_and_worker(table, monkeypatch, mode, knobs):
+
+@pytest.mark.parametrize(
+    ("mode", "knobs"),
+    [
+        ("thread", Knobs(workers={"read": 3, "shuffle": 2})),
+        ("fused", Knobs(workers={"read": 2}, fused=frozenset({"shuffle"}))),
+        ("process", Knobs(workers={"read": 2, "process": 2}, backend={"process": "process"})),
+    ],
+)
+def test_every_row_group_comes_through_petastorms_reader_and_worker(
+    table, monkeypatch, mode, knobs
+):
     calls, lock = Counter(), threading.Lock()
 
     def counted(kind, name):
@@ -91,8 +114,13 @@ def test_every_row_group_comes_through_petastorms_reader_and_worker(table, monke
     counted(ArrowReaderWorker, "process")
     counted(ArrowReaderWorker, "_load_rows")
     counted(Reader, "__next__")
-    with BatchLoader(table, batch_size=80, reader="petastorm", knobs=knobs,
-                     transforms=["tests.ingest.worker_functions:process"]) as loader:
+    with BatchLoader(
+        table,
+        batch_size=80,
+        reader="petastorm",
+        knobs=knobs,
+        transforms=["tests.ingest.worker_functions:process"],
+    ) as loader:
         assert loader.knobs.fused == knobs.fused
         at = loader.dense_names.index("I1")
         processes = {int(number) for batch in loader for number in batch.dense[:, at]}
@@ -104,12 +132,19 @@ def test_every_row_group_comes_through_petastorms_reader_and_worker(table, monke
 
 def test_a_runs_record_names_the_reader(table, tmp_path):
     for reader in ("petastorm", "arrow"):
-        with Loader(table, batch_size=80, tuning="fixed", run_dir=tmp_path / reader, reading=Reading(reader=reader)):
+        with Loader(
+            table,
+            batch_size=80,
+            tuning="fixed",
+            run_dir=tmp_path / reader,
+            reading=Reading(reader=reader),
+        ):
             pass
         assert json.loads((tmp_path / reader / "config.json").read_text())["reader"] == reader
 
 
 # ---- a user's TransformSpec
+
 
 def worked_over(frame):
     frame["kind"] = frame["text"].map({"ant": 1, "bee": 2, "cat": 3})
@@ -117,8 +152,11 @@ def worked_over(frame):
     return frame.drop(columns="text")
 
 
-SPEC = TransformSpec(worked_over, edit_fields=[("kind", np.int32, (), False), ("number", np.float64, (), False)],
-                     removed_fields=["text"])
+SPEC = TransformSpec(
+    worked_over,
+    edit_fields=[("kind", np.int32, (), False), ("number", np.float64, (), False)],
+    removed_fields=["text"],
+)
 
 
 def test_a_transform_spec_sees_stored_rows_and_gives_the_columns(clicks):
@@ -145,7 +183,10 @@ def test_a_loader_with_a_transform_spec_goes_on_where_it_was_and_asks_for_the_sp
     with BatchLoader(clicks, transforms=[SPEC], **options) as loader:
         loader.load_state_dict(state)
         assert [b.checksum for b in loader] == rest
-    with BatchLoader(clicks, **options) as loader, pytest.raises(Exception, match="made with the transform 'Tr"):
+    with (
+        BatchLoader(clicks, **options) as loader,
+        pytest.raises(Exception, match="made with the transform 'Tr"),
+    ):
         loader.load_state_dict(state)
 
 
@@ -176,39 +217,81 @@ def test_a_feature_tables_columns_keep_their_roles(table):
 
 
 def test_ids_are_hashed_after_the_transform_spec(clicks, tmp_path):
-    upper = TransformSpec(lambda frame: frame.assign(text=frame["text"].str.upper()),
-                          edit_fields=[("text", np.str_, (), False)])
-    pq.write_table(pa.table({"label": [0] * 8, "text": ["ANT", "BEE", "CAT", "ANT"] * 2}), tmp_path / "upper.parquet")
+    upper = TransformSpec(
+        lambda frame: frame.assign(text=frame["text"].str.upper()),
+        edit_fields=[("text", np.str_, (), False)],
+    )
+    pq.write_table(
+        pa.table({"label": [0] * 8, "text": ["ANT", "BEE", "CAT", "ANT"] * 2}),
+        tmp_path / "upper.parquet",
+    )
     found = []
     for source, transforms in ((clicks, [upper]), (tmp_path, [])):
-        with Loader(source, batch_size=8, roles={"label": "label"}, hash={"text": 1000}, transforms=transforms,
-                    tuning="fixed") as loader:
+        with Loader(
+            source,
+            batch_size=8,
+            roles={"label": "label"},
+            hash={"text": 1000},
+            transforms=transforms,
+            tuning="fixed",
+        ) as loader:
             found.append({int(i) for b in loader for i in b.values})
     assert found[0] == found[1]
     assert len(found[0]) == 3
 
 
-@pytest.mark.parametrize(("spec", "message"), [
-    (TransformSpec(lambda frame: frame[frame["row"] > 3]),
-     "row group 0: the function of the TransformSpec gave back 116 rows for 120: each row needs one, .* predicate"),
-    (TransformSpec(lambda frame: pd.concat([frame, frame])), "gave back 240 rows for 120"),
-    (TransformSpec(lambda frame: frame["row"]), "gave back Series, not a DataFrame"),
-    (TransformSpec(lambda frame: frame.drop(columns="row")), "do not match required schema columns"),
-    (TransformSpec(lambda frame: frame.assign(more=1)), "do not match required schema columns"),
-    (TransformSpec(lambda frame: frame["nothing"]), "the function of the TransformSpec failed: KeyError: 'nothing'"),
-    (TransformSpec(lambda frame: frame.assign(row=frame["row"] + 0.5), [("row", np.int32, (), False)]),
-     "row group 0: Float value 0.5.* was truncated converting to int32")])
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        (
+            TransformSpec(lambda frame: frame[frame["row"] > 3]),
+            "gave back 116 rows for 120: each row needs one, .* predicate",
+        ),
+        (TransformSpec(lambda frame: pd.concat([frame, frame])), "gave back 240 rows for 120"),
+        (TransformSpec(lambda frame: frame["row"]), "gave back Series, not a DataFrame"),
+        (
+            TransformSpec(lambda frame: frame.drop(columns="row")),
+            "do not match required schema columns",
+        ),
+        (TransformSpec(lambda frame: frame.assign(more=1)), "do not match required schema columns"),
+        (
+            TransformSpec(lambda frame: frame["nothing"]),
+            "the function of the TransformSpec failed: KeyError: 'nothing'",
+        ),
+        (
+            TransformSpec(
+                lambda frame: frame.assign(row=frame["row"] + 0.5), [("row", np.int32, (), False)]
+            ),
+            "row group 0: Float value 0.5.* was truncated converting to int32",
+        ),
+    ],
+)
 def test_a_function_that_breaks_the_contract_is_named_with_its_row_group(clicks, spec, message):
     with pytest.raises(SourceError, match=message):
-        loaded(clicks, transforms=[spec], shuffle=False, streams=1, knobs=Knobs(workers={"read": 1}))
+        loaded(
+            clicks, transforms=[spec], shuffle=False, streams=1, knobs=Knobs(workers={"read": 1})
+        )
 
 
-@pytest.mark.parametrize(("given", "message"), [
-    ([TransformSpec(removed_fields=["numbr"])], r"removed_fields names 'numbr', .*did you mean 'number'"),
-    ([TransformSpec(selected_fields=["row", "nothing"])], "selected_fields names 'nothing', which is not there"),
-    ([TransformSpec(edit_fields=[("row", object, (), False)])], "gives 'row' the type <class 'object'>"),
-    ([SPEC, SPEC], "Petastorm's worker takes one TransformSpec"),
-    ([Transform("first", np.log1p), SPEC], "before any function over batches: give it first")])
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (
+            [TransformSpec(removed_fields=["numbr"])],
+            r"removed_fields names 'numbr', .*did you mean 'number'",
+        ),
+        (
+            [TransformSpec(selected_fields=["row", "nothing"])],
+            "selected_fields names 'nothing', which is not there",
+        ),
+        (
+            [TransformSpec(edit_fields=[("row", object, (), False)])],
+            "gives 'row' the type <class 'object'>",
+        ),
+        ([SPEC, SPEC], "Petastorm's worker takes one TransformSpec"),
+        ([Transform("first", np.log1p), SPEC], "before any function over batches: give it first"),
+    ],
+)
 def test_a_transform_spec_that_cannot_be_is_refused_at_the_start(clicks, given, message):
     with pytest.raises(PetastormError, match=message):
         BatchLoader(clicks, batch_size=80, roles=ROLES, transforms=given)
@@ -221,7 +304,9 @@ def test_a_row_group_on_which_the_function_fails_can_be_set_aside(clicks, tmp_pa
         return frame
 
     errors = Errors(on_error="quarantine", quarantine=tmp_path / "list.jsonl", probation_rows=10**6)
-    with BatchLoader(clicks, batch_size=80, roles=ROLES, transforms=[TransformSpec(function)], errors=errors) as loader:
+    with BatchLoader(
+        clicks, batch_size=80, roles=ROLES, transforms=[TransformSpec(function)], errors=errors
+    ) as loader:
         weights = sum(float(b.weight.sum()) for b in loader)
         assert loader.quarantined["rows_set_aside"] == GROUP
     assert weights == ROWS - GROUP
@@ -230,19 +315,31 @@ def test_a_row_group_on_which_the_function_fails_can_be_set_aside(clicks, tmp_pa
 
 # ---- predicates, selectors, caches, schemas
 
+
 def test_a_predicate_leaves_rows_out_of_the_order(clicks):
     odd = in_lambda(["text", "row"], lambda text, row: (text == "bee") & (row >= 2 * GROUP))
     options = PetastormOptions(predicate=odd)
-    found, order = loaded(clicks, petastorm=options, last="pad", shuffle=False, streams=1, roles=ROLES)
+    found, order = loaded(
+        clicks, petastorm=options, last="pad", shuffle=False, streams=1, roles=ROLES
+    )
     expected = [row for row in range(2 * GROUP, ROWS) if row % 3 == 1]
-    assert found["row"][:len(expected)].tolist() == expected
-    assert not found["row"][len(expected):].any(), "padding"
+    assert found["row"][: len(expected)].tolist() == expected
+    assert not found["row"][len(expected) :].any(), "padding"
     with BatchLoader(clicks, batch_size=80, roles=ROLES, petastorm=options) as loader:
         assert loader.plan.rows == len(expected)
         assert [sum(counts) for counts in loader.plan.groups] == [80, 160]
         assert [bool(n) for n in loader.plan.groups[0]] == [False, False, True, True]
-    assert loaded(clicks, petastorm=options, last="pad", shuffle=False, streams=1,
-                  knobs=Knobs(workers={"read": 4}))[1] == order
+    assert (
+        loaded(
+            clicks,
+            petastorm=options,
+            last="pad",
+            shuffle=False,
+            streams=1,
+            knobs=Knobs(workers={"read": 4}),
+        )[1]
+        == order
+    )
 
 
 def test_a_predicate_that_chooses_other_rows_each_time_is_an_error(clicks):
@@ -253,7 +350,9 @@ def test_a_predicate_that_chooses_other_rows_each_time_is_an_error(clicks):
         return row % 2 >= asked[int(row.iloc[0])] - 1
 
     options = PetastormOptions(predicate=in_lambda(["row"], first_time))
-    with pytest.raises(SourceError, match="60 rows where 120 are due: a predicate chooses the same rows each time"):
+    with pytest.raises(
+        SourceError, match="60 rows where 120 are due: a predicate chooses the same rows each time"
+    ):
         loaded(clicks, petastorm=options)
 
 
@@ -293,8 +392,14 @@ class Kept(CacheBase):
 
 def test_a_cache_of_petastorms_interface_keeps_row_groups(clicks):
     cache = Kept()
-    with BatchLoader(clicks, batch_size=80, roles=ROLES, epochs=3, petastorm=PetastormOptions(cache=cache),
-                     knobs=Knobs(workers={"read": 1})) as loader:
+    with BatchLoader(
+        clicks,
+        batch_size=80,
+        roles=ROLES,
+        epochs=3,
+        petastorm=PetastormOptions(cache=cache),
+        knobs=Knobs(workers={"read": 1}),
+    ) as loader:
         for _ in range(3):
             deque(loader, maxlen=0)
         kept = loader.order_hash
@@ -308,22 +413,42 @@ def test_a_cache_of_petastorms_interface_keeps_row_groups(clicks):
 
 def test_a_schema_that_is_given_must_be_the_files(clicks):
     own = unischema_of(pq.read_schema(clicks / "part-0.parquet"))
-    assert loaded(clicks, petastorm=PetastormOptions(schema=own.create_schema_view(["row", "label"])))[1] == \
-        loaded(clicks)[1]
+    assert (
+        loaded(clicks, petastorm=PetastormOptions(schema=own.create_schema_view(["row", "label"])))[
+            1
+        ]
+        == loaded(clicks)[1]
+    )
     other = Unischema("other", [UnischemaField("number", np.str_, (), None, False)])
-    with pytest.raises(PetastormError, match="column 'number' holds float32, where the schema has str_"):
+    with pytest.raises(
+        PetastormError, match="column 'number' holds float32, where the schema has str_"
+    ):
         loaded(clicks, petastorm=PetastormOptions(schema=other))
     with pytest.raises(PetastormError, match=r"no column 'rows' \(did you mean 'row'\?\)"):
-        loaded(clicks, petastorm=PetastormOptions(
-            schema=Unischema("other", [UnischemaField("rows", np.int64, (), None, False)])))
+        loaded(
+            clicks,
+            petastorm=PetastormOptions(
+                schema=Unischema("other", [UnischemaField("rows", np.int64, (), None, False)])
+            ),
+        )
 
 
-@pytest.mark.parametrize(("options", "message"), [
-    ({"predicate": in_set({1}, "nothing")}, "predicate: no column 'nothing'"),
-    ({"predicate": "row > 3"}, "predicate: 'row > 3' is no petastorm.predicates.PredicateBase"),
-    ({"rowgroup_selector": SingleIndexSelector("day", [1])}, "needs the indexes .'day'., which lie pickled"),
-    ({"cache": object()}, "is no petastorm.cache.CacheBase"),
-    ({"cache": Kept(), "predicate": in_negate(in_set({1}, "row"))}, "keeps no row groups in a cache of which a pred")])
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"predicate": in_set({1}, "nothing")}, "predicate: no column 'nothing'"),
+        ({"predicate": "row > 3"}, "predicate: 'row > 3' is no petastorm.predicates.PredicateBase"),
+        (
+            {"rowgroup_selector": SingleIndexSelector("day", [1])},
+            "needs the indexes .'day'., which lie pickled",
+        ),
+        ({"cache": object()}, "is no petastorm.cache.CacheBase"),
+        (
+            {"cache": Kept(), "predicate": in_negate(in_set({1}, "row"))},
+            "keeps no row groups in a cache of which a pred",
+        ),
+    ],
+)
 def test_what_petastorms_reader_cannot_be_asked_for_is_named(clicks, options, message):
     with pytest.raises(PetastormError, match=message):
         loaded(clicks, petastorm=PetastormOptions(**options))
@@ -344,7 +469,9 @@ def test_a_cache_that_unpickles_is_refused(tmp_path):
 
 
 def test_what_is_petastorms_is_refused_of_the_arrow_reader(clicks):
-    with pytest.raises(SourceError, match="rowgroup_selector: this is Petastorm's; take reader='petastorm'"):
+    with pytest.raises(
+        SourceError, match="rowgroup_selector: this is Petastorm's; take reader='petastorm'"
+    ):
         loaded(clicks, reader="arrow", petastorm=PetastormOptions(rowgroup_selector=Chosen(1)))
     with pytest.raises(SourceError, match="transform_spec: this is Petastorm's"):
         loaded(clicks, reader="arrow", transforms=[SPEC])

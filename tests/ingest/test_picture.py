@@ -13,8 +13,11 @@ def _column(lines, number):
 
 
 def test_bars_line_and_letters_are_where_they_belong():
-    picture = Picture(points=[(float(at), 100.0 if at <= 50 else 50.0) for at in range(1, 101)], headroom=200.0,
-                      marks=[(50.0, "A")])
+    picture = Picture(
+        points=[(float(at), 100.0 if at <= 50 else 50.0) for at in range(1, 101)],
+        headroom=200.0,
+        marks=[(50.0, "A")],
+    )
     lines = picture.lines(109, height=11)  # a column a second, a row for each 20
     assert len({len(line) for line in lines}) == 1
     assert _column(lines, 10).count("█") == 5

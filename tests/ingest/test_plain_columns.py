@@ -37,27 +37,45 @@ FIRST = datetime.datetime(2024, 1, 1)
 
 def log(number: np.ndarray) -> pa.Table:
     """A click log as services write it. Row n can be told by its `score`, which is n."""
-    return pa.table({
-        "clicked": pa.array(number * 48_271 % 65_537 % 3 == 0),  # no other column tells it
-        "user_id": pa.array((number % 50) * 10**15 - 7 * 10**15, pa.int64()),
-        "country": pa.array([[None, "de", "fr"][n % 3] for n in number]).dictionary_encode(),
-        "price": pa.array([None if n % 7 == 0 else decimal.Decimal(int(n)) / 4 for n in number], pa.decimal128(12, 2)),
-        "score": pa.array(number, pa.float64()),
-        "is_new": pa.array([None if n % 11 == 0 else n % 2 == 0 for n in number], pa.bool_()),
-        "ts": pa.array([FIRST + datetime.timedelta(minutes=int(n) * 7) for n in number], pa.timestamp("ms")),
-        "day": pa.array([FIRST.date() + datetime.timedelta(days=int(n) % 9) for n in number]),
-        "items": pa.array([list(range(n, n + n % 4)) for n in number], pa.list_(pa.int64())),
-        "tags": pa.array([[f"t{k}" for k in range(n % 3)] for n in number], pa.list_(pa.string())),
-        "device": pa.array([{"os": "ios" if n % 2 else "web", "size": {"width": int(n) % 900}} if n % 5 else None
-                            for n in number]),
-        "blob": pa.array([b"x"] * len(number))})
+    return pa.table(
+        {
+            "clicked": pa.array(number * 48_271 % 65_537 % 3 == 0),  # no other column tells it
+            "user_id": pa.array((number % 50) * 10**15 - 7 * 10**15, pa.int64()),
+            "country": pa.array([[None, "de", "fr"][n % 3] for n in number]).dictionary_encode(),
+            "price": pa.array(
+                [None if n % 7 == 0 else decimal.Decimal(int(n)) / 4 for n in number],
+                pa.decimal128(12, 2),
+            ),
+            "score": pa.array(number, pa.float64()),
+            "is_new": pa.array([None if n % 11 == 0 else n % 2 == 0 for n in number], pa.bool_()),
+            "ts": pa.array(
+                [FIRST + datetime.timedelta(minutes=int(n) * 7) for n in number], pa.timestamp("ms")
+            ),
+            "day": pa.array([FIRST.date() + datetime.timedelta(days=int(n) % 9) for n in number]),
+            "items": pa.array([list(range(n, n + n % 4)) for n in number], pa.list_(pa.int64())),
+            "tags": pa.array(
+                [[f"t{k}" for k in range(n % 3)] for n in number], pa.list_(pa.string())
+            ),
+            "device": pa.array(
+                [
+                    {"os": "ios" if n % 2 else "web", "size": {"width": int(n) % 900}}
+                    if n % 5
+                    else None
+                    for n in number
+                ]
+            ),
+            "blob": pa.array([b"x"] * len(number)),
+        }
+    )
 
 
 @pytest.fixture(scope="module")
 def clicks(tmp_path_factory):
     folder = tmp_path_factory.mktemp("log")
     for part in range(FILES):
-        pq.write_table(log(np.arange(ROWS) + part * ROWS), folder / f"part-{part}.parquet", row_group_size=130)
+        pq.write_table(
+            log(np.arange(ROWS) + part * ROWS), folder / f"part-{part}.parquet", row_group_size=130
+        )
     return folder
 
 
@@ -151,14 +169,26 @@ ops = [{op = "hash", size = 100}]
 def rows_of(source, split: str, **options) -> dict[int, tuple]:
     """Each row by its `score`: label, dense values, ids, and bags."""
     found = {}
-    with BatchLoader(source, batch_size=32, split=split, **{"last": "pad", "reader": "arrow"} | options) as loader:
+    with BatchLoader(
+        source, batch_size=32, split=split, **{"last": "pad", "reader": "arrow"} | options
+    ) as loader:
         for batch in loader:
-            columns = {name: np.split(one.values, np.cumsum(one.lengths)[:-1]) if isinstance(one, tuple) else one
-                       for name, one in batch.numpy().items()}
+            columns = {
+                name: np.split(one.values, np.cumsum(one.lengths)[:-1])
+                if isinstance(one, tuple)
+                else one
+                for name, one in batch.numpy().items()
+            }
             for row in np.flatnonzero(columns.pop("weight")):
                 found[int(columns["score"][row])] = tuple(
-                    (name, tuple(values[row].tolist()) if isinstance(values, list) else values[row].item())
-                    for name, values in sorted(columns.items()))
+                    (
+                        name,
+                        tuple(values[row].tolist())
+                        if isinstance(values, list)
+                        else values[row].item(),
+                    )
+                    for name, values in sorted(columns.items())
+                )
     return found
 
 
@@ -174,7 +204,9 @@ def test_a_spec_gives_the_loader_the_rows_that_a_job_makes_of_it(clicks, tmp_pat
         assert found == expected
         seen.update(expected.keys())
     assert seen == Counter(range(ROWS * FILES)), "each row lies in one split"
-    assert {f.name: f.cardinality for f in plain.fields} == {f.name: f.cardinality for f in table.fields}
+    assert {f.name: f.cardinality for f in plain.fields} == {
+        f.name: f.cardinality for f in table.fields
+    }
 
 
 def test_reading_by_petastorm_and_in_any_order_gives_the_same(clicks):
@@ -190,10 +222,18 @@ def test_reading_by_petastorm_and_in_any_order_gives_the_same(clicks):
 
 def test_roles_take_any_type_of_column(clicks):
     roles = "label=clicked;dense=score,price,is_new;sparse=device.os%10,user_id%1000,country%50,tags%20,items"
-    with BatchLoader(table_of(clicks, roles), batch_size=40, fill=0, shuffle=False, streams=1) as loader:
+    with BatchLoader(
+        table_of(clicks, roles), batch_size=40, fill=0, shuffle=False, streams=1
+    ) as loader:
         assert loader.dense_names == ("score", "price", "is_new"), "in the order asked for"
         assert loader.sparse_names == ("device.os", "user_id", "country", "tags", "items")
-        assert loader.cardinalities == {"device.os": 12, "user_id": 1002, "country": 52, "tags": 22, "items": 1202}
+        assert loader.cardinalities == {
+            "device.os": 12,
+            "user_id": 1002,
+            "country": 52,
+            "tags": 22,
+            "items": 1202,
+        }
         batch = next(iter(loader))
         rows = log(np.arange(40))
         assert batch["price"].tolist() == [float(p or 0) for p in rows["price"].to_pylist()]
@@ -201,15 +241,24 @@ def test_roles_take_any_type_of_column(clicks):
         assert batch.label.tolist() == [float(one) for one in rows["clicked"].to_pylist()]
         systems = pa.array([one and one["os"] for one in rows["device"].to_pylist()], pa.string())
         assert batch["device.os"].tolist() == Hash(size=10).apply(systems, None).to_pylist()
-        assert batch["items"].lengths.tolist() == [n % 4 for n in range(40)], "a list in the role sparse is a bag"
+        assert batch["items"].lengths.tolist() == [n % 4 for n in range(40)], (
+            "a list in the role sparse is a bag"
+        )
 
 
-@pytest.mark.parametrize(("roles", "said"), [
-    ("label=clicked;dense=score,score", "'score' is asked for twice, as dense"),
-    ("label=clicked;dense=score;dense=price", "'dense' is given twice"),
-    ("label=clicked;dense=score%10", "'score%10' is asked for as dense; only ids are hashed"),
-    ("label=clicked;dense=score;sparse=device.so%10", "no column 'device.so' .did you mean 'device.os'"),
-    ("label=clicked;dense=score;sparse=blob%0", "0 for column 'blob' is not a number of ids")])
+@pytest.mark.parametrize(
+    ("roles", "said"),
+    [
+        ("label=clicked;dense=score,score", "'score' is asked for twice, as dense"),
+        ("label=clicked;dense=score;dense=price", "'dense' is given twice"),
+        ("label=clicked;dense=score%10", "'score%10' is asked for as dense; only ids are hashed"),
+        (
+            "label=clicked;dense=score;sparse=device.so%10",
+            "no column 'device.so' .did you mean 'device.os'",
+        ),
+        ("label=clicked;dense=score;sparse=blob%0", "0 for column 'blob' is not a number of ids"),
+    ],
+)
 def test_roles_that_cannot_be_are_refused(clicks, roles, said):
     with pytest.raises(ParquetError, match=said):
         table_of(clicks, roles)
@@ -221,23 +270,44 @@ def test_a_time_says_how_it_becomes_a_feature(clicks):
 
 
 def test_an_exact_name_beats_a_pattern(clicks):
-    fields = {f.name: f.role for f in ParquetFiles.open(clicks, "dense=s*;label=clicked;sparse=device.*%10").fields}
-    assert fields == {"score": "dense", "clicked": "label", "device.os": "sparse", "device.size.width": "sparse"}
-    assert ParquetFiles.open(clicks, {"dense": ["score"], "label": "clicked", "sparse": "[cst]o*%9"}).hash == {
-        "country": 9}
+    fields = {
+        f.name: f.role
+        for f in ParquetFiles.open(clicks, "dense=s*;label=clicked;sparse=device.*%10").fields
+    }
+    assert fields == {
+        "score": "dense",
+        "clicked": "label",
+        "device.os": "sparse",
+        "device.size.width": "sparse",
+    }
+    assert ParquetFiles.open(
+        clicks, {"dense": ["score"], "label": "clicked", "sparse": "[cst]o*%9"}
+    ).hash == {"country": 9}
 
 
 def test_what_nobody_asked_for_is_named_once(clicks, capsys):
     for _ in range(2):
-        ParquetFiles.open(str(clicks), "label=clicked;dense=score,price,is_new;sparse=*_id%9,country%9,tags%9,items")
+        ParquetFiles.open(
+            str(clicks),
+            "label=clicked;dense=score,price,is_new;sparse=*_id%9,country%9,tags%9,items",
+        )
     said = capsys.readouterr().err
     assert said.count("left out: ts, day, device.os, device.size.width, blob\n") == 1
 
 
-@pytest.mark.parametrize(("roles", "said"), [
-    ("label=clicked;dense=price", r"part-0.parquet, row group 0: column 'price' has 19 empty values; .*fill="),
-    ("label=clicked;dense=score;sparse=user_id",
-     r"part-0.parquet, row group \d, row \d+: column 'user_id' holds -7\d*, which does not fit int32.*hash=")])
+@pytest.mark.parametrize(
+    ("roles", "said"),
+    [
+        (
+            "label=clicked;dense=price",
+            r"part-0.parquet, row group 0: column 'price' has 19 empty values; .*fill=",
+        ),
+        (
+            "label=clicked;dense=score;sparse=user_id",
+            r"part-0.parquet, row group \d, row \d+: column 'user_id' holds -7\d*, which does not fit int32.*hash=",
+        ),
+    ],
+)
 def test_values_are_looked_at_before_the_first_batch(clicks, roles, said):
     with pytest.raises(ColumnError, match=said):
         BatchLoader(table_of(clicks, roles), batch_size=32)
@@ -249,15 +319,41 @@ class TestSpecs:
         for old, new in changes:
             assert old in text
             text = text.replace(old, new)
-        return BatchLoader(table_of(clicks, spec=Spec.own(text, "mine.toml")), batch_size=32, split=split)
+        return BatchLoader(
+            table_of(clicks, spec=Spec.own(text, "mine.toml")), batch_size=32, split=split
+        )
 
-    @pytest.mark.parametrize(("old", "new", "said"), [
-        ('{op = "hash", size = 50}', '{op = "categorify"}', "mine.toml: column 'country': categorify learns from the"),
-        ('format = "parquet"', 'format = "json"', "input.format is 'json', and a loader reads parquet"),
-        ('"day:float"', '"dya:float"', "no column 'dya', which its input.columns name .did you mean 'day'"),
-        ('"tags:texts"', '"tags:floats"', r"column 'tags' holds list<.*string>, which is not read as floats"),
-        ('[[column]]\nname = "clicked"', '[sample]\nnegatives = 0.5\n[[column]]\nname = "clicked"', "sample. changes"),
-        ('split_by = "user_id"', "", "a row's split hashes all its columns")])
+    @pytest.mark.parametrize(
+        ("old", "new", "said"),
+        [
+            (
+                '{op = "hash", size = 50}',
+                '{op = "categorify"}',
+                "mine.toml: column 'country': categorify learns from the",
+            ),
+            (
+                'format = "parquet"',
+                'format = "json"',
+                "input.format is 'json', and a loader reads parquet",
+            ),
+            (
+                '"day:float"',
+                '"dya:float"',
+                "no column 'dya', which its input.columns name .did you mean 'day'",
+            ),
+            (
+                '"tags:texts"',
+                '"tags:floats"',
+                r"column 'tags' holds list<.*string>, which is not read as floats",
+            ),
+            (
+                '[[column]]\nname = "clicked"',
+                '[sample]\nnegatives = 0.5\n[[column]]\nname = "clicked"',
+                "sample. changes",
+            ),
+            ('split_by = "user_id"', "", "a row's split hashes all its columns"),
+        ],
+    )
     def test_what_only_a_job_can_do_is_refused(self, clicks, old, new, said):
         changes = [(old, new)]
         if "dya" in new:
@@ -270,9 +366,11 @@ class TestSpecs:
             self.changed(clicks, split="tset")
 
     def test_a_label_is_0_or_1(self, clicks):
-        others = [('split_by = "user_id"\nsplit = {train = 0.7, test = 0.3}', "split = {train = 1}"),
-                  ('["user_id", "country"]', '["is_new", "country"]'),
-                  ('name = "user_id"', 'name = "user_id"\nfrom = "is_new"')]
+        others = [
+            ('split_by = "user_id"\nsplit = {train = 0.7, test = 0.3}', "split = {train = 1}"),
+            ('["user_id", "country"]', '["is_new", "country"]'),
+            ('name = "user_id"', 'name = "user_id"\nfrom = "is_new"'),
+        ]
         label = ('name = "clicked"', 'name = "clicked"\nfrom = "user_id"')
         said = r"row group \d.*: column 'user_id' holds -?\d+, and a label is 0"
         with self.changed(clicks, *others, label) as loader, pytest.raises(ColumnError, match=said):
@@ -280,12 +378,19 @@ class TestSpecs:
 
     def test_a_split_by_time_reads_only_the_row_groups_on_the_bound(self, clicks, monkeypatch):
         bound = int((FIRST - datetime.datetime(1970, 1, 1)).total_seconds()) + 7 * 60 * 300
-        by_time = [('split_by = "user_id"\nsplit = {train = 0.7, test = 0.3}',
-                    f'split_time = "ts"\nsplit = {{train = 0, test = {bound}}}')]
+        by_time = [
+            (
+                'split_by = "user_id"\nsplit = {train = 0.7, test = 0.3}',
+                f'split_time = "ts"\nsplit = {{train = 0, test = {bound}}}',
+            )
+        ]
         read = []
         original = pq.ParquetFile.read_row_group
-        monkeypatch.setattr(pq.ParquetFile, "read_row_group",
-                            lambda *args, **more: read.append(args[1]) or original(*args, **more))
+        monkeypatch.setattr(
+            pq.ParquetFile,
+            "read_row_group",
+            lambda *args, **more: read.append(args[1]) or original(*args, **more),
+        )
         with self.changed(clicks, *by_time) as loader:
             assert loader.plan.rows == 300
             assert read == [2], "rows 260 to 389"
@@ -295,14 +400,21 @@ class TestSpecs:
     def test_the_pages_example_loads(self, clicks, repo):
         page = (repo / "docs" / "loader.md").read_text()
         (text,) = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
-        with BatchLoader(table_of(clicks, spec=Spec.own(text)), batch_size=32, split="test") as loader:
+        with BatchLoader(
+            table_of(clicks, spec=Spec.own(text)), batch_size=32, split="test"
+        ) as loader:
             assert loader.sparse_names == ("price_band", "hour")
             assert next(iter(loader)).values.max() < 26
 
     def test_another_spec_is_another_version(self, clicks):
-        versions = {ParquetFiles.open(clicks, spec=Spec.own(text)).version
-                    for text in (SPEC, SPEC.replace("size = 50", "size = 51"), SPEC.replace("train = 0.7, test = 0.3",
-                                                                                            "train = 0.6, test = 0.4"))}
+        versions = {
+            ParquetFiles.open(clicks, spec=Spec.own(text)).version
+            for text in (
+                SPEC,
+                SPEC.replace("size = 50", "size = 51"),
+                SPEC.replace("train = 0.7, test = 0.3", "train = 0.6, test = 0.4"),
+            )
+        }
         assert len(versions) == 3
 
     def test_a_spec_stands_alone(self, clicks):
@@ -315,10 +427,19 @@ def test_an_id_of_a_function_beyond_what_embeddings_have_is_refused(clicks, valu
     def far(columns):
         columns["user_id"][at] = value
 
-    with BatchLoader(clicks, roles="label=clicked;dense=score;sparse=user_id%10", batch_size=40,
-                     transforms=[Transform("far", far)]) as loader, \
-            pytest.raises(TransformError, match=rf"transform 'far', epoch 0, step 0: column 'user_id' came back with "
-                          rf"id {value} \(number {at}\), and its cardinality is 12: ids go from 0 to 11"):
+    with (
+        BatchLoader(
+            clicks,
+            roles="label=clicked;dense=score;sparse=user_id%10",
+            batch_size=40,
+            transforms=[Transform("far", far)],
+        ) as loader,
+        pytest.raises(
+            TransformError,
+            match=rf"transform 'far', epoch 0, step 0: column 'user_id' came back with "
+            rf"id {value} \(number {at}\), and its cardinality is 12: ids go from 0 to 11",
+        ),
+    ):
         list(loader)
 
 
@@ -344,31 +465,46 @@ ops = [{{op = "fill"}}]
 """
 
 
-@pytest.mark.parametrize(("asked", "ops", "is_one"), [
-    ("user_id >= 0", '{op = "compare", to = ">= 0"}', lambda n: n % 50 >= 7),
-    ("country == de", '{op = "lower"}, {op = "one_hot", values = ["de"]}', lambda n: n % 3 == 1)])
-def test_a_comparison_makes_the_label_by_roles_by_a_guess_by_a_spec_and_by_a_job(clicks, tmp_path, asked, ops, is_one):
+@pytest.mark.parametrize(
+    ("asked", "ops", "is_one"),
+    [
+        ("user_id >= 0", '{op = "compare", to = ">= 0"}', lambda n: n % 50 >= 7),
+        (
+            "country == de",
+            '{op = "lower"}, {op = "one_hot", values = ["de"]}',
+            lambda n: n % 3 == 1,
+        ),
+    ],
+)
+def test_a_comparison_makes_the_label_by_roles_by_a_guess_by_a_spec_and_by_a_job(
+    clicks, tmp_path, asked, ops, is_one
+):
     source = asked.split()[0]
     expected = {n: float(is_one(n)) for n in range(ROWS * FILES)}
     feature = "country" if source == "user_id" else "user_id"
     spec = Spec.own(RATED.format(source=source, ops=ops, feature=feature))
     guessed = Spec.own(guessed_spec(str(clicks), asked))
     on(None, Job(spec=spec, inputs=(str(clicks),), store=TableStore(tmp_path / "table")))
-    for name, files in (("liked", FeatureTable.open(tmp_path / "table")),
-                              ("liked", ParquetFiles.open(clicks, spec=spec)),
-                              (source, table_of(clicks, f"label={asked};dense=score")),
-                              (source, table_of(clicks, f"label={asked}"))):
+    for name, files in (
+        ("liked", FeatureTable.open(tmp_path / "table")),
+        ("liked", ParquetFiles.open(clicks, spec=spec)),
+        (source, table_of(clicks, f"label={asked};dense=score")),
+        (source, table_of(clicks, f"label={asked}")),
+    ):
         found = rows_of(files, "all" if name == "liked" else "train")
         assert {n: dict(row)[name] for n, row in found.items()} == expected
     files = ParquetFiles.open(clicks, spec=guessed)
     with BatchLoader(files, batch_size=1, shuffle=False, streams=1, split="test") as loader:
         found = [batch.label.item() for batch in loader]
-    assert found == [expected[n] for n in range(ROWS * FILES - len(found), ROWS * FILES)], "the last by time"
+    assert found == [expected[n] for n in range(ROWS * FILES - len(found), ROWS * FILES)], (
+        "the last by time"
+    )
 
 
 def test_the_rows_that_have_a_label_stay_and_a_sample_goes_by_what_was_compared(clicks, tmp_path):
     text = RATED.format(source="score", ops='{op = "compare", to = "< 300"}', feature="user_id") + (
-        "[sample]\nnegatives = 0.5\nweight = 'w'\n")
+        "[sample]\nnegatives = 0.5\nweight = 'w'\n"
+    )
     text = text.replace('role = "dense"\nops = [{op = "fill"}]', 'role = "time"')
     on(None, Job(spec=Spec.own(text), inputs=(str(clicks),), store=TableStore(tmp_path / "table")))
     rows = rows_of_table(FeatureTable.open(tmp_path / "table"))
@@ -376,26 +512,41 @@ def test_the_rows_that_have_a_label_stay_and_a_sample_goes_by_what_was_compared(
     assert sorted(row["score"] for row in positive) == list(range(300))
     assert 350 < len(rows) - len(positive) < 550, "about half of the other 900"
     assert {(row["liked"], row["w"]) for row in rows} == {(1, 1.0), (0, 2.0)}
-    for wrong, said in ((text + "[negatives]\ncolumn = 'country'\n", r"\[negatives\].* need a label that is an input"),
-                        (text.replace('op = "compare", to = "< 300"', 'op = "standardise"'), "cannot make a label")):
+    for wrong, said in (
+        (
+            text + "[negatives]\ncolumn = 'country'\n",
+            r"\[negatives\].* need a label that is an input",
+        ),
+        (text.replace('op = "compare", to = "< 300"', 'op = "standardise"'), "cannot make a label"),
+    ):
         with pytest.raises(SpecError, match=said):
             Spec.parse(wrong)
 
 
 @pytest.mark.parametrize("kind", [pa.string(), pa.dictionary(pa.int32(), pa.string())])
 def test_a_label_of_texts_is_asked_for_by_the_comparison_that_makes_it(tmp_path, kind):
-    pq.write_table(pa.table({"bought": pa.array(["no", "yes"] * 8).cast(kind), "x": [1.0] * 16}),
-                   tmp_path / "a.parquet")
+    pq.write_table(
+        pa.table({"bought": pa.array(["no", "yes"] * 8).cast(kind), "x": [1.0] * 16}),
+        tmp_path / "a.parquet",
+    )
     said = r"the label 'bought' holds texts \(no, yes\): .* `sluice guess --label 'bought == yes'`"
-    for asked in (lambda: guessed_spec(tmp_path, "bought"), lambda: table_of(tmp_path, "label=bought")):
+    for asked in (
+        lambda: guessed_spec(tmp_path, "bought"),
+        lambda: table_of(tmp_path, "label=bought"),
+    ):
         with pytest.raises(ParquetError, match=said):
             asked()
     assert Spec.own(guessed_spec(tmp_path, "bought == yes")).label == "bought"
 
 
-@pytest.mark.parametrize(("label", "said"), [
-    ("score >= many", "must be one of .* and a number"), ("country != de", "of which a label is made by =="),
-    ("scor >= 4", r"no column 'scor' \(did you mean 'score'\?\)")])
+@pytest.mark.parametrize(
+    ("label", "said"),
+    [
+        ("score >= many", "must be one of .* and a number"),
+        ("country != de", "of which a label is made by =="),
+        ("scor >= 4", r"no column 'scor' \(did you mean 'score'\?\)"),
+    ],
+)
 def test_a_comparison_that_cannot_be_is_refused(clicks, label, said):
     with pytest.raises(ParquetError, match=said):
         ParquetFiles.open(clicks, f"label={label};dense=price")
@@ -409,7 +560,9 @@ def as_stored(spec: str) -> str:
 def first_batch(files, spec: str, rows: int = 4):
     """The first rows of files, as they lie, whatever split a guess put them in."""
     spec = re.sub(r"(?m)^split(_\w+)? = .*$", "", as_stored(spec))
-    source = table_of(files, spec=Spec.own(spec.replace("[table]", "[table]\nsplit = {train = 1}"), "guessed"))
+    source = table_of(
+        files, spec=Spec.own(spec.replace("[table]", "[table]\nsplit = {train = 1}"), "guessed")
+    )
     with BatchLoader(source, batch_size=rows, shuffle=False, streams=1) as loader:
         return next(iter(loader))
 
@@ -422,15 +575,29 @@ class TestGuesses:
         assert spec.table.split_time == "ts"
         roles = {column.name: column.role for column in spec.columns}
         assert roles == {
-            "clicked": "label", "price": "dense", "score": "dense", "is_new": "dense", "user_id": "sparse",
-            "country": "sparse", "ts_hour": "sparse", "ts_weekday": "sparse", "day_weekday": "sparse",
-            "device_os": "sparse", "device_size_width": "dense", "items": "id_list", "tags": "id_list"}
-        assert {column.sources for column in spec.columns if column.name == "device_os"} == {("device.os",)}
+            "clicked": "label",
+            "price": "dense",
+            "score": "dense",
+            "is_new": "dense",
+            "user_id": "sparse",
+            "country": "sparse",
+            "ts_hour": "sparse",
+            "ts_weekday": "sparse",
+            "day_weekday": "sparse",
+            "device_os": "sparse",
+            "device_size_width": "dense",
+            "items": "id_list",
+            "tags": "id_list",
+        }
+        assert {column.sources for column in spec.columns if column.name == "device_os"} == {
+            ("device.os",)
+        }
         assert "blob: binary" in out.read_text()
         spec = Spec.own(as_stored(out.read_text()))
         on(None, Job(spec=spec, inputs=(str(clicks),), store=TableStore(tmp_path / "table")))
         assert rows_of(FeatureTable.open(tmp_path / "table"), "test") == rows_of(
-            ParquetFiles.open(clicks, spec=spec), "test")
+            ParquetFiles.open(clicks, spec=spec), "test"
+        )
 
     def test_a_loader_by_itself_takes_texts_and_fills_what_is_missing(self, clicks, capsys):
         with BatchLoader(clicks, batch_size=40, shuffle=False, streams=1) as loader:
@@ -445,117 +612,217 @@ class TestGuesses:
     def test_what_is_no_number_among_floats_is_filled_as_a_spec_fills_it(self, tmp_path, capsys):
         values = [1.0, np.nan, np.inf, 4.0, None, -np.inf, 7.0, 8.0]
         for kind, name in ((pa.float64(), "a"), (pa.float32(), "b")):
-            pq.write_table(pa.table({"y": [0, 1] * 4, "whole": range(8), "none": pa.array([2.0] * 8, kind),
-                                     "nan": pa.array([*values[:4], *values[:4]], kind), "x": pa.array(values, kind)}),
-                           tmp_path / f"{name}.parquet")
-            with BatchLoader(tmp_path / f"{name}.parquet", batch_size=8, shuffle=False, streams=1) as loader:
+            pq.write_table(
+                pa.table(
+                    {
+                        "y": [0, 1] * 4,
+                        "whole": range(8),
+                        "none": pa.array([2.0] * 8, kind),
+                        "nan": pa.array([*values[:4], *values[:4]], kind),
+                        "x": pa.array(values, kind),
+                    }
+                ),
+                tmp_path / f"{name}.parquet",
+            )
+            with BatchLoader(
+                tmp_path / f"{name}.parquet", batch_size=8, shuffle=False, streams=1
+            ) as loader:
                 batch = next(iter(loader))
                 assert batch["x"].tolist() == [1, 0, 0, 4, 0, 0, 7, 8]
                 assert batch["nan"].tolist() == [1, 0, 0, 4] * 2
                 assert batch["none"].tolist() == [2] * 8
             assert "empty values of nan, x become 0" in capsys.readouterr().err
-            with BatchLoader(tmp_path / f"{name}.parquet", batch_size=8, shuffle=False, streams=1, fill={"x": -1},
-                             roles={"label": "y", "dense": ["x", "nan"]}, errors=Errors(finite=False)) as loader:
+            with BatchLoader(
+                tmp_path / f"{name}.parquet",
+                batch_size=8,
+                shuffle=False,
+                streams=1,
+                fill={"x": -1},
+                roles={"label": "y", "dense": ["x", "nan"]},
+                errors=Errors(finite=False),
+            ) as loader:
                 batch = next(iter(loader))
                 assert batch["x"].tolist() == [1, -1, -1, 4, -1, -1, 7, 8]
                 assert batch["nan"][1].isnan(), "nobody asked for it to be filled"
 
     def test_text_that_names_rows_is_left_out(self, tmp_path):
-        pq.write_table(pa.table({"y": [n * 48_271 % 65_537 % 2 for n in range(2000)],
-                                 "event": [f"e{n}" for n in range(2000)],
-                                 "site": [f"s{n % 30}" for n in range(2000)]}), tmp_path / "a.parquet")
+        pq.write_table(
+            pa.table(
+                {
+                    "y": [n * 48_271 % 65_537 % 2 for n in range(2000)],
+                    "event": [f"e{n}" for n in range(2000)],
+                    "site": [f"s{n % 30}" for n in range(2000)],
+                }
+            ),
+            tmp_path / "a.parquet",
+        )
         text = guessed_spec(tmp_path)
         assert "#   event: text that differs in nearly every row" in text
         assert 'name = "site"\nrole = "sparse"\nops = [{op = "hash", size = 1000}]' in text
         assert 'split_by = "site"\nsplit = {train = 0.8, validation = 0.1, test = 0.1}' in text
 
-    def test_columns_that_are_not_the_same_in_every_file_are_proposed_as_far_as_they_can_be_loaded(self, tmp_path,
-                                                                                                  capsys):
+    def test_columns_that_are_not_the_same_in_every_file_are_proposed_as_far_as_they_can_be_loaded(
+        self, tmp_path, capsys
+    ):
         """Numbers of several types are; a spec also takes what some files lack. What is a number in one file and a list
         in another is not."""
-        first = {"price": [1, 2], "n": pa.array([3, 4], pa.int8()), "site": ["a", "b"], "odd": [1, 2]}
+        first = {
+            "price": [1, 2],
+            "n": pa.array([3, 4], pa.int8()),
+            "site": ["a", "b"],
+            "odd": [1, 2],
+        }
         second = {"price": [1.5, 2.0], "n": [2**40, 5], "shop": ["a", "b"], "odd": [[1], [2]]}
         for part, more in enumerate((first, second)):
-            pq.write_table(pa.table({"y": [0, 1], "user_id": [1, 2], **more}), tmp_path / f"{part}.parquet")
+            pq.write_table(
+                pa.table({"y": [0, 1], "user_id": [1, 2], **more}), tmp_path / f"{part}.parquet"
+            )
         with BatchLoader(str(tmp_path), batch_size=4, streams=1, shuffle=False) as loader:
             assert (loader.dense_names, loader.sparse_names) == (("price",), ("user_id", "n"))
             assert next(iter(loader))["price"].tolist() == [1, 2, 1.5, 2]
         said = capsys.readouterr().err
-        assert ("left out: odd (of several types), site (not in every file, which a spec can say), shop (not in every "
-                "file, which a spec can say))") in said
+        assert (
+            "left out: odd (of several types), site (not in every file, which a spec can say), shop (not in every "
+            "file, which a spec can say))"
+        ) in said
         assert said.count("left out") == 1
         guess.main([str(tmp_path / "0.parquet"), str(tmp_path / "1.parquet")])
         spec, said = capsys.readouterr()
-        assert 'optional = ["site", "shop"]\n# Left out:\n#   odd: of several types\n\n[table]' in spec
+        assert (
+            'optional = ["site", "shop"]\n# Left out:\n#   odd: of several types\n\n[table]' in spec
+        )
         assert "# double, 1 to 2, 3 different among 4\n[[column]]" in spec
         assert "# string, not in every file, 2 different among 2\n" in spec
         assert not said, "the spec says it"
         batch = first_batch(tmp_path, spec)
         assert batch["price"].tolist() == [1, 2, 1.5, 2]
         assert [len(set(batch[name].tolist())) for name in ("n", "site", "shop")] == [4, 3, 3]
-        assert (batch["site"][2:].tolist(), batch["shop"][:2].tolist()) == ([1, 1], [1, 1]), "null where it is missing"
+        assert (batch["site"][2:].tolist(), batch["shop"][:2].tolist()) == ([1, 1], [1, 1]), (
+            "null where it is missing"
+        )
 
-    @pytest.mark.parametrize(("texts", "found"), [
-        (["2025-03-01 10:20:00", "2025-03-02 23:00:00"], "%Y-%m-%d %H:%M:%S"), (["2025-03-01", None, ""], "%Y-%m-%d"),
-        (["2025-03-01T10:20:00Z", "2025-03-31T00:00:00Z"], "%Y-%m-%dT%H:%M:%SZ"),
-        (["01/03/2025 10:20", "31/03/2025 00:10"], "%d/%m/%Y %H:%M"), (["2025-03-01", "soon"], ""), (["10", "20"], ""),
-        (["01.03.2025", "2025-03-01 10:20:00", "02.03.2025"], ["%d.%m.%Y", "%Y-%m-%d %H:%M:%S"]),
-        (["2025-03-01T10:20:00.25+00:00", "2025-03-01T10:20:00+00:00"],
-         ["%Y-%m-%dT%H:%M:%S%z", "%Y-%m-%dT%H:%M:%S.%f%z"]),
-        (["13/01/2025", "01/13/2025"], "")])
-    def test_times_as_text_are_proposed_with_the_format_that_reads_them(self, tmp_path, capsys, texts, found):
-        columns = {"y": [0, 1, 0][:len(texts)], "x": [.5] * len(texts), "at": texts}
+    @pytest.mark.parametrize(
+        ("texts", "found"),
+        [
+            (["2025-03-01 10:20:00", "2025-03-02 23:00:00"], "%Y-%m-%d %H:%M:%S"),
+            (["2025-03-01", None, ""], "%Y-%m-%d"),
+            (["2025-03-01T10:20:00Z", "2025-03-31T00:00:00Z"], "%Y-%m-%dT%H:%M:%SZ"),
+            (["01/03/2025 10:20", "31/03/2025 00:10"], "%d/%m/%Y %H:%M"),
+            (["2025-03-01", "soon"], ""),
+            (["10", "20"], ""),
+            (
+                ["01.03.2025", "2025-03-01 10:20:00", "02.03.2025"],
+                ["%d.%m.%Y", "%Y-%m-%d %H:%M:%S"],
+            ),
+            (
+                ["2025-03-01T10:20:00.25+00:00", "2025-03-01T10:20:00+00:00"],
+                ["%Y-%m-%dT%H:%M:%S%z", "%Y-%m-%dT%H:%M:%S.%f%z"],
+            ),
+            (["13/01/2025", "01/13/2025"], ""),
+        ],
+    )
+    def test_times_as_text_are_proposed_with_the_format_that_reads_them(
+        self, tmp_path, capsys, texts, found
+    ):
+        columns = {"y": [0, 1, 0][: len(texts)], "x": [0.5] * len(texts), "at": texts}
         said = json.dumps(found)
         pq.write_table(pa.table(columns), tmp_path / "a.parquet")
         with BatchLoader(str(tmp_path), batch_size=1, streams=1):
             assert ("left out: at (a time as text)" in capsys.readouterr().err) is bool(found)
         text = guessed_spec(tmp_path)
-        assert (f'{{op = "parse_time", format = {said}}}, {{op = "weekday"}}' in text) is bool(found)
+        assert (f'{{op = "parse_time", format = {said}}}, {{op = "weekday"}}' in text) is bool(
+            found
+        )
         assert ('name = "at_hour"' in text) is ("%H" in said)
         ids = first_batch(tmp_path, text, len(texts))["at_weekday" if found else "at"].tolist()
-        assert [one == 1 for one in ids] == [bool(found) and not one for one in texts]  # 1 is what is missing
+        assert [one == 1 for one in ids] == [
+            bool(found) and not one for one in texts
+        ]  # 1 is what is missing
 
     @pytest.mark.parametrize("roles", ["label=bought", {"label": ["bought"]}, {"label": "bought"}])
     def test_who_names_the_label_alone_has_the_rest_guessed(self, tmp_path, capsys, roles):
         at = pa.array([datetime.datetime(2025, 1, 1)] * 4, pa.timestamp("s", "Asia/Tokyo"))
-        pq.write_table(pa.table({"bought": [0, 1, 1, 0], "x": [1.0, None, 3.0, 4.0], "u": ["a", "b", "a", None],
-                                 "at": at}), tmp_path / "a.parquet")
-        with BatchLoader(str(tmp_path), batch_size=4, streams=1, roles=roles, shuffle=False) as loader:
+        pq.write_table(
+            pa.table(
+                {
+                    "bought": [0, 1, 1, 0],
+                    "x": [1.0, None, 3.0, 4.0],
+                    "u": ["a", "b", "a", None],
+                    "at": at,
+                }
+            ),
+            tmp_path / "a.parquet",
+        )
+        with BatchLoader(
+            str(tmp_path), batch_size=4, streams=1, roles=roles, shuffle=False
+        ) as loader:
             assert (loader.dense_names, loader.sparse_names) == (("x",), ("u",))
             assert next(iter(loader))["x"].tolist() == [1, 0, 3, 4]
-        assert "roles guessed (label: bought; dense: x; sparse: u%1000; empty values of x become 0" in \
-            capsys.readouterr().err
+        assert (
+            "roles guessed (label: bought; dense: x; sparse: u%1000; empty values of x become 0"
+            in capsys.readouterr().err
+        )
         with pytest.raises(ParquetError, match=r"no column 'bougt' \(did you mean 'bought'"):
             BatchLoader(str(tmp_path), batch_size=4, roles="label=bougt")
-        with BatchLoader(table_of(tmp_path, roles, hash={"u": 10}), batch_size=4, streams=1) as loader:
-            assert (loader.dense_names, loader.sparse_names) == ((), ("u",)), "who hashes has chosen"
+        with BatchLoader(
+            table_of(tmp_path, roles, hash={"u": 10}), batch_size=4, streams=1
+        ) as loader:
+            assert (loader.dense_names, loader.sparse_names) == ((), ("u",)), (
+                "who hashes has chosen"
+            )
         assert '{op = "hour", zone = "Asia/Tokyo"}' in guessed_spec(tmp_path, "bought")
 
     @pytest.mark.parametrize("unit", [1, 1000, 10**6, 10**9])
     def test_times_as_numbers_are_split_and_told_by_the_clock_in_any_unit(self, tmp_path, unit):
         first = int(FIRST.replace(tzinfo=datetime.UTC).timestamp())
-        pq.write_table(pa.table({"y": [n % 2 for n in range(48)], "at": [(first + 3600 * n) * unit for n in range(48)],
-                                 "never": pa.nulls(48, pa.timestamp("us"))}), tmp_path / "a.parquet")
+        pq.write_table(
+            pa.table(
+                {
+                    "y": [n % 2 for n in range(48)],
+                    "at": [(first + 3600 * n) * unit for n in range(48)],
+                    "never": pa.nulls(48, pa.timestamp("us")),
+                }
+            ),
+            tmp_path / "a.parquet",
+        )
         text = guessed_spec(tmp_path)
         assert ('{op = "scale", by = ' in text) is (unit > 1)
         assert "#   never: no value was seen" in text
         hours = first_batch(tmp_path, text, 30)["at_hour"].tolist()
         assert hours == [2 + n % 24 for n in range(30)]
-        with BatchLoader(table_of(tmp_path, spec=Spec.own(text)), batch_size=1, streams=1, split="test") as loader:
+        with BatchLoader(
+            table_of(tmp_path, spec=Spec.own(text)), batch_size=1, streams=1, split="test"
+        ) as loader:
             assert loader.plan.rows == 5, "the last tenth of 47 hours"
 
     @pytest.mark.parametrize("asked", [None, "rating"])
     def test_a_rating_becomes_a_label_by_a_comparison(self, tmp_path, asked):
         """About half of the rows are positive. What is no rating stays a number."""
-        pq.write_table(pa.table({"rating": [1, 5, 3, 4], "x": [1.0, 2.0, 3.0, 4.0]}), tmp_path / "a.parquet")
+        pq.write_table(
+            pa.table({"rating": [1, 5, 3, 4], "x": [1.0, 2.0, 3.0, 4.0]}), tmp_path / "a.parquet"
+        )
         assert first_batch(tmp_path, guessed_spec(tmp_path, asked)).label.tolist() == [0, 1, 0, 1]
-        pq.write_table(pa.table({"rating": [n / 7 for n in range(40)], "x": [1.0] * 40}), tmp_path / "a.parquet")
-        assert first_batch(tmp_path, guessed_spec(tmp_path, "rating")).label[1].item() == pytest.approx(1 / 7)
+        pq.write_table(
+            pa.table({"rating": [n / 7 for n in range(40)], "x": [1.0] * 40}),
+            tmp_path / "a.parquet",
+        )
+        assert first_batch(tmp_path, guessed_spec(tmp_path, "rating")).label[
+            1
+        ].item() == pytest.approx(1 / 7)
 
     def test_what_is_nested_deeper_is_left_out_unread(self, tmp_path):
         words = pa.list_(pa.dictionary(pa.int8(), pa.string()))  # Arrow cannot read it in pieces
-        pq.write_table(pa.table({"y": [0, 1], "price": [-0.0, 2.5], "words": pa.array([["a"], []], words),
-                                 "visits": [[{"page": 1}], []]}), tmp_path / "a.parquet")
+        pq.write_table(
+            pa.table(
+                {
+                    "y": [0, 1],
+                    "price": [-0.0, 2.5],
+                    "words": pa.array([["a"], []], words),
+                    "visits": [[{"page": 1}], []],
+                }
+            ),
+            tmp_path / "a.parquet",
+        )
         text = guessed_spec(tmp_path)
         assert "#   words: list<element: dictionary<" in text
         assert "#   visits: list<element: struct<" in text
@@ -572,5 +839,13 @@ class TestGuesses:
 def test_the_command_line_takes_sizes_and_specs(clicks, tmp_path):
     path = tmp_path / "mine.toml"
     path.write_text(SPEC)
-    for more in (["--roles", "label=clicked;dense=score;sparse=user_id%1000,tags%9"], ["--spec", str(path)]):
-        assert main(["bench", str(clicks), "--seconds", "0.1", "--batch-size", "32", *more])["rows_per_s"] > 0
+    for more in (
+        ["--roles", "label=clicked;dense=score;sparse=user_id%1000,tags%9"],
+        ["--spec", str(path)],
+    ):
+        assert (
+            main(["bench", str(clicks), "--seconds", "0.1", "--batch-size", "32", *more])[
+                "rows_per_s"
+            ]
+            > 0
+        )

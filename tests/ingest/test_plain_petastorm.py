@@ -29,12 +29,18 @@ pytestmark = pytest.mark.slow
 
 def test_a_predicate_leaves_rows_out_of_a_spec_s_split(clicks):  # noqa: F811
     source = ParquetFiles.open(clicks, spec=Spec.own(SPEC))
-    wanted = PetastormOptions(predicate=in_lambda(
-        ["device.size.width", "price"], lambda width, price: (width > 300) & (price.astype(float) < 200)))
+    wanted = PetastormOptions(
+        predicate=in_lambda(
+            ["device.size.width", "price"],
+            lambda width, price: (width > 300) & (price.astype(float) < 200),
+        )
+    )
     for split in ("train", "test"):
         every = rows_of(source, split)
         found = rows_of(source, split, reader="petastorm", petastorm=wanted)
-        chosen = {n for n in range(ROWS * FILES) if n % 5 and n % 900 > 300 and n % 7 and n / 4 < 200}
+        chosen = {
+            n for n in range(ROWS * FILES) if n % 5 and n % 900 > 300 and n % 7 and n / 4 < 200
+        }
         assert found == {row: values for row, values in every.items() if row in chosen}
         assert 0 < len(found) < len(every) / 2
 
@@ -49,28 +55,49 @@ def test_rows_of_a_split_are_drawn_by_weight(clicks):  # noqa: F811
 
 
 def languages(frame):
-    frame["language"] = np.where(frame["device.os"] == "ios", "en", frame["country"].astype(object).fillna("none"))
+    frame["language"] = np.where(
+        frame["device.os"] == "ios", "en", frame["country"].astype(object).fillna("none")
+    )
     frame["score"] = frame["score"] * 2
     return frame.drop(columns="tags")
 
 
-SPOKEN = TransformSpec(languages, edit_fields=[("language", np.str_, (), False), ("score", np.float64, (), False)],
-                       removed_fields=["tags"])
+SPOKEN = TransformSpec(
+    languages,
+    edit_fields=[("language", np.str_, (), False), ("score", np.float64, (), False)],
+    removed_fields=["tags"],
+)
 
 
 def test_roles_and_hashes_are_of_what_a_transform_spec_gives(clicks):  # noqa: F811
-    roles = "label=clicked;dense=score;sparse=language%100,device.os%10,user_id%1000,country%50,items"
-    with BatchLoader(table_of(clicks, roles, transform_spec=SPOKEN), batch_size=40, shuffle=False, streams=1,
-                     transforms=[SPOKEN]) as loader:
+    roles = (
+        "label=clicked;dense=score;sparse=language%100,device.os%10,user_id%1000,country%50,items"
+    )
+    with BatchLoader(
+        table_of(clicks, roles, transform_spec=SPOKEN),
+        batch_size=40,
+        shuffle=False,
+        streams=1,
+        transforms=[SPOKEN],
+    ) as loader:
         batch = next(iter(loader))
     rows = log(np.arange(40)).to_pylist()
     systems = [row["device"] and row["device"]["os"] for row in rows]
-    spoken = ["en" if system == "ios" else row["country"] or "none" for system, row in zip(systems, rows, strict=True)]
+    spoken = [
+        "en" if system == "ios" else row["country"] or "none"
+        for system, row in zip(systems, rows, strict=True)
+    ]
     assert batch["score"].tolist() == [2.0 * row["score"] for row in rows]
-    for name, size, texts in (("language", 100, spoken), ("device.os", 10, systems),
-                              ("user_id", 1000, [str(row["user_id"]) for row in rows]),
-                              ("country", 50, [row["country"] for row in rows])):
-        assert batch[name].tolist() == Hash(size=size).apply(pa.array(texts, pa.string()), None).to_pylist()
+    for name, size, texts in (
+        ("language", 100, spoken),
+        ("device.os", 10, systems),
+        ("user_id", 1000, [str(row["user_id"]) for row in rows]),
+        ("country", 50, [row["country"] for row in rows]),
+    ):
+        assert (
+            batch[name].tolist()
+            == Hash(size=size).apply(pa.array(texts, pa.string()), None).to_pylist()
+        )
     assert batch["items"].lengths.tolist() == [len(row["items"]) for row in rows]
 
 
@@ -78,8 +105,13 @@ def test_what_a_transform_spec_makes_is_guessed_by_its_type_alone(clicks, capsys
     with Loader(str(clicks), batch_size=40, transforms=[SPOKEN], tuning="fixed") as loader:
         assert "score" in loader.dense_names
         assert not {"language", "tags"} & set(loader.sparse_names)
-    assert "language (text of which nothing was seen; hash= makes ids of it)" in capsys.readouterr().err
-    with Loader(str(clicks), batch_size=40, transforms=[SPOKEN], tuning="fixed", hash={"language": 9}) as loader:
+    assert (
+        "language (text of which nothing was seen; hash= makes ids of it)"
+        in capsys.readouterr().err
+    )
+    with Loader(
+        str(clicks), batch_size=40, transforms=[SPOKEN], tuning="fixed", hash={"language": 9}
+    ) as loader:
         assert loader.cardinalities["language"] == 11
 
 
@@ -88,18 +120,34 @@ def test_values_that_petastorm_may_change_or_leave_out_are_not_refused_by_footer
     with pytest.raises(ColumnError, match="column 'price' has 19 empty values"):
         BatchLoader(clicks, **options)
     there = PetastormOptions(predicate=in_lambda(["price"], lambda price: price.notna()))
-    filled = TransformSpec(lambda frame: frame.assign(price=frame["price"].astype(float).fillna(-1)),
-                           edit_fields=[("price", np.float64, (), False)])
+    filled = TransformSpec(
+        lambda frame: frame.assign(price=frame["price"].astype(float).fillna(-1)),
+        edit_fields=[("price", np.float64, (), False)],
+    )
     for more in ({"petastorm": there}, {"transforms": [filled]}):
         with BatchLoader(clicks, **options, **more) as loader:
-            assert min(float(batch["price"].min()) for batch in loader) == (-1.0 if "transforms" in more else 0.25)
+            assert min(float(batch["price"].min()) for batch in loader) == (
+                -1.0 if "transforms" in more else 0.25
+            )
 
 
-@pytest.mark.parametrize(("open_it", "said"), [
-    (lambda files: table_of(files, spec=Spec.own(SPEC), transform_spec=SPOKEN), "give one of them; with a TransformSp"),
-    (lambda files: BatchLoader(ParquetFiles.open(files), batch_size=40, transforms=[SPOKEN]),
-     "were opened without this TransformSpec, .*give the loader their paths"),
-    (lambda files: table_of(files, "label=clicked;sparse=tags%9", transform_spec=SPOKEN), "there is no column 'tags'")])
+@pytest.mark.parametrize(
+    ("open_it", "said"),
+    [
+        (
+            lambda files: table_of(files, spec=Spec.own(SPEC), transform_spec=SPOKEN),
+            "give one of them; with a TransformSp",
+        ),
+        (
+            lambda files: BatchLoader(ParquetFiles.open(files), batch_size=40, transforms=[SPOKEN]),
+            "were opened without this TransformSpec, .*give the loader their paths",
+        ),
+        (
+            lambda files: table_of(files, "label=clicked;sparse=tags%9", transform_spec=SPOKEN),
+            "there is no column 'tags'",
+        ),
+    ],
+)
 def test_what_does_not_go_together_is_refused(clicks, open_it, said):  # noqa: F811
     with pytest.raises(ParquetError, match=said):
         open_it(clicks)
@@ -108,8 +156,11 @@ def test_what_does_not_go_together_is_refused(clicks, open_it, said):  # noqa: F
 @pytest.mark.parametrize("reader", READERS)
 def test_a_row_group_without_rows_of_the_split_gives_none(clicks, reader):  # noqa: F811
     """The limit of decoding reads each row group that there is."""
-    spec = Spec.own(SPEC.replace('split_by = "user_id"', 'split_time = "ts"').replace(
-        "split = {train = 0.7, test = 0.3}", "split = {train = 0, test = 1704240000}"))
+    spec = Spec.own(
+        SPEC.replace('split_by = "user_id"', 'split_time = "ts"').replace(
+            "split = {train = 0.7, test = 0.3}", "split = {train = 0, test = 1704240000}"
+        )
+    )
     source = ParquetFiles.open(clicks, spec=spec)
     made = source.made("train", Columns.of(source.fields).names)
     groups = RowGroupReader(source.files_of("train"), made.sources, made=made)

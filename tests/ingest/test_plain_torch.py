@@ -11,7 +11,9 @@ pytestmark = pytest.mark.slow
 
 
 def test_a_plain_model_learns_from_plain_parquet(repo, tmp_path, capsys, monkeypatch):
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))  # an optimiser makes one
+    monkeypatch.setenv(
+        "TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor")
+    )  # an optimiser makes one
     spec = spec_from_file_location("plain_torch", repo / "examples" / "plain_torch.py")
     example = module_from_spec(spec)
     spec.loader.exec_module(example)
@@ -20,8 +22,12 @@ def test_a_plain_model_learns_from_plain_parquet(repo, tmp_path, capsys, monkeyp
         (tmp_path / f"part-{number}.parquet").unlink()
     example.main(str(tmp_path / "*.parquet"))
     told = capsys.readouterr()
-    losses = [float(loss) for loss in re.findall(r"epoch \d: mean loss (0\.\d+) over 9 steps", told.out)]
+    losses = [
+        float(loss) for loss in re.findall(r"epoch \d: mean loss (0\.\d+) over 9 steps", told.out)
+    ]
     assert len(losses) == 3
     assert losses == sorted(losses, reverse=True)
-    assert re.search(r"^(input-bound|balanced|consumer-bound): .*\d+% of each step waits", told.out, re.MULTILINE)
+    assert re.search(
+        r"^(input-bound|balanced|consumer-bound): .*\d+% of each step waits", told.out, re.MULTILINE
+    )
     assert "label: clicked; dense: liking; sparse: user; id_list: seen" in told.err

@@ -40,12 +40,16 @@ role = "label"
 
 
 def spec(columns: str, *made: str, table: str = "split = {train = 1}", more: str = "") -> Spec:
-    return Spec.own(HEAD % (columns, more, table) + "\n".join(f"[[column]]\n{one}" for one in made), "mine.toml")
+    return Spec.own(
+        HEAD % (columns, more, table) + "\n".join(f"[[column]]\n{one}" for one in made), "mine.toml"
+    )
 
 
 PRICE = 'name = "price"\nrole = "dense"\nops = [{op = "fill", value = -1}]'
-HOUR = ('name = "hour"\nfrom = "at"\nrole = "sparse"\n'
-        'ops = [{op = "parse_time", format = "%Y-%m-%d %H:%M"}, {op = "hour"}, {op = "modulus", size = 24}]')
+HOUR = (
+    'name = "hour"\nfrom = "at"\nrole = "sparse"\n'
+    'ops = [{op = "parse_time", format = "%Y-%m-%d %H:%M"}, {op = "hour"}, {op = "modulus", size = 24}]'
+)
 
 
 def write(folder, name: str, rows: int = ROWS, **columns):
@@ -56,18 +60,35 @@ def write(folder, name: str, rows: int = ROWS, **columns):
 
 def rows_of(source, names, **options) -> list[tuple]:
     """The named columns of all rows that count, in their order."""
-    with BatchLoader(source, batch_size=16, shuffle=False, streams=1, last="pad", **options) as loader:
-        return [row for batch in loader for row, weight in zip(
-            zip(*(batch[name].tolist() for name in names), strict=True), batch.weight.tolist(), strict=True) if weight]
+    with BatchLoader(
+        source, batch_size=16, shuffle=False, streams=1, last="pad", **options
+    ) as loader:
+        return [
+            row
+            for batch in loader
+            for row, weight in zip(
+                zip(*(batch[name].tolist() for name in names), strict=True),
+                batch.weight.tolist(),
+                strict=True,
+            )
+            if weight
+        ]
 
 
 # ---- types
 
-@pytest.mark.parametrize("values", [
-    pa.array([Decimal("2.00"), None, Decimal("1.50"), Decimal("-7.00")], pa.decimal128(9, 2)),
-    pa.array([Decimal("2"), None, Decimal("0.5"), Decimal("-7")], pa.decimal256(60, 30)),
-    pa.array([2.0, None, 1.5, -7.0]), pa.array([2.0, None, 1.5, -7.0], pa.float32()),
-    pa.array([2.0, None, float("nan"), -7.0]), pa.array([2.0, None, 2.0**63, -7.0])])
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        pa.array([Decimal("2.00"), None, Decimal("1.50"), Decimal("-7.00")], pa.decimal128(9, 2)),
+        pa.array([Decimal("2"), None, Decimal("0.5"), Decimal("-7")], pa.decimal256(60, 30)),
+        pa.array([2.0, None, 1.5, -7.0]),
+        pa.array([2.0, None, 1.5, -7.0], pa.float32()),
+        pa.array([2.0, None, float("nan"), -7.0]),
+        pa.array([2.0, None, 2.0**63, -7.0]),
+    ],
+)
 def test_a_fraction_is_no_whole_number(values):
     found, lost = converted(values, "int")
     assert found.to_pylist() == [2, None, None, -7]
@@ -75,7 +96,7 @@ def test_a_fraction_is_no_whole_number(values):
 
 
 def test_a_long_decimal_keeps_its_last_digit():
-    ids = [2**53 + 1, 2**63 - 1, -2**63, None, 2**63]
+    ids = [2**53 + 1, 2**63 - 1, -(2**63), None, 2**63]
     values = pa.array([one if one is None else Decimal(one) for one in ids], pa.decimal128(30, 4))
     found, lost = converted(values, "int")
     assert found.to_pylist() == [*ids[:4], None]
@@ -86,81 +107,140 @@ def test_a_long_decimal_keeps_its_last_digit():
 def test_a_fraction_in_a_column_of_whole_numbers_is_refused_with_its_value(tmp_path, reader):
     write(tmp_path, "a", price=pa.array([Decimal(n) / 4 for n in range(ROWS)], pa.decimal128(9, 2)))
     source = ParquetFiles.open(tmp_path, spec=spec('"price:int"', PRICE))
-    with BatchLoader(source, batch_size=16, reader=reader) as one, \
-            pytest.raises(ColumnError, match=r"a\.parquet, row group \d.*: column 'price' holds \d+\.(25|50|75), which "
-                                             "is no whole number of 64 bits: read it as float in input.columns"):
+    with (
+        BatchLoader(source, batch_size=16, reader=reader) as one,
+        pytest.raises(
+            ColumnError,
+            match=r"a\.parquet, row group \d.*: column 'price' holds \d+\.(25|50|75), which "
+            "is no whole number of 64 bits: read it as float in input.columns",
+        ),
+    ):
         list(one)
 
 
 def test_a_fraction_in_the_column_that_splits_is_refused_with_its_file(tmp_path):
-    write(tmp_path, "a", price=np.arange(ROWS, dtype=float), day=pa.array([Decimal(n) / 2 for n in range(ROWS)]))
-    by_day = spec('"price:float", "day:int"', PRICE, table='split_time = "day"\nsplit = {train = 0, test = 20}')
-    with pytest.raises(ColumnError, match=r"a\.parquet, row group \d: column 'day' holds [\d.]+5, which is no whole"):
+    write(
+        tmp_path,
+        "a",
+        price=np.arange(ROWS, dtype=float),
+        day=pa.array([Decimal(n) / 2 for n in range(ROWS)]),
+    )
+    by_day = spec(
+        '"price:float", "day:int"',
+        PRICE,
+        table='split_time = "day"\nsplit = {train = 0, test = 20}',
+    )
+    with pytest.raises(
+        ColumnError,
+        match=r"a\.parquet, row group \d: column 'day' holds [\d.]+5, which is no whole",
+    ):
         BatchLoader(ParquetFiles.open(tmp_path, spec=by_day), batch_size=16)
 
 
 @pytest.mark.parametrize("reader", ["arrow", "petastorm"])
-@pytest.mark.parametrize("source", [
-    lambda folder: table_of(folder, "label=y;dense=x,n;sparse=position;id_list=items"),
-    lambda folder: ParquetFiles.open(folder, spec=spec(
-        '"position:int", "x:float", "n:float", "items:texts"',
-        'name = "x"\nrole = "dense"\nops = [{op = "fill"}]', 'name = "n"\nrole = "dense"\nops = [{op = "fill"}]',
-        'name = "position"\nrole = "sparse"\nops = [{op = "modulus", size = 1000}]',
-        'name = "items"\nrole = "id_list"\nops = [{op = "hash", size = 50}]'))])
+@pytest.mark.parametrize(
+    "source",
+    [
+        lambda folder: table_of(folder, "label=y;dense=x,n;sparse=position;id_list=items"),
+        lambda folder: ParquetFiles.open(
+            folder,
+            spec=spec(
+                '"position:int", "x:float", "n:float", "items:texts"',
+                'name = "x"\nrole = "dense"\nops = [{op = "fill"}]',
+                'name = "n"\nrole = "dense"\nops = [{op = "fill"}]',
+                'name = "position"\nrole = "sparse"\nops = [{op = "modulus", size = 1000}]',
+                'name = "items"\nrole = "id_list"\nops = [{op = "hash", size = 50}]',
+            ),
+        ),
+    ],
+)
 def test_numbers_of_several_types_come_together(tmp_path, reader, source):
     """Another type in each file: every value that fits is loaded as it is."""
     number = np.arange(ROWS)
-    for name, ids, floats, whole in (("a", pa.int32(), pa.float64(), pa.int8()), ("b", pa.int64(), pa.float32(),
-                                                                                pa.float64())):
-        write(tmp_path, name, position=pa.array(number, ids), x=pa.array(number / 4, floats),
-              n=pa.array(number % 100, whole), items=pa.array([[n, n + 1] for n in range(ROWS)], pa.list_(ids)))
+    for name, ids, floats, whole in (
+        ("a", pa.int32(), pa.float64(), pa.int8()),
+        ("b", pa.int64(), pa.float32(), pa.float64()),
+    ):
+        write(
+            tmp_path,
+            name,
+            position=pa.array(number, ids),
+            x=pa.array(number / 4, floats),
+            n=pa.array(number % 100, whole),
+            items=pa.array([[n, n + 1] for n in range(ROWS)], pa.list_(ids)),
+        )
     expected = [(float(n % 2), n / 4, float(n % 100), n) for n in (*range(ROWS), *range(ROWS))]
     opened = source(tmp_path)
     offset = rows_of(opened, ["position"], reader=reader)[0][0]  # operators give ids from 2 on
     names = ["y", "x", "n", "position"]
-    with BatchLoader(opened, batch_size=16, reader=reader) as loader:  # with rows of both files in a window
+    with BatchLoader(
+        opened, batch_size=16, reader=reader
+    ) as loader:  # with rows of both files in a window
         assert sum(batch["items"].lengths.sum().item() for batch in loader) == 4 * ROWS
-    found = [(y, x, n, position - offset) for y, x, n, position in rows_of(opened, names, reader=reader)]
+    found = [
+        (y, x, n, position - offset) for y, x, n, position in rows_of(opened, names, reader=reader)
+    ]
     assert found == expected
 
 
 def test_a_number_that_does_not_fit_is_refused_whatever_type_the_first_file_has(tmp_path):
     write(tmp_path, "a", position=pa.array(range(ROWS), pa.int32()), x=np.arange(ROWS) / 2)
     write(tmp_path, "b", position=pa.array([2**40] * ROWS, pa.int64()), x=np.arange(ROWS) / 2)
-    with pytest.raises(ColumnError, match=r"b\.parquet, row group 0, row 0: column 'position' holds 1099511627776, "
-                                          r"which does not fit int32.*hash="):
+    with pytest.raises(
+        ColumnError,
+        match=r"b\.parquet, row group 0, row 0: column 'position' holds 1099511627776, "
+        r"which does not fit int32.*hash=",
+    ):
         BatchLoader(table_of(tmp_path, "label=y;dense=x;sparse=position"), batch_size=16)
 
 
-@pytest.mark.parametrize(("other", "roles"), [
-    (pa.array([str(n) for n in range(ROWS)]), "label=y;sparse=position"),
-    (pa.array([float(n) for n in range(ROWS)]), "label=y;sparse=position%100")])
+@pytest.mark.parametrize(
+    ("other", "roles"),
+    [
+        (pa.array([str(n) for n in range(ROWS)]), "label=y;sparse=position"),
+        (pa.array([float(n) for n in range(ROWS)]), "label=y;sparse=position%100"),
+    ],
+)
 def test_what_is_no_number_or_would_be_hashed_otherwise_does_not(tmp_path, other, roles):
     write(tmp_path, "a", position=np.arange(ROWS))
     write(tmp_path, "b", position=other)
-    with pytest.raises(ParquetError, match=r"b\.parquet: column 'position' holds \w+, in .*a\.parquet it holds int64; "
-                                           "write the files with one schema, load them apart, or give the column a "
-                                           "type in a spec"):
+    with pytest.raises(
+        ParquetError,
+        match=r"b\.parquet: column 'position' holds \w+, in .*a\.parquet it holds int64; "
+        "write the files with one schema, load them apart, or give the column a "
+        "type in a spec",
+    ):
         table_of(tmp_path, roles)
 
 
 def test_a_type_that_a_spec_cannot_read_is_refused_with_its_file(tmp_path):
     write(tmp_path, "a", price=np.arange(ROWS))
     write(tmp_path, "b", price=pa.array(["1"] * ROWS))
-    with pytest.raises(ColumnError, match=r"b\.parquet: column 'price' holds string, which is not read as float"):
+    with pytest.raises(
+        ColumnError, match=r"b\.parquet: column 'price' holds string, which is not read as float"
+    ):
         ParquetFiles.open(tmp_path, spec=spec('"price:float"', PRICE))
 
 
-@pytest.mark.parametrize(("columns", "more", "table", "asked"), [
-    ('{name = "price:float", format = "%Y"}', "", "", "a format of input.columns"),
-    ('"price:float"', 'place = "place"', "", "input.place")])
-def test_what_only_a_job_makes_of_rows_is_refused_with_what_will_do(tmp_path, columns, more, table, asked):
+@pytest.mark.parametrize(
+    ("columns", "more", "table", "asked"),
+    [
+        ('{name = "price:float", format = "%Y"}', "", "", "a format of input.columns"),
+        ('"price:float"', 'place = "place"', "", "input.place"),
+    ],
+)
+def test_what_only_a_job_makes_of_rows_is_refused_with_what_will_do(
+    tmp_path, columns, more, table, asked
+):
     write(tmp_path, "a", price=np.arange(ROWS) + 0.5)
-    with pytest.raises(ColumnError, match=rf"{asked} is for jobs; make a table of it by `sluice etl --spec`"):
+    with pytest.raises(
+        ColumnError, match=rf"{asked} is for jobs; make a table of it by `sluice etl --spec`"
+    ):
         ParquetFiles.open(tmp_path, spec=spec(columns, PRICE, more=more, table=table))
 
 
 # ---- columns that a file may lack
+
 
 @pytest.mark.parametrize("reader", ["arrow", "petastorm"])
 @pytest.mark.parametrize("having", [(1,), (0,), ()])
@@ -169,15 +249,25 @@ def test_a_column_that_a_file_may_lack_is_null_there(tmp_path, reader, having):
         more = {"price": np.arange(ROWS) + 1.0, "site": ["s"] * ROWS} if number in having else {}
         write(tmp_path, str(number), user=np.arange(ROWS), **more)
     site = 'name = "site"\nrole = "sparse"\nops = [{op = "hash", size = 10}]'
-    optional = spec('"user:int", "price:float", "site:text"', PRICE, site, more='optional = ["price", "site"]',
-                    table='split_by = ["user", "site"]\nsplit = {train = 0.5, test = 0.5}')
+    optional = spec(
+        '"user:int", "price:float", "site:text"',
+        PRICE,
+        site,
+        more='optional = ["price", "site"]',
+        table='split_by = ["user", "site"]\nsplit = {train = 0.5, test = 0.5}',
+    )
     opened = ParquetFiles.open(tmp_path, spec=optional)
-    rows = [row for split in ("train", "test")
-            for row in rows_of(opened, ["price", "site"], split=split, reader=reader)]
+    rows = [
+        row
+        for split in ("train", "test")
+        for row in rows_of(opened, ["price", "site"], split=split, reader=reader)
+    ]
     assert len(rows) == 2 * ROWS
     there = [n + 1.0 for n in range(ROWS)] if having else []
     assert sorted(price for price, _ in rows) == [-1.0] * (2 * ROWS - len(there)) + there
-    assert {site == 1 for price, site in rows if price == -1.0} == {True}, "1 is what null is hashed to"
+    assert {site == 1 for price, site in rows if price == -1.0} == {True}, (
+        "1 is what null is hashed to"
+    )
     needed = spec('"user:int", "price:float"', PRICE)
     if len(having) < 2:
         with pytest.raises(ColumnError, match="no column 'price'"):
@@ -186,38 +276,62 @@ def test_a_column_that_a_file_may_lack_is_null_there(tmp_path, reader, having):
 
 # ---- splits
 
+
 def test_the_split_that_is_loaded_is_named_once_with_what_it_leaves_out(tmp_path, capsys):
     write(tmp_path, "a", price=np.arange(ROWS) / 2, day=np.arange(ROWS))
-    parts = spec('"price:float", "day:int"', PRICE, table='split_time = "day"\nsplit = {train = 0, test = 40}')
+    parts = spec(
+        '"price:float", "day:int"',
+        PRICE,
+        table='split_time = "day"\nsplit = {train = 0, test = 40}',
+    )
     for _ in range(2):
         assert len(rows_of(ParquetFiles.open(str(tmp_path), spec=parts), ["price"])) == 40
     said = capsys.readouterr().err
-    assert said.count(f"{tmp_path}: of 64 rows the 40 in the split 'train' are loaded; split= chooses another (train, "
-                      "test)\n") == 1
+    assert (
+        said.count(
+            f"{tmp_path}: of 64 rows the 40 in the split 'train' are loaded; split= chooses another (train, "
+            "test)\n"
+        )
+        == 1
+    )
     rows_of(ParquetFiles.open(str(tmp_path), spec=spec('"price:float"', PRICE)), ["price"])
     assert "split=" not in capsys.readouterr().err, "there is only one"
 
 
 # ---- times
 
+
 def at(good: int) -> list[str]:
-    return [f"2024-01-{n % 28 + 1:02} 10:00" if n < good else f"{n % 28 + 1}.1.2024" for n in range(ROWS)]
+    return [
+        f"2024-01-{n % 28 + 1:02} 10:00" if n < good else f"{n % 28 + 1}.1.2024"
+        for n in range(ROWS)
+    ]
 
 
 def test_a_format_that_reads_hardly_any_value_is_refused_and_a_few_are_told(tmp_path, capsys):
     hours = spec('"at:text"', HOUR)
     write(tmp_path, "a", at=at(ROWS))
-    assert {hour for hour, in rows_of(ParquetFiles.open(str(tmp_path), spec=hours), ["hour"])} == {12}
+    assert {
+        hour for (hour,) in rows_of(ParquetFiles.open(str(tmp_path), spec=hours), ["hour"])
+    } == {12}
     assert "cannot be read" not in capsys.readouterr().err
     write(tmp_path, "b", at=at(ROWS // 2 - 12))  # of its first 32 rows, 20 can be read
-    with pytest.raises(ColumnError, match=r"b\.parquet: column 'hour': 68\.8% of its values cannot be read \(first 64 "
-                                          r"rows\), for instance '21\.1\.2024'; let the spec read it"):
+    with pytest.raises(
+        ColumnError,
+        match=r"b\.parquet: column 'hour': 68\.8% of its values cannot be read \(first 64 "
+        r"rows\), for instance '21\.1\.2024'; let the spec read it",
+    ):
         BatchLoader(ParquetFiles.open(tmp_path, spec=hours), batch_size=16)
     write(tmp_path, "b", at=at(ROWS - 8))
     for _ in range(2):
         assert len(rows_of(ParquetFiles.open(str(tmp_path), spec=hours), ["hour"])) == 2 * ROWS
-    assert capsys.readouterr().err.count("b.parquet: column 'hour': 12.5% of its values cannot be read (first 64 "
-                                         "rows), for instance '1.1.2024'; they count as missing") == 1
+    assert (
+        capsys.readouterr().err.count(
+            "b.parquet: column 'hour': 12.5% of its values cannot be read (first 64 "
+            "rows), for instance '1.1.2024'; they count as missing"
+        )
+        == 1
+    )
 
 
 # ---- rows that are set aside
@@ -227,53 +341,99 @@ def test_a_format_that_reads_hardly_any_value_is_refused_and_a_few_are_told(tmp_
 def test_rows_of_which_a_column_cannot_be_made_are_set_aside(tmp_path, reader):
     labels = np.where(np.isin(np.arange(ROWS), (3, 40)), 7, np.arange(ROWS) % 2)
     write(tmp_path, "a", y=labels, price=np.where(np.arange(ROWS) == 50, 0.5, np.arange(ROWS)))
-    source, books = ParquetFiles.open(tmp_path, spec=spec('"price:int"', PRICE)), tmp_path / "aside.jsonl"
-    with BatchLoader(source, batch_size=16, shuffle=False, streams=1, reader=reader,
-                     errors=Errors(on_error="quarantine", quarantine=books)) as loader:
+    source, books = (
+        ParquetFiles.open(tmp_path, spec=spec('"price:int"', PRICE)),
+        tmp_path / "aside.jsonl",
+    )
+    with BatchLoader(
+        source,
+        batch_size=16,
+        shuffle=False,
+        streams=1,
+        reader=reader,
+        errors=Errors(on_error="quarantine", quarantine=books),
+    ) as loader:
         for _ in range(2):
-            rows = [row for batch in loader for row in zip(batch["price"].tolist(), batch.weight.tolist(), strict=True)]
-            assert [price for price, weight in rows if weight] == [n for n in range(ROWS) if n not in (3, 40, 50)]
+            rows = [
+                row
+                for batch in loader
+                for row in zip(batch["price"].tolist(), batch.weight.tolist(), strict=True)
+            ]
+            assert [price for price, weight in rows if weight] == [
+                n for n in range(ROWS) if n not in (3, 40, 50)
+            ]
             assert len(rows) == ROWS
-        assert loader.quarantined == {"rows_set_aside": 3, "reasons": {"read: ColumnError": 3}, "file": str(books)}
+        assert loader.quarantined == {
+            "rows_set_aside": 3,
+            "reasons": {"read: ColumnError": 3},
+            "file": str(books),
+        }
     listed = [json.loads(line) for line in books.read_text().splitlines()]
     assert {(one["row_group"], one["row"], one["reason"].split(",")[0]) for one in listed} == {
-        (0, 3, "column 'y' holds 7"), (1, 8, "column 'y' holds 7"), (1, 18, "column 'price' holds 0.5")}
+        (0, 3, "column 'y' holds 7"),
+        (1, 8, "column 'y' holds 7"),
+        (1, 18, "column 'price' holds 0.5"),
+    }
 
 
 def test_more_rows_than_may_be_set_aside_end_the_run(tmp_path):
     write(tmp_path, "a", y=np.full(ROWS, 7), price=np.arange(ROWS))
     errors = Errors(on_error="quarantine", max_rows=10, quarantine=tmp_path / "aside.jsonl")
     source = ParquetFiles.open(tmp_path, spec=spec('"price:int"', PRICE))
-    with BatchLoader(source, batch_size=16, errors=errors) as loader, \
-            pytest.raises((QuarantineError, SourceError), match=r"column 'y' holds 7.*more than max_rows=10"):
+    with (
+        BatchLoader(source, batch_size=16, errors=errors) as loader,
+        pytest.raises(
+            (QuarantineError, SourceError), match=r"column 'y' holds 7.*more than max_rows=10"
+        ),
+    ):
         list(loader)
 
 
 # ---- files
 
+
 def test_an_empty_file_is_named(tmp_path):
     write(tmp_path, "a", price=np.arange(ROWS))
     (tmp_path / "b.parquet").touch()
-    with pytest.raises(ParquetError, match=r"b\.parquet: this file is empty; write it anew, or leave it out"):
+    with pytest.raises(
+        ParquetError, match=r"b\.parquet: this file is empty; write it anew, or leave it out"
+    ):
         ParquetFiles.open(tmp_path, "label=y;dense=price")
 
 
 def test_a_state_of_other_rows_names_what_differs_with_both_values(tmp_path):
     write(tmp_path, "a", price=np.arange(ROWS), day=np.arange(ROWS))
-    parts = ParquetFiles.open(tmp_path, spec=spec('"price:float", "day:int"', PRICE,
-                                                  table='split_time = "day"\nsplit = {train = 0, test = 32}'))
-    with BatchLoader(parts, batch_size=16) as train, BatchLoader(parts, batch_size=16, split="test") as test:
-        with pytest.raises(LoaderError, match=r"belongs to other rows \(split: 'train' in the state, 'test' here\)"):
+    parts = ParquetFiles.open(
+        tmp_path,
+        spec=spec(
+            '"price:float", "day:int"',
+            PRICE,
+            table='split_time = "day"\nsplit = {train = 0, test = 32}',
+        ),
+    )
+    with (
+        BatchLoader(parts, batch_size=16) as train,
+        BatchLoader(parts, batch_size=16, split="test") as test,
+    ):
+        with pytest.raises(
+            LoaderError, match=r"belongs to other rows \(split: 'train' in the state, 'test' here\)"
+        ):
             test.load_state_dict(train.state_dict())
-        with pytest.raises(LoaderError, match=r"\(version: None in the state, '\w+' here; split: None in the state, "):
+        with pytest.raises(
+            LoaderError,
+            match=r"\(version: None in the state, '\w+' here; split: None in the state, ",
+        ):
             test.load_state_dict({})
 
 
 # ---- numbers that are none, and labels
 
+
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 @pytest.mark.parametrize("column", ["y", "x"])
-def test_a_number_that_is_none_is_refused_or_set_aside_unless_somebody_says_what_it_means(tmp_path, value, column):
+def test_a_number_that_is_none_is_refused_or_set_aside_unless_somebody_says_what_it_means(
+    tmp_path, value, column
+):
     """Of the label and of a feature."""
     path = tmp_path / "a.parquet"
     stored = {"y": [0.0, 1.0, 1.0, 0.0], "x": [1.0, 2.0, 3.0, 4.0]}
@@ -281,24 +441,39 @@ def test_a_number_that_is_none_is_refused_or_set_aside_unless_somebody_says_what
     pq.write_table(pa.table(stored), path)
     roles = {"label": "y", "dense": ["x"]}
     how = {"batch_size": 2, "streams": 1, "roles": roles, "reader": "arrow"}
-    with BatchLoader(str(path), **how) as loader, pytest.raises(
-            QuarantineError, match=rf"a.parquet row group 0 row 1: .*column {column!r} holds (nan|inf): fill it"):
+    with (
+        BatchLoader(str(path), **how) as loader,
+        pytest.raises(
+            QuarantineError,
+            match=rf"a.parquet row group 0 row 1: .*column {column!r} holds (nan|inf): fill it",
+        ),
+    ):
         list(loader)
     with BatchLoader(str(path), fill={column: 0}, **how) as loader:
         assert sum(float(batch[column].sum()) for batch in loader) == (1 if column == "y" else 8)
     aside = Errors(on_error="quarantine", quarantine=tmp_path / "aside.jsonl")
     with BatchLoader(str(path), errors=aside, **how) as loader:
-        rows = [row for b in loader for row in zip(b["y"].tolist(), b["x"].tolist(), b.weight.tolist(), strict=True)]
+        rows = [
+            row
+            for b in loader
+            for row in zip(b["y"].tolist(), b["x"].tolist(), b.weight.tolist(), strict=True)
+        ]
         assert loader.quarantined["rows_set_aside"] == 1
     told = [json.loads(line) for line in (tmp_path / "aside.jsonl").read_text().splitlines()]
     assert [(one["row"], one["stage"]) for one in told] == [(1, "batch")]
-    assert sorted(row for row in rows if row[2]) == [(0.0, 1.0, 1.0), (0.0, 4.0, 1.0), (1.0, 3.0, 1.0)]
+    assert sorted(row for row in rows if row[2]) == [
+        (0.0, 1.0, 1.0),
+        (0.0, 4.0, 1.0),
+        (1.0, 3.0, 1.0),
+    ]
     assert sum(np.isfinite(row).all() for row in rows) == 4
     with BatchLoader(str(path), errors=Errors(finite=False), **how) as loader:
         assert sum(not np.isfinite(batch[column].numpy()).all() for batch in loader) == 1
 
 
-def test_what_a_transform_makes_no_number_is_set_aside_with_its_reason_but_in_rows_that_do_not_count(tmp_path):
+def test_what_a_transform_makes_no_number_is_set_aside_with_its_reason_but_in_rows_that_do_not_count(
+    tmp_path,
+):
     """The logarithm of the rows that only fill the last batch is none either: nobody is told, and they become 0."""
     write(tmp_path, "a", rows=30, price=np.arange(30.0))
     aside = Errors(on_error="quarantine", quarantine=tmp_path / "aside.jsonl")
@@ -307,13 +482,20 @@ def test_what_a_transform_makes_no_number_is_set_aside_with_its_reason_but_in_ro
         with np.errstate(divide="ignore"):
             return {"price": np.log(columns["price"])}
 
-    with BatchLoader(str(tmp_path), batch_size=16, streams=1, last="pad", roles="label=y;dense=price", errors=aside,
-                     transforms=[log]) as loader:
+    with BatchLoader(
+        str(tmp_path),
+        batch_size=16,
+        streams=1,
+        last="pad",
+        roles="label=y;dense=price",
+        errors=aside,
+        transforms=[log],
+    ) as loader:
         batches = list(map(numbers_of, loader))
     dense, weight = map(np.concatenate, zip(*batches, strict=True))
     assert np.isfinite(dense).all()
     assert weight.sum() == 29
-    reason, = map(json.loads, (tmp_path / "aside.jsonl").read_text().splitlines())
+    (reason,) = map(json.loads, (tmp_path / "aside.jsonl").read_text().splitlines())
     assert (reason["row"], reason["type"]) == (0, "ColumnError")
     assert "column 'price' holds -inf" in reason["reason"]
 
@@ -322,11 +504,22 @@ def numbers_of(batch) -> tuple[np.ndarray, np.ndarray]:
     return batch.dense.numpy().copy(), batch.weight.numpy().copy()
 
 
-@pytest.mark.parametrize(("values", "said"), [([1, 5, 3, 2], "goes from 1 to 5"), ([0, 1, 1, 0], ""),
-                                              ([0.5, 1.0, 0.0, 0.25], ""), ([-1.0, 1.0, 1.0, -1.0], "from -1 to 1")])
-def test_labels_that_are_no_clicks_are_loaded_as_they_are_and_that_is_said_early(tmp_path, capsys, values, said):
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ([1, 5, 3, 2], "goes from 1 to 5"),
+        ([0, 1, 1, 0], ""),
+        ([0.5, 1.0, 0.0, 0.25], ""),
+        ([-1.0, 1.0, 1.0, -1.0], "from -1 to 1"),
+    ],
+)
+def test_labels_that_are_no_clicks_are_loaded_as_they_are_and_that_is_said_early(
+    tmp_path, capsys, values, said
+):
     pq.write_table(pa.table({"y": values, "x": [1.0, 2.0, 3.0, 4.0]}), tmp_path / "a.parquet")
-    with BatchLoader(str(tmp_path), batch_size=4, streams=1, roles="label=y;dense=x", shuffle=False) as loader:
+    with BatchLoader(
+        str(tmp_path), batch_size=4, streams=1, roles="label=y;dense=x", shuffle=False
+    ) as loader:
         told = capsys.readouterr().err
         assert [value for batch in loader for value in batch.label.tolist()] == values
     assert said in told
@@ -335,34 +528,51 @@ def test_labels_that_are_no_clicks_are_loaded_as_they_are_and_that_is_said_early
 
 def test_a_file_that_is_meant_twice_is_refused_by_name(tmp_path):
     write(tmp_path, "a", price=np.arange(ROWS) + 0.5)
-    for others in (tmp_path / "a.parquet", tmp_path / "*.parquet", f"{tmp_path}/../{tmp_path.name}/a.parquet"):
+    for others in (
+        tmp_path / "a.parquet",
+        tmp_path / "*.parquet",
+        f"{tmp_path}/../{tmp_path.name}/a.parquet",
+    ):
         with pytest.raises(ParquetError, match=r"/a\.parquet: is meant twice"):
             ParquetFiles.open([tmp_path, others])
 
 
 # ---- rows without a label
 
-@pytest.mark.parametrize("table", ["split = {train = 1}", 'split_time = "at"\nsplit = {train = 0, test = 20}',
-                                   'key = ["at"]\nsplit = {train = 0.5, test = 0.5}'])
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        "split = {train = 1}",
+        'split_time = "at"\nsplit = {train = 0, test = 20}',
+        'key = ["at"]\nsplit = {train = 0.5, test = 0.5}',
+    ],
+)
 def test_rows_without_a_label_lie_in_a_split_of_their_own_as_in_a_job(tmp_path, table):
     labels = pa.array([None if n % 5 == 0 else n % 2 for n in range(ROWS)])
     for name in ("a", "b"):
         path = write(tmp_path, name, at=np.arange(ROWS), price=np.arange(ROWS) + 0.5)
-        pq.write_table(pq.read_table(path).set_column(0, "y", labels), path, row_group_size=ROWS // 2)
+        pq.write_table(
+            pq.read_table(path).set_column(0, "y", labels), path, row_group_size=ROWS // 2
+        )
     asked = spec('"price:float", "at:int"', PRICE, table=f'{table}\nunlabelled = "ask"')
     on(None, Job(spec=asked, inputs=(str(tmp_path),), store=TableStore(tmp_path / "table")))
     made = FeatureTable.open(tmp_path / "table")
     plain = ParquetFiles.open(sorted(tmp_path.glob("?.parquet")), spec=asked)
     splits = [split for split in ("train", "test", "ask") if split in asked.table.split]
     found = {split: sorted(rows_of(plain, ["price", asked.label], split=split)) for split in splits}
-    assert found == {split: sorted(rows_of(made, ["price", asked.label], split=split)) for split in splits}
+    assert found == {
+        split: sorted(rows_of(made, ["price", asked.label], split=split)) for split in splits
+    }
     assert len(found["ask"]) == 2 * -(-ROWS // 5)
     assert sum(map(len, found.values())) == 2 * ROWS
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_a_label_that_is_no_number_is_no_0_where_others_have_none(tmp_path, value):
-    labels = pa.array([None, value, *[n % 2 for n in range(ROWS - 2)]], pa.float64(), from_pandas=False)
+    labels = pa.array(
+        [None, value, *[n % 2 for n in range(ROWS - 2)]], pa.float64(), from_pandas=False
+    )
     pq.write_table(pa.table({"y": labels, "price": np.arange(ROWS) + 0.5}), tmp_path / "a.parquet")
     asked = Spec.own(guessed_spec(tmp_path, "y"))
     assert asked.table.unlabelled == "ask"
@@ -371,38 +581,85 @@ def test_a_label_that_is_no_number_is_no_0_where_others_have_none(tmp_path, valu
 
 
 def test_a_label_that_nobody_gave_is_no_0_unless_it_is_named(tmp_path):
-    write(tmp_path, "a", price=pa.array([None, *range(ROWS - 1)]), liked=pa.array([None, True] * (ROWS // 2)))
+    write(
+        tmp_path,
+        "a",
+        price=pa.array([None, *range(ROWS - 1)]),
+        liked=pa.array([None, True] * (ROWS // 2)),
+    )
     roles = {"label": "liked", "dense": ["price"], "sparse": ["y"]}
     for fill in (0, {"price": 0}):
-        with pytest.raises(ColumnError, match=r"'liked' has \d+ empty values, and is the label; leave such rows out"):
+        with pytest.raises(
+            ColumnError,
+            match=r"'liked' has \d+ empty values, and is the label; leave such rows out",
+        ):
             BatchLoader(table_of(tmp_path, roles), batch_size=16, fill=fill)
     rows = rows_of(table_of(tmp_path, roles), ["liked"], fill={"liked": 0, "price": 0})
-    assert sum(label for label, in rows) == ROWS / 2
+    assert sum(label for (label,) in rows) == ROWS / 2
     text = guessed_spec(tmp_path, "liked")
     assert 'unlabelled = "ask"' in text
     rated = ParquetFiles.open(tmp_path, spec=Spec.own(text))
-    assert sum(len(rows_of(rated, ["price"], split=split)) for split in ("train", "validation", "test")) == ROWS / 2
+    assert (
+        sum(
+            len(rows_of(rated, ["price"], split=split)) for split in ("train", "validation", "test")
+        )
+        == ROWS / 2
+    )
 
 
 @pytest.mark.parametrize("unlabelled", [False, True])
-def test_a_row_that_a_split_by_time_cannot_place_is_in_none_as_in_a_job(tmp_path, capsys, unlabelled):
+def test_a_row_that_a_split_by_time_cannot_place_is_in_none_as_in_a_job(
+    tmp_path, capsys, unlabelled
+):
     times = [None if n in (3, 10) else np.nan if n in (20, 41) else float(n) for n in range(ROWS)]
     labels = pa.array([None if unlabelled and n in (5, 10, 41) else n % 2 for n in range(ROWS)])
-    pq.write_table(pa.table({"y": labels, "at": pa.array(times, from_pandas=False), "price": np.arange(ROWS) + 0.5}),
-                   tmp_path / "a.parquet", row_group_size=ROWS // 2)
-    asked = spec('"price:float", "at:float"', PRICE, table='split_time = "at"\nsplit = {train = 0, test = 32}'
-                 + ('\nunlabelled = "ask"' if unlabelled else ""))
-    on(None, Job(spec=asked, inputs=(str(tmp_path / "a.parquet"),), store=TableStore(tmp_path / "table"),
-                 rejects=str(tmp_path / "rejects"), max_rejects=0.1))
-    made, plain = FeatureTable.open(tmp_path / "table"), ParquetFiles.open(tmp_path / "a.parquet", spec=asked)
-    found = {split: sorted(row for row, in rows_of(plain, ["price"], split=split)) for split in asked.table.split}
-    assert found == {split: sorted(row for row, in rows_of(made, ["price"], split=split)) for split in found}
+    pq.write_table(
+        pa.table(
+            {"y": labels, "at": pa.array(times, from_pandas=False), "price": np.arange(ROWS) + 0.5}
+        ),
+        tmp_path / "a.parquet",
+        row_group_size=ROWS // 2,
+    )
+    asked = spec(
+        '"price:float", "at:float"',
+        PRICE,
+        table='split_time = "at"\nsplit = {train = 0, test = 32}'
+        + ('\nunlabelled = "ask"' if unlabelled else ""),
+    )
+    on(
+        None,
+        Job(
+            spec=asked,
+            inputs=(str(tmp_path / "a.parquet"),),
+            store=TableStore(tmp_path / "table"),
+            rejects=str(tmp_path / "rejects"),
+            max_rejects=0.1,
+        ),
+    )
+    made, plain = (
+        FeatureTable.open(tmp_path / "table"),
+        ParquetFiles.open(tmp_path / "a.parquet", spec=asked),
+    )
+    found = {
+        split: sorted(row for (row,) in rows_of(plain, ["price"], split=split))
+        for split in asked.table.split
+    }
+    assert found == {
+        split: sorted(row for (row,) in rows_of(made, ["price"], split=split)) for split in found
+    }
     nowhere = {3, 20} if unlabelled else {3, 10, 20, 41}
     asking = {5, 10, 41} if unlabelled else set()
     assert found["train"] == [n + 0.5 for n in range(32) if n not in nowhere | asking]
     assert found["test"] == [n + 0.5 for n in range(32, ROWS) if n not in nowhere | asking]
     assert found.get("ask", []) == [n + 0.5 for n in sorted(asking)]
-    reasons = [json.loads(line)["reason"] for path in sorted((tmp_path / "rejects").rglob("*.json*"))
-               for line in path.read_text().splitlines()]
-    assert reasons == ["at: missing, or not a number, and rows are split by it (table.split_time)"] * len(nowhere)
-    assert f"{len(nowhere)} rows lie in no split, as their 'at' is missing" in capsys.readouterr().err
+    reasons = [
+        json.loads(line)["reason"]
+        for path in sorted((tmp_path / "rejects").rglob("*.json*"))
+        for line in path.read_text().splitlines()
+    ]
+    assert reasons == [
+        "at: missing, or not a number, and rows are split by it (table.split_time)"
+    ] * len(nowhere)
+    assert (
+        f"{len(nowhere)} rows lie in no split, as their 'at' is missing" in capsys.readouterr().err
+    )

@@ -32,11 +32,22 @@ def make():
     """Makes pools whose items are 1 byte, and sends their workers home after the test."""
     made = []
 
-    def pool(upstream, work, *, workers=1, limit_bytes=1, governor=None, size=lambda _: 1, clock=None):
+    def pool(
+        upstream, work, *, workers=1, limit_bytes=1, governor=None, size=lambda _: 1, clock=None
+    ):
         tally = StageCounters("work", clock) if clock else StageCounters("work")
-        made.append(Pool(tally, iter(upstream), lambda _stint: lambda item, _charge: work(item), workers=workers,
-                         limit_bytes=limit_bytes, governor=governor or Governor(1000, 0), size=size,
-                         measure=lambda _: (1, 1)))
+        made.append(
+            Pool(
+                tally,
+                iter(upstream),
+                lambda _stint: lambda item, _charge: work(item),
+                workers=workers,
+                limit_bytes=limit_bytes,
+                governor=governor or Governor(1000, 0),
+                size=size,
+                measure=lambda _: (1, 1),
+            )
+        )
         return made[-1]
 
     yield pool
@@ -48,7 +59,9 @@ def make():
 
 
 def test_results_come_in_the_order_of_the_work(make):
-    assert list(make(range(500), lambda n: n * n, workers=7, limit_bytes=5)) == [n * n for n in range(500)]
+    assert list(make(range(500), lambda n: n * n, workers=7, limit_bytes=5)) == [
+        n * n for n in range(500)
+    ]
 
 
 def test_with_the_first_item_stuck_the_others_complete(make):
@@ -138,7 +151,9 @@ def test_what_waits_is_bounded_in_bytes(make):
 
 
 def test_an_item_larger_than_the_bound_passes_alone(make):
-    assert list(make(range(5), lambda n: n, workers=3, limit_bytes=1, size=lambda _: 100)) == list(range(5))
+    assert list(make(range(5), lambda n: n, workers=3, limit_bytes=1, size=lambda _: 100)) == list(
+        range(5)
+    )
 
 
 def test_an_error_comes_in_its_place(make):
@@ -203,6 +218,7 @@ def test_closing_wakes_whoever_waits(make):
 
 def test_a_closed_pool_lets_go_of_what_was_on_its_way(make):
     """Somebody may hold it for long: Petastorm's Reader lies in a circle of references."""
+
     class Rows:
         pass
 
@@ -232,7 +248,9 @@ def test_a_closed_pool_lets_go_of_what_was_on_its_way(make):
 
 def test_memory_holds_back_early_work_but_never_the_next_item(make):
     governor = Governor(limit=10, minimum=8)
-    pool = make(range(20), lambda n: n, workers=4, limit_bytes=100, governor=governor, size=lambda _: 4)
+    pool = make(
+        range(20), lambda n: n, workers=4, limit_bytes=100, governor=governor, size=lambda _: 4
+    )
     # No early item of 4 bytes fits into the 2 above the minimum, so one is in work or waits at a time.
     got = []
     for n in pool:

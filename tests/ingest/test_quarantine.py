@@ -29,15 +29,23 @@ def lines(path):
 
 # ---- the policy
 
-@pytest.mark.parametrize(("seen", "aside", "stops"), [
-    (1, 1, False),       # in probation, a first bad row is no rate
-    (49, 10, False),     # still
-    (49, 11, True),      # but the count holds always
-    (50, 5, False), (50, 6, True),
-    (1000, 10, False), (100_000, 11, True),
-])
+
+@pytest.mark.parametrize(
+    ("seen", "aside", "stops"),
+    [
+        (1, 1, False),  # in probation, a first bad row is no rate
+        (49, 10, False),  # still
+        (49, 11, True),  # but the count holds always
+        (50, 5, False),
+        (50, 6, True),
+        (1000, 10, False),
+        (100_000, 11, True),
+    ],
+)
 def test_count_and_rate_after_probation(seen, aside, stops):
-    assert (SET_ASIDE.objection(rows_seen=seen, rows_aside=aside, kinds=("ValueError",)) is not None) == stops
+    assert (
+        SET_ASIDE.objection(rows_seen=seen, rows_aside=aside, kinds=("ValueError",)) is not None
+    ) == stops
 
 
 @pytest.mark.parametrize("seen", range(0, 200, 7))
@@ -48,8 +56,18 @@ def test_more_rows_seen_never_makes_the_count_worse(seen):
             assert SET_ASIDE.objection(rows_seen=seen + 100, rows_aside=aside) is None
 
 
-@pytest.mark.parametrize("error", [NameError("x"), ModuleNotFoundError("x"), MemoryError(), IndentationError("x"),
-                                   UnboundLocalError("x"), RecursionError("x"), SystemExit(1)])
+@pytest.mark.parametrize(
+    "error",
+    [
+        NameError("x"),
+        ModuleNotFoundError("x"),
+        MemoryError(),
+        IndentationError("x"),
+        UnboundLocalError("x"),
+        RecursionError("x"),
+        SystemExit(1),
+    ],
+)
 def test_errors_of_the_program_are_never_set_aside(error):
     stops = SET_ASIDE.objection(rows_seen=10**6, rows_aside=1, kinds=kinds_of(error))
     if isinstance(error, RecursionError):
@@ -62,9 +80,15 @@ def test_raise_is_the_default_and_names_the_option():
     assert "on_error=quarantine" in Errors().objection(rows_seen=10**9, rows_aside=1)
 
 
-@pytest.mark.parametrize(("options", "text"), [
-    ({"on_error": "skip"}, "on_error: 'skip'"), ({"on_error": "quarantin"}, "did you mean 'quarantine'"),
-    ({"max_rows": -1}, "max_rows=-1"), ({"max_rate": 1.5}, "max_rate: 1.5")])
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"on_error": "skip"}, "on_error: 'skip'"),
+        ({"on_error": "quarantin"}, "did you mean 'quarantine'"),
+        ({"max_rows": -1}, "max_rows=-1"),
+        ({"max_rate": 1.5}, "max_rate: 1.5"),
+    ],
+)
 def test_a_policy_is_checked(options, text):
     with pytest.raises(ValueError, match=text):
         Errors(**options)
@@ -72,17 +96,29 @@ def test_a_policy_is_checked(options, text):
 
 # ---- the books
 
+
 def test_rows_set_aside_are_listed_and_summed(tmp_path):
     path = tmp_path / "aside.jsonl"
     books = Quarantine(replace(SET_ASIDE, quarantine=path))
     assert not path.exists()
     books.saw(90)
-    books.admit(ValueError("no number: 'ü'"), stage="transform", file="part-3", row_group=2, rows=[7, 9])
+    books.admit(
+        ValueError("no number: 'ü'"), stage="transform", file="part-3", row_group=2, rows=[7, 9]
+    )
     books.admit(KeyError("C1"), stage="log", file="part-4", row_group=0, rows=[0])
-    assert lines(path)[1] == {"stage": "transform", "file": "part-3", "row_group": 2, "row": 9, "type": "ValueError",
-                              "reason": "no number: 'ü'"}
-    assert books.summary() == {"rows_set_aside": 3, "file": str(path),
-                               "reasons": {"transform: ValueError": 2, "log: KeyError": 1}}
+    assert lines(path)[1] == {
+        "stage": "transform",
+        "file": "part-3",
+        "row_group": 2,
+        "row": 9,
+        "type": "ValueError",
+        "reason": "no number: 'ü'",
+    }
+    assert books.summary() == {
+        "rows_set_aside": 3,
+        "file": str(path),
+        "reasons": {"transform: ValueError": 2, "log: KeyError": 1},
+    }
     books.close()
     books.close()
 
@@ -91,7 +127,9 @@ def test_one_row_too_many_stops_and_says_where(tmp_path):
     books = Quarantine(replace(SET_ASIDE, quarantine=tmp_path / "x"))
     books.admit(ValueError("a"), stage="t", file="f", row_group=0, rows=range(10))
     cause = ValueError("b")
-    with pytest.raises(QuarantineError, match=r"part-9 row group 4 row 77: t failed: ValueError: b .*max_rows=10") as e:
+    with pytest.raises(
+        QuarantineError, match=r"part-9 row group 4 row 77: t failed: ValueError: b .*max_rows=10"
+    ) as e:
         books.admit(cause, stage="t", file="part-9", row_group=4, rows=[77])
     assert e.value.__cause__ is cause
     assert len(lines(tmp_path / "x")) == 10, "what stopped the run was not set aside"
@@ -102,7 +140,9 @@ def test_the_end_of_the_probation_judges_what_was_set_aside_in_it(tmp_path):
     books = Quarantine(replace(SET_ASIDE, quarantine=tmp_path / "x"))
     books.admit(ValueError("a"), stage="t", file="f", row_group=0, rows=range(6))
     books.saw(43)
-    with pytest.raises(QuarantineError, match=r"6 of 50 rows set aside are more than max_rate=0\.1"):
+    with pytest.raises(
+        QuarantineError, match=r"6 of 50 rows set aside are more than max_rate=0\.1"
+    ):
         books.saw(1)
     books.close()
 
@@ -114,7 +154,9 @@ def test_stages_share_the_books(tmp_path):
     def stage(number):
         barrier.wait()
         for row in range(50):
-            books.admit(ValueError("x" * 5000), stage=f"s{number}", file="f", row_group=0, rows=[row])
+            books.admit(
+                ValueError("x" * 5000), stage=f"s{number}", file="f", row_group=0, rows=[row]
+            )
 
     threads = [threading.Thread(target=stage, args=(n,)) for n in range(4)]
     for thread in threads:
@@ -123,12 +165,14 @@ def test_stages_share_the_books(tmp_path):
         thread.join()
     assert books.summary()["rows_set_aside"] == 200
     assert {(line["stage"], line["row"]) for line in lines(tmp_path / "x")} == {
-        (f"s{n}", row) for n in range(4) for row in range(50)}
+        (f"s{n}", row) for n in range(4) for row in range(50)
+    }
     assert max(len(line["reason"]) for line in lines(tmp_path / "x")) == 500
     books.close()
 
 
 # ---- the search
+
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 17, 100])
 @pytest.mark.parametrize("every", [1, 2, 5, 16, 1000])
@@ -144,7 +188,9 @@ def test_exactly_the_bad_rows_are_found(rows, every):
 
     good, found = isolate(attempt, rows, max_rows=rows)
     assert [row for row, _ in found] == sorted(bad)
-    assert [row for _, _, result in good for row in result] == [r for r in range(rows) if r not in bad]
+    assert [row for _, _, result in good for row in result] == [
+        r for r in range(rows) if r not in bad
+    ]
     assert len(calls) <= 1 + 2 * len(bad) * rows.bit_length()
 
 
@@ -183,12 +229,27 @@ def test_an_error_of_the_program_ends_the_search_at_once(kind):
     assert len(calls) == 1
 
 
-@pytest.mark.parametrize("kind", [pa.bool_(), pa.int8(), pa.int64(), pa.float32(), pa.string(), pa.binary(),
-                                  pa.list_(pa.int32()), pa.timestamp("us"), pa.decimal128(9, 2), pa.date32()])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pa.bool_(),
+        pa.int8(),
+        pa.int64(),
+        pa.float32(),
+        pa.string(),
+        pa.binary(),
+        pa.list_(pa.int32()),
+        pa.timestamp("us"),
+        pa.decimal128(9, 2),
+        pa.date32(),
+    ],
+)
 def test_something_of_every_kind_stands_for_a_row_group_that_cannot_be_read(tmp_path, kind):
     books = Quarantine(replace(SET_ASIDE, quarantine=tmp_path / "aside.jsonl"))
     aside = RowQuarantine(books, None, lambda file: f"{file}.parquet")
-    table = aside.group(OSError("damaged"), Read(file=0, group=1, rows=3, parts=()), pa.schema([("x", kind)]))
+    table = aside.group(
+        OSError("damaged"), Read(file=0, group=1, rows=3, parts=()), pa.schema([("x", kind)])
+    )
     assert (table.num_rows, table.schema.field("x").type) == (3, kind)
     assert books.summary()["rows_set_aside"] == 3
     books.close()

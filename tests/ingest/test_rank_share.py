@@ -23,9 +23,18 @@ def clicks(tmp_path_factory):
     path, random = tmp_path_factory.mktemp("clicks") / "part.parquet", np.random.default_rng(3)
     rows = 1000
     bags = [random.integers(0, 9, n).tolist() for n in random.integers(0, 5, rows)]
-    pq.write_table(pa.table({"label": np.zeros(rows, np.float32), "x": np.arange(rows, dtype=np.float32),
-                             "a": np.arange(rows, dtype=np.int32), "b": pa.array(bags, pa.list_(pa.int32()))}),
-                   path, row_group_size=150)
+    pq.write_table(
+        pa.table(
+            {
+                "label": np.zeros(rows, np.float32),
+                "x": np.arange(rows, dtype=np.float32),
+                "a": np.arange(rows, dtype=np.int32),
+                "b": pa.array(bags, pa.list_(pa.int32())),
+            }
+        ),
+        path,
+        row_group_size=150,
+    )
     return path
 
 
@@ -33,16 +42,26 @@ def _rows(batch):
     """Each row of a batch: number, id, bag and weight."""
     ids, bags = batch.as_dict()["a"], batch.as_dict()["b"]
     parts = np.split(bags.values.numpy(), np.cumsum(bags.lengths.numpy())[:-1])
-    return [(float(x), int(a), tuple(map(int, bag)), float(weight)) for x, a, bag, weight in zip(
-        batch.dense[:, 0], ids, parts, batch.weight, strict=True)]
+    return [
+        (float(x), int(a), tuple(map(int, bag)), float(weight))
+        for x, a, bag, weight in zip(batch.dense[:, 0], ids, parts, batch.weight, strict=True)
+    ]
 
 
 def _epoch(clicks, batch_size, ranks, state=None, **options):
     """The global batches that so many ranks make together, and the state of each rank's loader after three."""
     found, states = [], []
     for rank in range(ranks):
-        with BatchLoader(str(clicks), batch_size=batch_size, roles=ROLES, rank=rank, ranks=ranks, reader="arrow",
-                         window_rows=100, **options) as loader:
+        with BatchLoader(
+            str(clicks),
+            batch_size=batch_size,
+            roles=ROLES,
+            rank=rank,
+            ranks=ranks,
+            reader="arrow",
+            window_rows=100,
+            **options,
+        ) as loader:
             if state is not None:
                 loader.load_state_dict(state)
             batches = []
@@ -56,12 +75,16 @@ def _epoch(clicks, batch_size, ranks, state=None, **options):
 
 
 @pytest.mark.parametrize("last", ["drop", "pad"])
-@pytest.mark.parametrize(("batch_size", "ranks"), [(64, 16), (64, 64), (72, 24), (10, 10), (12, 12)])
+@pytest.mark.parametrize(
+    ("batch_size", "ranks"), [(64, 16), (64, 64), (72, 24), (10, 10), (12, 12)]
+)
 def test_more_ranks_than_streams_make_the_same_global_batches(clicks, batch_size, ranks, last):
     whole, _ = _epoch(clicks, batch_size, 1, last=last)
     parts, states = _epoch(clicks, batch_size, ranks, last=last)
     assert parts == whole
-    assert all(one == {**states[0], "order": one["order"]} for one in states), "positions are of the global order"
+    assert all(one == {**states[0], "order": one["order"]} for one in states), (
+        "positions are of the global order"
+    )
 
 
 def test_a_run_goes_on_at_the_same_row_on_more_ranks_than_streams_and_back(clicks):
@@ -77,10 +100,16 @@ def test_one_rank_takes_any_batch_size(clicks, batch_size):
         assert sum(batch.rows for batch in loader) == 1000 // batch_size * batch_size
 
 
-@pytest.mark.parametrize(("batch_size", "streams"), [(1, 1), (10, 2), (100, 4), (1000, 8), (8192, 8)])
-def test_streams_follow_the_batch_size_and_every_power_of_two_of_a_usual_batch_fits(clicks, batch_size, streams):
+@pytest.mark.parametrize(
+    ("batch_size", "streams"), [(1, 1), (10, 2), (100, 4), (1000, 8), (8192, 8)]
+)
+def test_streams_follow_the_batch_size_and_every_power_of_two_of_a_usual_batch_fits(
+    clicks, batch_size, streams
+):
     groups = ((8192,) * 4,)
-    with BatchLoader(str(clicks), batch_size=batch_size, roles=ROLES, reader="arrow", last="pad") as loader:
+    with BatchLoader(
+        str(clicks), batch_size=batch_size, roles=ROLES, reader="arrow", last="pad"
+    ) as loader:
         assert loader.plan.streams == streams
     plan = RowsPlan(groups=groups, batch_size=batch_size, streams=streams)
     fits = {ranks for ranks in range(1, 65) if plan.can_share(ranks)}
@@ -101,7 +130,9 @@ def test_the_batch_that_is_chosen_fits_every_power_of_two_of_ranks(rows):
 
 def test_other_numbers_are_refused_with_those_that_work():
     plan = RowsPlan(groups=((8192,) * 4,), batch_size=8192)
-    with pytest.raises(PlanError, match=r"6 ranks cannot share .*: take 1, 2, 4, 8, 16, 32, 64 ranks"):
+    with pytest.raises(
+        PlanError, match=r"6 ranks cannot share .*: take 1, 2, 4, 8, 16, 32, 64 ranks"
+    ):
         plan.share_of(0, 6)
 
 

@@ -1,5 +1,4 @@
-"""Any operator left to the loader: the table holds texts and raw numbers, and batches are as if the ETL had applied it.
-"""
+"""Any operator left to the loader. The table holds texts and raw numbers; batches are as if the ETL had applied it."""
 
 from __future__ import annotations
 
@@ -29,7 +28,9 @@ from sluice.ingest.stages.table_operators import Operators
 from tests.dlrm import clicks_table
 
 COLUMNS = {**clicks_table.COLUMNS, "words": "text", "at": "text", "price": "float"}
-FEATURES = clicks_table.FEATURES.replace(", online = true", "") + """
+FEATURES = (
+    clicks_table.FEATURES.replace(", online = true", "")
+    + """
 [[column]]
 name = "words"
 role = "id_list"
@@ -79,17 +80,29 @@ from = "C1"
 role = "dense"
 ops = [{op = "one_hot", values = ["00000000", "00000001"]}]
 """
+)
 LEFT = re.sub(r"\{op = ([^}]*)\}", r"{op = \1, online = true}", FEATURES)
 ROWS, BATCH = 2500, 160
 
 
 def raw_rows() -> pa.Table:
     raw, random = clicks_table.raw_rows(ROWS), np.random.default_rng(3)
-    words = [" ".join(f"w{n}" for n in random.integers(0, 9, count)) for count in random.integers(0, 5, ROWS)]
-    times = [f"2024-01-{1 + n % 28:02} {n % 24:02}:00:00" if n % 9 else "never" for n in range(ROWS)]
+    words = [
+        " ".join(f"w{n}" for n in random.integers(0, 9, count))
+        for count in random.integers(0, 5, ROWS)
+    ]
+    times = [
+        f"2024-01-{1 + n % 28:02} {n % 24:02}:00:00" if n % 9 else "never" for n in range(ROWS)
+    ]
     prices = [None if n % 11 == 0 else float("nan") if n % 17 == 0 else n / 7 for n in range(ROWS)]
-    return (raw.append_column("words", pa.array([None if n % 13 == 0 else w for n, w in enumerate(words)], pa.string()))
-            .append_column("at", pa.array(times)).append_column("price", pa.array(prices, pa.float64())))
+    return (
+        raw.append_column(
+            "words",
+            pa.array([None if n % 13 == 0 else w for n, w in enumerate(words)], pa.string()),
+        )
+        .append_column("at", pa.array(times))
+        .append_column("price", pa.array(prices, pa.float64()))
+    )
 
 
 def online_of(table: FeatureTable) -> dict[str, ops.Online]:
@@ -101,16 +114,26 @@ def online_of(table: FeatureTable) -> dict[str, ops.Online]:
 def tables(tmp_path_factory) -> tuple[FeatureTable, FeatureTable]:
     """One whose operators the ETL applied, and one that leaves them all to the loader."""
     folder, raw = tmp_path_factory.mktemp("raw"), raw_rows()
-    return (clicks_table.write(folder / "etl", raw, text=clicks_table.spec_text(COLUMNS, FEATURES)),
-            clicks_table.write(folder / "left", raw, text=clicks_table.spec_text(COLUMNS, LEFT)))
+    return (
+        clicks_table.write(folder / "etl", raw, text=clicks_table.spec_text(COLUMNS, FEATURES)),
+        clicks_table.write(folder / "left", raw, text=clicks_table.spec_text(COLUMNS, LEFT)),
+    )
 
 
 def test_batches_and_order_hash_are_the_same(tables):
     found = []
     for table in tables:
         with BatchLoader(table, batch_size=BATCH, last="pad") as loader:
-            found.append(([(b.dense.clone(), b.values.clone(), b.lengths.clone(), b.label.clone()) for b in loader],
-                          loader.order_hash, loader.cardinalities))
+            found.append(
+                (
+                    [
+                        (b.dense.clone(), b.values.clone(), b.lengths.clone(), b.label.clone())
+                        for b in loader
+                    ],
+                    loader.order_hash,
+                    loader.cardinalities,
+                )
+            )
     (want, order, sizes), (got, same, theirs) = found
     assert (order, sizes) == (same, theirs)
     for one, other in zip(want, got, strict=True):
@@ -141,7 +164,9 @@ def test_a_server_applies_them_as_the_loader_does(tables):
     raw = {name: raw_rows()[name].combine_chunks() for name in COLUMNS if name != "label"}
     want = Features(etl.spec(), etl.state()).inputs(raw)
     made, online = Features(left.spec(), left.state()).inputs(raw), online_of(left)
-    assert want.keys() - online.keys() == {"price_missing"}  # a fill's second column: the ETL makes it
+    assert want.keys() - online.keys() == {
+        "price_missing"
+    }  # a fill's second column: the ETL makes it
     for name in online:
         values, got = want[name], online[name](made[name])
         if pa.types.is_list(values.type):
@@ -154,13 +179,19 @@ def test_each_value_of_a_dictionary_is_worked_on_once(tables):
     left = tables[1]
     run = online_of(left)["C5"]
     texts = pa.array(["b", None, "a", "b"] * 50)
-    for values in (texts, texts.dictionary_encode(), pa.array(["x", "y", None]).dictionary_encode().slice(1)):
+    for values in (
+        texts,
+        texts.dictionary_encode(),
+        pa.array(["x", "y", None]).dictionary_encode().slice(1),
+    ):
         plain = values.dictionary_decode() if pa.types.is_dictionary(values.type) else values
         np.testing.assert_array_equal(run(values), run(plain))
     assert run(texts)[1] == 1
 
 
-def test_operators_work_once_on_each_row_group_that_is_read_and_not_on_every_piece_of_it(tables, monkeypatch):
+def test_operators_work_once_on_each_row_group_that_is_read_and_not_on_every_piece_of_it(
+    tables, monkeypatch
+):
     inner, calls = Operators._of_stored, Counter()
 
     def counted(self, name, values):
@@ -168,7 +199,9 @@ def test_operators_work_once_on_each_row_group_that_is_read_and_not_on_every_pie
         return inner(self, name, values)
 
     monkeypatch.setattr(Operators, "_of_stored", counted)
-    with BatchLoader(tables[1], batch_size=72, window_rows=144, streams=1, reader="arrow") as loader:
+    with BatchLoader(
+        tables[1], batch_size=72, window_rows=144, streams=1, reader="arrow"
+    ) as loader:
         reads = loader.plan.schedule(0, 0, 1).reads
         assert max(len(read.parts) for read in reads) > 2
         deque(loader, maxlen=0)
@@ -181,7 +214,10 @@ def test_an_operator_that_fails_is_told_with_its_column_and_row_group(tables, mo
 
     monkeypatch.setattr(Operators, "_of_stored", fails)
     told = r"parquet, row group \d+: the operators of column '\w+' failed: SystemExit: no such word"
-    with BatchLoader(tables[1], batch_size=BATCH, reader="arrow") as loader, pytest.raises(ColumnError, match=told):
+    with (
+        BatchLoader(tables[1], batch_size=BATCH, reader="arrow") as loader,
+        pytest.raises(ColumnError, match=told),
+    ):
         next(iter(loader))
 
 
@@ -200,8 +236,12 @@ def test_a_row_group_that_cannot_be_read_is_set_aside(tables, tmp_path):
     whole = path.read_bytes()
     try:
         path.write_bytes(whole[:2000] + bytes(64) + whole[2064:])
-        with BatchLoader(tables[1], batch_size=BATCH, reader="arrow",
-                         errors=Errors(on_error="quarantine", max_rate=1, quarantine=tmp_path / "q.jsonl")) as loader:
+        with BatchLoader(
+            tables[1],
+            batch_size=BATCH,
+            reader="arrow",
+            errors=Errors(on_error="quarantine", max_rate=1, quarantine=tmp_path / "q.jsonl"),
+        ) as loader:
             kept = sum(int((b.weight > 0).sum()) for b in loader)
             assert loader.quarantined["rows_set_aside"] == 512
         assert 0 < kept < 2000
@@ -212,23 +252,35 @@ def test_a_row_group_that_cannot_be_read_is_set_aside(tables, tmp_path):
 def test_the_raw_spec_of_criteo_differs_in_nothing_but_who_applies(repo):
     etl, left = (Spec.read(repo / "features" / f"{name}.toml") for name in ("criteo", "criteo_raw"))
     assert [(c.name, c.ops, c.role, c.width) for c in left.columns] == [
-        (c.name, c.ops, c.role, c.width) for c in etl.columns]
+        (c.name, c.ops, c.role, c.width) for c in etl.columns
+    ]
     assert {c.online for c in left.columns if c.role != "label"} == {0}
     assert left.table == etl.table
     assert left.chains == etl.chains
     keys = [learned.key for learned in left.fitted]
-    assert len(Joins.of(etl, keys, 10).cells) == len(keys) > 20  # large vocabularies are joined to rows of ids alone
+    assert (
+        len(Joins.of(etl, keys, 10).cells) == len(keys) > 20
+    )  # large vocabularies are joined to rows of ids alone
     assert not Joins.of(left, keys, 10).cells
-    assert {c.role: c.type for c in left.columns} == {"label": "int8", "dense": "double", "sparse": "string"}
+    assert {c.role: c.type for c in left.columns} == {
+        "label": "int8",
+        "dense": "double",
+        "sparse": "string",
+    }
 
 
 @pytest.mark.slow
 def test_the_benchmark_takes_turns_and_says_what_each_column_costs(tables):
-    found = online_operators.measured({"etl": tables[0], "loader": tables[1]}, 2,
-                                      Knobs(workers={"read": 1, "shuffle": 1}))
+    found = online_operators.measured(
+        {"etl": tables[0], "loader": tables[1]}, 2, Knobs(workers={"read": 1, "shuffle": 1})
+    )
     assert found["ns_a_row"].keys() == {f.name for f in tables[1].fields if f.online}
-    assert found["operators_us_a_row"] == pytest.approx(sum(found["ns_a_row"].values()) / 1000, rel=0.01)
+    assert found["operators_us_a_row"] == pytest.approx(
+        sum(found["ns_a_row"].values()) / 1000, rel=0.01
+    )
     assert found["loader"]["rows_per_s"] > 0
     test = tuple(replace(f, split="train") for f in tables[1].files_of("test"))
     with pytest.raises(RuntimeError, match="the tables differ"):
-        online_operators.measured({"etl": tables[0], "loader": replace(tables[1], files=test)}, 1, Knobs())
+        online_operators.measured(
+            {"etl": tables[0], "loader": replace(tables[1], files=test)}, 1, Knobs()
+        )

@@ -42,10 +42,18 @@ def bucket(server, table, monkeypatch):
     """The table's files in a bucket, and the table that names them there."""
     files = with_bucket(server, monkeypatch)
     for file in table.files_of("train"):
-        with files.open_output_stream(f"data/{file.path.rpartition('/')[2]}") as out, open(file.path, "rb") as whole:
+        with (
+            files.open_output_stream(f"data/{file.path.rpartition('/')[2]}") as out,
+            open(file.path, "rb") as whole,
+        ):
             out.write(whole.read())
-    return dataclasses.replace(table, files=tuple(
-        dataclasses.replace(f, path=f"s3://data/{f.path.rpartition('/')[2]}?{server.query}") for f in table.files))
+    return dataclasses.replace(
+        table,
+        files=tuple(
+            dataclasses.replace(f, path=f"s3://data/{f.path.rpartition('/')[2]}?{server.query}")
+            for f in table.files
+        ),
+    )
 
 
 def order_of(source, **options):
@@ -71,8 +79,12 @@ def test_a_third_of_all_requests_refused(table, bucket, server):
 
 
 def test_a_store_that_refuses_for_good_is_never_quarantined(bucket, server, tmp_path):
-    loader = BatchLoader(bucket, batch_size=80, files=FileOpener(retry=RetryPolicy(attempts=2, first_wait_s=0.001)),
-                         errors=Errors(on_error="quarantine", max_rate=1, quarantine=tmp_path / "aside"))
+    loader = BatchLoader(
+        bucket,
+        batch_size=80,
+        files=FileOpener(retry=RetryPolicy(attempts=2, first_wait_s=0.001)),
+        errors=Errors(on_error="quarantine", max_rate=1, quarantine=tmp_path / "aside"),
+    )
     server.refuse(1)
     with loader, pytest.raises(SourceError, match=r"s3://data/part.*failed 2 times") as caught:
         deque(loader, maxlen=0)
@@ -81,11 +93,15 @@ def test_a_store_that_refuses_for_good_is_never_quarantined(bucket, server, tmp_
 
 
 def test_errors_short_reads_and_stalls_change_nothing(table):
-    files = FileOpener(disturbed="error_rate=0.3&short_rate=0.2&stall_rate=0.1&stall_ms=1&seed=4", retry=PATIENT)
+    files = FileOpener(
+        disturbed="error_rate=0.3&short_rate=0.2&stall_rate=0.1&stall_ms=1&seed=4", retry=PATIENT
+    )
     order, store = order_of(table, files=files)
     assert order == order_of(table)[0]
     [*disturbed] = files.disturbances()
-    assert min(sum(getattr(d, what) for d in disturbed) for what in ("errors", "shorts", "stalls")) > 0
+    assert (
+        min(sum(getattr(d, what) for d in disturbed) for what in ("errors", "shorts", "stalls")) > 0
+    )
     assert store["retries"] >= sum(d.errors for d in disturbed)
 
 
@@ -127,28 +143,46 @@ def damaged(table, folder):
 
 class TestDamage:
     @pytest.mark.parametrize("reader", ["arrow", "petastorm"])
-    def test_a_damaged_row_group_is_set_aside_and_all_else_stays_in_its_place(self, table, reader, tmp_path):
+    def test_a_damaged_row_group_is_set_aside_and_all_else_stays_in_its_place(
+        self, table, reader, tmp_path
+    ):
         harmed, path = damaged(table, tmp_path), tmp_path / "aside"
         data = twin.Table(table.files_of("train"))
-        with BatchLoader(harmed, batch_size=80, reader=reader, last="pad", epochs=2,
-                         errors=Errors(on_error="quarantine", quarantine=path)) as loader:
+        with BatchLoader(
+            harmed,
+            batch_size=80,
+            reader=reader,
+            last="pad",
+            epochs=2,
+            errors=Errors(on_error="quarantine", quarantine=path),
+        ) as loader:
             for epoch in range(2):
                 for batch, rows in zip(loader, twin.batches(loader.plan, epoch), strict=True):
                     lost = np.array([row is not None and row[:2] == (0, GROUP) for row in rows])
                     real = np.array([row is not None for row in rows])
                     np.testing.assert_array_equal(batch.weight.numpy(), (real & ~lost).astype("f4"))
-                    np.testing.assert_array_equal(batch.label.numpy()[~lost], data.column("label", rows)[~lost])
+                    np.testing.assert_array_equal(
+                        batch.label.numpy()[~lost], data.column("label", rows)[~lost]
+                    )
             summary = loader.quarantined
         lines = [json.loads(line) for line in path.read_text().splitlines()]
-        assert {(x["file"], x["row_group"]) for x in lines} == {(harmed.files_of("train")[0].path, GROUP)}
+        assert {(x["file"], x["row_group"]) for x in lines} == {
+            (harmed.files_of("train")[0].path, GROUP)
+        }
         assert summary["rows_set_aside"] == len(lines) == len(data.groups[0, GROUP]["label"])
 
     def test_ranks_stay_even_although_rows_of_one_are_set_aside(self, table, tmp_path):
         harmed, steps, aside = damaged(table, tmp_path), [], []
         for rank in range(2):
-            with BatchLoader(harmed, batch_size=80, rank=rank, ranks=2,
-                             errors=Errors(on_error="quarantine", max_rate=1,
-                                           quarantine=tmp_path / f"aside{rank}")) as loader:
+            with BatchLoader(
+                harmed,
+                batch_size=80,
+                rank=rank,
+                ranks=2,
+                errors=Errors(
+                    on_error="quarantine", max_rate=1, quarantine=tmp_path / f"aside{rank}"
+                ),
+            ) as loader:
                 batches = [(batch.rows, int((batch.weight == 0).sum())) for batch in loader]
             assert {rows for rows, _ in batches} == {40}, "every batch has its shape"
             steps.append(len(batches))
@@ -158,12 +192,18 @@ class TestDamage:
 
     def test_without_quarantine_or_beyond_it_the_run_stops(self, table, tmp_path):
         harmed = damaged(table, tmp_path)
-        for errors, error, text in ((Errors(), SourceError, f"harmed.parquet, row group {GROUP}: "),
-                                    (Errors(on_error="quarantine", max_rows=100, quarantine=tmp_path / "aside"),
-                                     QuarantineError,
-                                     f"harmed.parquet row group {GROUP} rows .*more than max_rows=100")):
-            with BatchLoader(harmed, batch_size=80, errors=errors) as loader, \
-                    pytest.raises(error, match=text):
+        for errors, error, text in (
+            (Errors(), SourceError, f"harmed.parquet, row group {GROUP}: "),
+            (
+                Errors(on_error="quarantine", max_rows=100, quarantine=tmp_path / "aside"),
+                QuarantineError,
+                f"harmed.parquet row group {GROUP} rows .*more than max_rows=100",
+            ),
+        ):
+            with (
+                BatchLoader(harmed, batch_size=80, errors=errors) as loader,
+                pytest.raises(error, match=text),
+            ):
                 deque(loader, maxlen=0)
 
     def test_a_bit_flipped_on_the_way_is_found(self, table):
@@ -239,9 +279,17 @@ print(refused, read)
 """
 
 
-def test_three_hundred_mutated_files_give_our_errors_only_and_the_process_lives(table, repo, tmp_path):
-    done = subprocess.run([sys.executable, "-c", _MUTATE, table.files_of("train")[0].path, tmp_path], cwd=repo,
-                          capture_output=True, text=True, timeout=200, check=False)
+def test_three_hundred_mutated_files_give_our_errors_only_and_the_process_lives(
+    table, repo, tmp_path
+):
+    done = subprocess.run(
+        [sys.executable, "-c", _MUTATE, table.files_of("train")[0].path, tmp_path],
+        cwd=repo,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     refused, read = map(int, done.stdout.split())
     assert refused > 200

@@ -44,7 +44,9 @@ class RestingPipeline(FakePipeline):
 
 
 def _stages():
-    return FakeStage(name="read", wait_s=0.05, item_bytes=2**16), FakeStage(name="collate", cpu_s=0.001)
+    return FakeStage(name="read", wait_s=0.05, item_bytes=2**16), FakeStage(
+        name="collate", cpu_s=0.001
+    )
 
 
 def _with_rests(pipeline, seed, looks):

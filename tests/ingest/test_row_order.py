@@ -8,7 +8,15 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from sluice.ingest.row_order import PlanError, Position, RowsPlan, chain, permutation, put_together, window_halves
+from sluice.ingest.row_order import (
+    PlanError,
+    Position,
+    RowsPlan,
+    chain,
+    permutation,
+    put_together,
+    window_halves,
+)
 from sluice.ingest.stages.scatter_kernel import composed
 from tests.ingest import twin
 
@@ -21,16 +29,30 @@ TABLES = {
     "empty groups": ((0,), (40, 0, 40), (), (40,)),
     "many small": tuple((7, 5, 2) for _ in range(20)),
 }
-GRID = [(name, batch, streams, window, last) for name, (batch, streams), window, last in itertools.product(
-    TABLES, [(8, 8), (24, 4), (60, 2), (5, 1)], [1, 50, 10_000], ["drop", "pad"])]
+GRID = [
+    (name, batch, streams, window, last)
+    for name, (batch, streams), window, last in itertools.product(
+        TABLES, [(8, 8), (24, 4), (60, 2), (5, 1)], [1, 50, 10_000], ["drop", "pad"]
+    )
+]
 
 
-PLANS = [RowsPlan(groups=TABLES[name], batch_size=batch, streams=streams, window_rows=window, last=last, seed=5)
-         for name, batch, streams, window, last in GRID]
+PLANS = [
+    RowsPlan(
+        groups=TABLES[name],
+        batch_size=batch,
+        streams=streams,
+        window_rows=window,
+        last=last,
+        seed=5,
+    )
+    for name, batch, streams, window, last in GRID
+]
 
 
 def on_the_grid(test):
     """Runs a test on every plan; not as so many tests, each of which would be checked for what it leaves behind."""
+
     def run():
         for plan in PLANS:
             print(plan)  # shown if it fails
@@ -41,8 +63,12 @@ def on_the_grid(test):
 
 @on_the_grid
 def test_each_row_comes_once_and_what_is_left_out_is_counted(plan):
-    everything = Counter((f, g, n) for f, counts in enumerate(plan.groups) for g, rows in enumerate(counts)
-                         for n in range(rows))
+    everything = Counter(
+        (f, g, n)
+        for f, counts in enumerate(plan.groups)
+        for g, rows in enumerate(counts)
+        for n in range(rows)
+    )
     got = Counter(row for batch in twin.batches(plan, 1) for row in batch)
     filling = got.pop(None, 0)
     assert filling == plan.padded
@@ -74,7 +100,9 @@ def test_any_number_of_ranks_makes_the_same_global_batches(plan):
 def test_a_schedule_reads_each_window_once_and_in_the_order_of_need(plan):
     for step in {0, plan.steps // 2, plan.steps - 1}:
         schedule = plan.schedule(3, step=step)
-        assert [(w.first, w.stream) for w in schedule.windows] == sorted((w.first, w.stream) for w in schedule.windows)
+        assert [(w.first, w.stream) for w in schedule.windows] == sorted(
+            (w.first, w.stream) for w in schedule.windows
+        )
         rows = {n: {} for n in range(len(schedule.windows))}
         for read in schedule.reads:
             assert read.rows == plan.groups[read.file][read.group]
@@ -86,7 +114,8 @@ def test_a_schedule_reads_each_window_once_and_in_the_order_of_need(plan):
         assert firsts == sorted(firsts)
         for number, window in enumerate(schedule.windows):
             assert [rows[number][n] for n in range(window.rows)] == [
-                (s.file, s.group, n) for s in window.slices for n in range(s.start, s.stop)]
+                (s.file, s.group, n) for s in window.slices for n in range(s.start, s.stop)
+            ]
             assert window.rows <= plan.widest
 
 
@@ -125,7 +154,9 @@ def test_the_order_is_the_one_of_the_first_release():
     plan = RowsPlan(groups=((6, 6), (5,)), batch_size=4, streams=2, window_rows=6, seed=1)
     flat = [f * 100 + g * 10 + n for batch in twin.batches(plan, 0) for f, g, n in batch]
     assert flat == GOLDEN, flat
-    assert permutation(8, "golden").tolist() == GOLDEN_PERMUTATION, permutation(8, "golden").tolist()
+    assert permutation(8, "golden").tolist() == GOLDEN_PERMUTATION, permutation(
+        8, "golden"
+    ).tolist()
 
 
 GOLDEN = [1, 0, 10, 12, 2, 3, 11, 13, 4, 5, 14, 103, 101, 100, 102, 104]
@@ -156,17 +187,27 @@ def test_the_order_of_a_window_is_a_permutation(n):
     assert all(np.array_equal(np.sort(order), np.arange(n)) for order in orders)
     assert n < 5 or len({order.tobytes() for order in orders}) == 3
     halves = window_halves(n, 0, 0, 0, 0)
-    assert np.array_equal(composed(*halves, n), put_together(*halves, n)), "what the loader does, compiled"
+    assert np.array_equal(composed(*halves, n), put_together(*halves, n)), (
+        "what the loader does, compiled"
+    )
 
 
 def test_orders_of_windows_are_fair_and_share_no_pattern():
-    orders = np.stack([window_order(4096, 3, 1, stream, number) for stream in range(8) for number in range(64)])
-    places = np.argsort(orders, 1)[:, [0, 1, 17, 4095]] * 8 // 4096  # the eighth of the window where some rows come
+    orders = np.stack(
+        [window_order(4096, 3, 1, stream, number) for stream in range(8) for number in range(64)]
+    )
+    places = (
+        np.argsort(orders, 1)[:, [0, 1, 17, 4095]] * 8 // 4096
+    )  # the eighth of the window where some rows come
     counts = np.stack([np.bincount(column, minlength=8) for column in places.T])
     assert counts.min() > 30, counts  # 64 expected
     assert counts.max() < 105, counts
     steps = np.diff(orders, axis=1)
-    same = max((np.isin(steps[0, :200], other[at:at + 200])).mean() for other in steps[1:20] for at in (0, 1000))
+    same = max(
+        (np.isin(steps[0, :200], other[at : at + 200])).mean()
+        for other in steps[1:20]
+        for at in (0, 1000)
+    )
     assert same < 0.2, "neighbours in one window are as far apart as those in another"
 
 
@@ -177,11 +218,16 @@ def test_state_goes_there_and_back(plan):
     assert plan.position(plan.state(Position(3, plan.steps))) == Position(4, 0)
 
 
-@pytest.mark.parametrize(("change", "named"), [
-    ({"seed": 2}, "seed: 1 in the state, 2 here"), ({"batch_size": 48}, "batch_size: 40 in the state, 48 here"),
-    ({"groups": ((100, 100, 3), (1,), (57, 101))}, "rows: 361 in the state, 362 here"),
-    ({"groups": ((100, 100, 4), (1,), (57, 99))}, "the rows of each row group are others"),
-    ({"shuffle": False}, "shuffle: True in the state")])
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"seed": 2}, "seed: 1 in the state, 2 here"),
+        ({"batch_size": 48}, "batch_size: 40 in the state, 48 here"),
+        ({"groups": ((100, 100, 3), (1,), (57, 101))}, "rows: 361 in the state, 362 here"),
+        ({"groups": ((100, 100, 4), (1,), (57, 99))}, "the rows of each row group are others"),
+        ({"shuffle": False}, "shuffle: True in the state"),
+    ],
+)
 def test_a_state_of_another_order_is_refused_with_the_difference(change, named):
     values = {"groups": TABLES["uneven"], "batch_size": 40, "seed": 1}
     state = RowsPlan(**values).state(Position(1, 2))
@@ -189,19 +235,33 @@ def test_a_state_of_another_order_is_refused_with_the_difference(change, named):
         RowsPlan(**{**values, **change}).position(state)
 
 
-@pytest.mark.parametrize(("values", "message"), [
-    ({"batch_size": 10, "streams": 8}, "not a multiple of the 8 streams: leave streams out, or take 2"),
-    ({"batch_size": 4000}, "larger than an epoch of 361 rows: take at most 360"),
-    ({"batch_size": 0}, "batch_size: 0 is not a positive"), ({"batch_size": 8, "last": "keep"}, "last: 'keep'"),
-    ({"batch_size": 8, "groups": ((0,),)}, "no rows to read"), ({"batch_size": 8, "window_rows": -1}, "window_rows")])
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (
+            {"batch_size": 10, "streams": 8},
+            "not a multiple of the 8 streams: leave streams out, or take 2",
+        ),
+        ({"batch_size": 4000}, "larger than an epoch of 361 rows: take at most 360"),
+        ({"batch_size": 0}, "batch_size: 0 is not a positive"),
+        ({"batch_size": 8, "last": "keep"}, "last: 'keep'"),
+        ({"batch_size": 8, "groups": ((0,),)}, "no rows to read"),
+        ({"batch_size": 8, "window_rows": -1}, "window_rows"),
+    ],
+)
 def test_plans_that_cannot_be_are_refused(values, message):
     with pytest.raises(PlanError, match=message):
         RowsPlan(**{"groups": TABLES["uneven"], **values})
 
 
-@pytest.mark.parametrize(("rank", "ranks", "message"), [
-    (0, 3, "3 ranks cannot share batches of 8 rows out of 8 streams: take 1, 2, 4, 8"), (2, 2, "rank 2 is outside"),
-    (0, 0, "0 ranks")])
+@pytest.mark.parametrize(
+    ("rank", "ranks", "message"),
+    [
+        (0, 3, "3 ranks cannot share batches of 8 rows out of 8 streams: take 1, 2, 4, 8"),
+        (2, 2, "rank 2 is outside"),
+        (0, 0, "0 ranks"),
+    ],
+)
 def test_ranks_that_do_not_divide_the_streams_are_refused(rank, ranks, message):
     with pytest.raises(PlanError, match=message):
         RowsPlan(groups=TABLES["even"], batch_size=8).schedule(0, rank, ranks)

@@ -20,7 +20,9 @@ from sluice.ingest.row_order import PlanError, RowsPlan, drawn_rows, evenly
 from sluice.ingest.stages.quarantine import Errors
 
 ROWS, GROUP = 3000, 120
-WEIGHTS = np.where(np.arange(ROWS) % 50 == 7, 9.0, np.where(np.arange(ROWS) // GROUP % 5 == 2, 0.0, 1.0))
+WEIGHTS = np.where(
+    np.arange(ROWS) % 50 == 7, 9.0, np.where(np.arange(ROWS) // GROUP % 5 == 2, 0.0, 1.0)
+)
 
 
 @pytest.fixture(scope="module")
@@ -29,14 +31,19 @@ def clicks(tmp_path_factory):
     folder = tmp_path_factory.mktemp("clicks")
     for part in range(2):
         rows = np.arange(part * ROWS // 2, (part + 1) * ROWS // 2)
-        pq.write_table(pa.table({"label": rows % 2, "row": rows, "chance": WEIGHTS[rows]}),
-                       folder / f"part-{part}.parquet", row_group_size=GROUP if part else GROUP // 2)
+        pq.write_table(
+            pa.table({"label": rows % 2, "row": rows, "chance": WEIGHTS[rows]}),
+            folder / f"part-{part}.parquet",
+            row_group_size=GROUP if part else GROUP // 2,
+        )
     return ParquetFiles.open(folder, {"label": "label", "sparse": "row"})
 
 
 def rows_of(source, epochs=1, **options):
     """The rows that came in each epoch, batch by batch, and the order hashes."""
-    with BatchLoader(source, sample="chance", epochs=epochs, **{"batch_size": 120} | options) as loader:
+    with BatchLoader(
+        source, sample="chance", epochs=epochs, **{"batch_size": 120} | options
+    ) as loader:
         found = []
         for _ in range(epochs):
             batches = [b.values.numpy().copy() for b in loader]
@@ -58,12 +65,18 @@ def test_each_item_comes_as_often_as_its_share_says_rounded(seed):
 
 def test_draws_are_the_same_for_ever():
     assert drawn_rows(np.array([1.0, 0.0, 3.0, 0.5, 0.0]), 2**63).tolist() == [0, 2, 2, 2, 3]
-    plan = RowsPlan(groups=((40, 30), (30,)), chances=((400.0, 0.0), (300.0,)), batch_size=20, streams=2, seed=5)
-    windows = [(s.file, s.group, s.start, s.stop) for w in plan.windows(1, (0, 1)) for s in w.slices]
+    plan = RowsPlan(
+        groups=((40, 30), (30,)), chances=((400.0, 0.0), (300.0,)), batch_size=20, streams=2, seed=5
+    )
+    windows = [
+        (s.file, s.group, s.start, s.stop) for w in plan.windows(1, (0, 1)) for s in w.slices
+    ]
     assert plan.digest != RowsPlan(groups=plan.groups, batch_size=20, streams=2, seed=5).digest
     assert sum(stop - start for _, _, start, stop in windows) == plan.used == 100
     assert {(file, group) for file, group, _, _ in windows} == {(0, 0), (1, 0)}
-    assert windows == [(s.file, s.group, s.start, s.stop) for w in plan.windows(1, (0, 1)) for s in w.slices]
+    assert windows == [
+        (s.file, s.group, s.start, s.stop) for w in plan.windows(1, (0, 1)) for s in w.slices
+    ]
 
 
 def test_a_row_comes_as_often_as_its_weight_says(clicks):
@@ -88,7 +101,9 @@ def test_the_order_is_the_same_for_all_readers_knobs_and_ranks(clicks):
         assert rows_of(clicks, **options)[0][1] == order
     assert rows_of(clicks, seed=1)[0][1] != order
     ranks = [rows_of(clicks, rank=rank, ranks=4)[0][0] for rank in range(4)]
-    assert [np.concatenate(parts).tolist() for parts in zip(*ranks, strict=True)] == [b.tolist() for b in batches]
+    assert [np.concatenate(parts).tolist() for parts in zip(*ranks, strict=True)] == [
+        b.tolist() for b in batches
+    ]
 
 
 def test_a_run_goes_on_with_the_row_that_comes_next(clicks):
@@ -98,34 +113,79 @@ def test_a_run_goes_on_with_the_row_that_comes_next(clicks):
         for _ in range(7):
             next(coming)
         state = json.loads(json.dumps(loader.state_dict()))
-    with BatchLoader(clicks, batch_size=120, sample="chance", knobs=Knobs(workers={"read": 3})) as loader:
+    with BatchLoader(
+        clicks, batch_size=120, sample="chance", knobs=Knobs(workers={"read": 3})
+    ) as loader:
         loader.load_state_dict(state)
         assert [b.values.tolist() for b in loader] == [b.tolist() for b in batches[7:]]
         assert loader.order_hash == order
-    with BatchLoader(clicks, batch_size=120) as loader, pytest.raises(PlanError, match="another order of rows"):
+    with (
+        BatchLoader(clicks, batch_size=120) as loader,
+        pytest.raises(PlanError, match="another order of rows"),
+    ):
         loader.load_state_dict(state)
 
 
 def test_a_loaders_order_names_the_column(clicks, tmp_path):
-    with Loader(clicks, batch_size=120, tuning="fixed", order=Order(sample="chance"), run_dir=tmp_path / "run"
-                ) as loader:
+    with Loader(
+        clicks,
+        batch_size=120,
+        tuning="fixed",
+        order=Order(sample="chance"),
+        run_dir=tmp_path / "run",
+    ) as loader:
         assert [b.values.tolist() for b in loader] == [b.tolist() for b in rows_of(clicks)[0][0]]
     assert json.loads((tmp_path / "run" / "config.json").read_text())["order"]["sample"] == "chance"
 
 
-@pytest.mark.parametrize(("options", "error", "message"), [
-    ({"sample": "chances"}, SourceError, "no column 'chances'.*did you mean 'chance'"),
-    ({"shuffle": False}, PlanError, "sampled by weight come in a shuffled order"),
-    ({"errors": Errors(on_error="quarantine")}, LoaderError, "nobody could list which of the table's they are"),
-    ({"sample": "minus"}, SourceError, "row group 0: column 'minus' holds empty values, or weights that are not"),
-    ({"sample": "empty"}, SourceError, "row group 0: column 'empty' holds empty values"),
-    ({"sample": "text"}, SourceError, "column 'text' holds .*string.*, and rows are sampled by numbers"),
-    ({"sample": "zero"}, PlanError, "the weights of rows must be finite, 0 or more, and not all 0")])
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"sample": "chances"}, SourceError, "no column 'chances'.*did you mean 'chance'"),
+        ({"shuffle": False}, PlanError, "sampled by weight come in a shuffled order"),
+        (
+            {"errors": Errors(on_error="quarantine")},
+            LoaderError,
+            "nobody could list which of the table's they are",
+        ),
+        (
+            {"sample": "minus"},
+            SourceError,
+            "row group 0: column 'minus' holds empty values, or weights that are not",
+        ),
+        ({"sample": "empty"}, SourceError, "row group 0: column 'empty' holds empty values"),
+        (
+            {"sample": "text"},
+            SourceError,
+            "column 'text' holds .*string.*, and rows are sampled by numbers",
+        ),
+        (
+            {"sample": "zero"},
+            PlanError,
+            "the weights of rows must be finite, 0 or more, and not all 0",
+        ),
+    ],
+)
 def test_what_rows_cannot_be_drawn_by_is_named(tmp_path, options, error, message):
     rows = np.arange(240)
-    pq.write_table(pa.table({"label": rows % 2, "row": rows, "chance": np.ones(240), "minus": -1.0 + rows,
-                             "empty": pa.array([None] + [1.0] * 239), "text": ["x"] * 240, "zero": np.zeros(240)}),
-                   tmp_path / "part-0.parquet")
-    options = {"sample": "chance", "batch_size": 120, "roles": {"label": "label", "sparse": "row"}} | options
+    pq.write_table(
+        pa.table(
+            {
+                "label": rows % 2,
+                "row": rows,
+                "chance": np.ones(240),
+                "minus": -1.0 + rows,
+                "empty": pa.array([None] + [1.0] * 239),
+                "text": ["x"] * 240,
+                "zero": np.zeros(240),
+            }
+        ),
+        tmp_path / "part-0.parquet",
+    )
+    options = {
+        "sample": "chance",
+        "batch_size": 120,
+        "roles": {"label": "label", "sparse": "row"},
+    } | options
     with pytest.raises(error, match=message):
         BatchLoader(tmp_path, **options)

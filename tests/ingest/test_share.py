@@ -40,8 +40,10 @@ def test_all_threads_and_children_are_pinned_and_let_go_again(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(("folder", "limit", "text"), [
-    ("", "cpu.max", "50000 100000"), ("cpu", "cpu.cfs_quota_us", "50000")])
+@pytest.mark.parametrize(
+    ("folder", "limit", "text"),
+    [("", "cpu.max", "50000 100000"), ("cpu", "cpu.cfs_quota_us", "50000")],
+)
 def test_a_group_of_its_own_has_the_quota(tmp_path, monkeypatch, folder, limit, text):
     """On a made-up tree: the kernel fills a new group with its files, here mkdir does."""
     make = os.mkdir
@@ -59,7 +61,9 @@ def test_a_group_of_its_own_has_the_quota(tmp_path, monkeypatch, folder, limit, 
     assert share.set(0.5).startswith("a quota of 0.5 cores instead of")
     group = tmp_path / folder / f"sluice-{os.getpid()}"
     assert (group / limit).read_text() == text
-    family = set(map(str, Machine().tree()))  # of which a made-up file keeps the last that was written
+    family = set(
+        map(str, Machine().tree())
+    )  # of which a made-up file keeps the last that was written
     assert (group / "cgroup.procs").read_text() in family
     share.set(2)
     assert (group / limit).read_text().startswith("200000")
@@ -111,7 +115,9 @@ def test_the_ranks_of_a_host_share_what_is_left(tmp_path, monkeypatch):
     cores = Machine().cores()
     for share in (first, second):
         assert share.set(0.5) == f"a quota of 0.5 cores instead of {cores:g}"
-    assert [share.set(cores) for share in (first, second)] == [f"a quota of {cores:g} cores instead of 0.5"] * 2
+    assert [share.set(cores) for share in (first, second)] == [
+        f"a quota of {cores:g} cores instead of 0.5"
+    ] * 2
     [group] = tmp_path.glob("sluice-*")
     assert (group / "cpu.max").read_text() == f"{round(cores * 100_000)} 100000"
     first.restore()

@@ -26,17 +26,34 @@ def taken(source, **more):
         return loader.order_hash, loader.store
 
 
-@pytest.mark.parametrize(("name", "parts"), [
-    ("latency://60ms/data/clicks", ("latency://60ms", "/data/clicks", 60.0)),
-    ("latency://1.5s/data", ("latency://1.5s", "/data", 1500.0)),
-    ("latency:///data?latency_ms=5", None), ("latency://file:///data", None), ("/data", None), ("s3://data", None)])
+@pytest.mark.parametrize(
+    ("name", "parts"),
+    [
+        ("latency://60ms/data/clicks", ("latency://60ms", "/data/clicks", 60.0)),
+        ("latency://1.5s/data", ("latency://1.5s", "/data", 1500.0)),
+        ("latency:///data?latency_ms=5", None),
+        ("latency://file:///data", None),
+        ("/data", None),
+        ("s3://data", None),
+    ],
+)
 def test_a_name_has_a_delay_and_a_path(name, parts):
     assert slow_path(name) == parts
     assert plain_path(name) == (parts[1] if parts else name)
 
 
-@pytest.mark.parametrize("name", ["latency://60/data", "latency://60ms", "latency://60ms/", "latency://-5ms/data",
-                                  "latency://60 ms/data", "latency://data/clicks", "latency://60msdata"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "latency://60/data",
+        "latency://60ms",
+        "latency://60ms/",
+        "latency://-5ms/data",
+        "latency://60 ms/data",
+        "latency://data/clicks",
+        "latency://60msdata",
+    ],
+)
 def test_what_is_malformed_says_how_to_write_it(name):
     for taking in (slow_path, TableStore, RemoteFiles.at, ParquetFiles.open, FeatureTable.open):
         with pytest.raises(UsageError, match="write latency://60ms/ABSOLUTE/PATH"):
@@ -74,7 +91,10 @@ def test_what_lies_beside_the_data_is_named_as_it_is(tmp_path):
 
 
 def test_plain_files_do_so_too(table, tmp_path):
-    files = [shutil.copy(f.path, tmp_path / f"{n}.parquet") for n, f in enumerate(table.files_of("train"))]
+    files = [
+        shutil.copy(f.path, tmp_path / f"{n}.parquet")
+        for n, f in enumerate(table.files_of("train"))
+    ]
     roles = "label=label;dense=I*;sparse=C*"
     order, _ = taken(files, roles=roles)
     slow, store = taken([f"latency://1ms{file}" for file in files], roles=roles)
@@ -95,13 +115,17 @@ def test_as_many_reads_of_a_store_are_under_way_as_there_are_readers(table, monk
     fetch = RemoteFiles.read
 
     def read(self, *about):
-        is_of_arrow = threading.get_ident() not in {thread.ident for thread in threading.enumerate()}
+        is_of_arrow = threading.get_ident() not in {
+            thread.ident for thread in threading.enumerate()
+        }
         if is_of_arrow and next(row_groups, None) is not None:
             all_there.wait(60)
         return fetch(self, *about)
 
     monkeypatch.setattr(RemoteFiles, "read", read)
-    with BatchLoader(f"latency://0ms{table.uri}", batch_size=80, knobs=Knobs(workers={"read": readers})) as loader:
+    with BatchLoader(
+        f"latency://0ms{table.uri}", batch_size=80, knobs=Knobs(workers={"read": readers})
+    ) as loader:
         deque(loader, maxlen=0)
     assert not all_there.broken
     assert next(row_groups, None) is None

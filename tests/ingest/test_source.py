@@ -70,8 +70,12 @@ def test_a_flipped_bit_is_found_and_its_row_group_named(own, reader):
 
 def test_a_file_of_other_rows_is_refused(own):
     file = own.files_of("train")[0]
-    groups = RowGroupReader([replace(file, row_group_rows=(255, *file.row_group_rows[1:]))], ["label"])
-    with pytest.raises(SourceError, match=r"row group 0: 256 rows where the table has 255; the file was replaced"):
+    groups = RowGroupReader(
+        [replace(file, row_group_rows=(255, *file.row_group_rows[1:]))], ["label"]
+    )
+    with pytest.raises(
+        SourceError, match=r"row group 0: 256 rows where the table has 255; the file was replaced"
+    ):
         groups.read(Read(0, 0, 255, (WindowPart(0, 0, 0, 255),)))
 
 
@@ -142,7 +146,9 @@ def test_the_reader_is_petastorms(own):
 def files_with(tmp_path, **columns) -> list[DataFile]:
     path = str(tmp_path / "one.parquet")
     pq.write_table(pa.table(columns), path)
-    return [DataFile(path=path, rows=len(next(iter(columns.values()))), bytes=os.path.getsize(path))]
+    return [
+        DataFile(path=path, rows=len(next(iter(columns.values()))), bytes=os.path.getsize(path))
+    ]
 
 
 def gather(files, columns):
@@ -150,7 +156,10 @@ def gather(files, columns):
     plan = RowsPlan(groups=groups.row_groups, batch_size=1, streams=1)
     schedule = plan.schedule(0)
     governor = Governor(2**40, 0)
-    decoded = [Decoded(ReadTask(schedule, r), groups.read(r), governor.admit(1, True)) for r in schedule.reads]
+    decoded = [
+        Decoded(ReadTask(schedule, r), groups.read(r), governor.admit(1, True))
+        for r in schedule.reads
+    ]
     gatherer = Gatherer(plan, columns, Chunks(plan, columns, 1, Buffers()), groups.describe)
     windows = CompletedWindows()
     [(_, window)] = [found for one in decoded for found in windows.add(one)]
@@ -164,9 +173,13 @@ def test_empty_values_and_ids_too_large_are_refused_with_their_place(tmp_path):
     chunk = block.chunks[0]
     assert sorted(chunk.ids[:2, 0, 0].tolist()) == [3, 2**31 - 1]
     assert sorted(chunk.floats[:2, 1, 0].tolist()) == [0, 1]
-    with pytest.raises(ColumnError, match=r"one.parquet, row group 0: column 'd' has 1 empty values"):
+    with pytest.raises(
+        ColumnError, match=r"one.parquet, row group 0: column 'd' has 1 empty values"
+    ):
         gather(files_with(tmp_path, **{**good, "d": pa.array([1.0, None])}), columns)
-    with pytest.raises(ColumnError, match=r"row group 0, row 1: column 's' holds 2147483648, which does not fit"):
+    with pytest.raises(
+        ColumnError, match=r"row group 0, row 1: column 's' holds 2147483648, which does not fit"
+    ):
         gather(files_with(tmp_path, **{**good, "s": pa.array([3, 2**31])}), columns)
     with pytest.raises(SourceError, match=r"one.parquet: no column 's'"):
         gather(files_with(tmp_path, d=good["d"], y=good["y"]), columns)

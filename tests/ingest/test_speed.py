@@ -16,8 +16,18 @@ def _never():
 
 
 def test_the_best_try_counts():
-    times = itertools.chain([0.0, 5.0], [5.0, 6.0], [6.0, 20.0], [20.0, 24.0], [24.0, 30.0],  # hashing: 1 s at best
-                            [30.0, 34.0], [34.0, 36.0], [36.0, 40.0], [40.0, 44.0], [44.0, 48.0])  # copying: 2 s
+    times = itertools.chain(
+        [0.0, 5.0],
+        [5.0, 6.0],
+        [6.0, 20.0],
+        [20.0, 24.0],
+        [24.0, 30.0],  # hashing: 1 s at best
+        [30.0, 34.0],
+        [34.0, 36.0],
+        [36.0, 40.0],
+        [40.0, 44.0],
+        [44.0, 48.0],
+    )  # copying: 2 s
     found = measure_speed(lambda: next(times))
     assert found == Speed(core_bytes_per_s=4 * 2**20, memory_bytes_per_s=32 * 2**20)
 
@@ -36,8 +46,16 @@ def test_it_is_remembered_for_each_machine(tmp_path):
     assert len(list((tmp_path / "new").iterdir())) == 2
 
 
-@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"core_bytes_per_s": 0, "memory_bytes_per_s": 1}',
-                                  '{"core_bytes_per_s": 1, "memory_bytes_per_s": 1, "new": 1}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{",
+        "[]",
+        "{}",
+        '{"core_bytes_per_s": 0, "memory_bytes_per_s": 1}',
+        '{"core_bytes_per_s": 1, "memory_bytes_per_s": 1, "new": 1}',
+    ],
+)
 def test_what_is_damaged_is_measured_again(tmp_path, text):
     speed_of("a", tmp_path, lambda: FAST)
     (path,) = tmp_path.iterdir()

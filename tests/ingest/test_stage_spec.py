@@ -11,14 +11,23 @@ from sluice.ingest.stage_spec import StageSpec, limits_of, pipeline, transform
 STAGES = pipeline([transform("first", movable=True), transform("second", movable=False)])
 
 
-@pytest.mark.parametrize(("cores", "most", "first"), [
-    (1, (64, 2, 2, 16, 16, 1), (1, 1, 1, 1, 1, 1)),
-    (2, (64, 4, 4, 16, 16, 1), (2, 1, 1, 1, 1, 1)),
-    (32, (256, 64, 64, 128, 128, 1), (32, 1, 1, 1, 1, 1))])
+@pytest.mark.parametrize(
+    ("cores", "most", "first"),
+    [
+        (1, (64, 2, 2, 16, 16, 1), (1, 1, 1, 1, 1, 1)),
+        (2, (64, 4, 4, 16, 16, 1), (2, 1, 1, 1, 1, 1)),
+        (32, (256, 64, 64, 128, 128, 1), (32, 1, 1, 1, 1, 1)),
+    ],
+)
 def test_workers_at_the_start_and_at_most_follow_from_the_cores(cores, most, first):
     limits = limits_of(STAGES, cores, BACKENDS)
-    assert limits.workers == dict(zip(("read", "shuffle", "batch", "first", "second", "collate"),
-                                      [(1, n) for n in most], strict=True))
+    assert limits.workers == dict(
+        zip(
+            ("read", "shuffle", "batch", "first", "second", "collate"),
+            [(1, n) for n in most],
+            strict=True,
+        )
+    )
     assert tuple(stage.first_workers(cores) for stage in STAGES) == first
 
 
@@ -26,13 +35,24 @@ def test_transforms_alone_are_moved_and_do_each_others_work_as_readers_do_shuffl
     limits = limits_of(STAGES, 2, BACKENDS)
     assert limits.backends == {"first": BACKENDS}
     assert limits.fusable == {"shuffle": "read", "second": "first"}
-    assert [stage.name for stage in STAGES if stage.holds_stretches] == ["batch", "first", "second", "collate"]
+    assert [stage.name for stage in STAGES if stage.holds_stretches] == [
+        "batch",
+        "first",
+        "second",
+        "collate",
+    ]
 
 
-@pytest.mark.parametrize(("given", "said"), [
-    ({"room": "garden"}, "a: room: 'garden' is not one of read_ahead_bytes"), ({"workers": 0}, "a: workers: 0"),
-    ({"workers_a_core": -1}, "a: workers: 1 and -1 a core"), ({"name": ""}, "name: '' is not a name"),
-    ({"backends": ("fibre",)}, r"a: backends: \['fibre'\] are not among")])
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"room": "garden"}, "a: room: 'garden' is not one of read_ahead_bytes"),
+        ({"workers": 0}, "a: workers: 0"),
+        ({"workers_a_core": -1}, "a: workers: 1 and -1 a core"),
+        ({"name": ""}, "name: '' is not a name"),
+        ({"backends": ("fibre",)}, r"a: backends: \['fibre'\] are not among"),
+    ],
+)
 def test_a_stage_that_cannot_be_is_refused_by_name(given, said):
     with pytest.raises(ValueError, match=said):
         StageSpec(**{"name": "a", "room": "stretch"} | given)
@@ -40,4 +60,8 @@ def test_a_stage_that_cannot_be_is_refused_by_name(given, said):
 
 def test_a_room_is_a_knob_or_a_measure_of_the_plan():
     knobs = {"read_ahead_bytes", "prefetch_bytes"}
-    assert {stage.room for stage in pipeline(())} == set(stage_spec.ROOMS) == knobs | {"window", "stretch"}
+    assert (
+        {stage.room for stage in pipeline(())}
+        == set(stage_spec.ROOMS)
+        == knobs | {"window", "stretch"}
+    )

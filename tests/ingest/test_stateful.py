@@ -25,12 +25,21 @@ OPTIONS = {"batch_size": 80, "window_rows": 60, "epochs": EPOCHS, "last": "pad"}
 
 
 def seen(batch):
-    return batch.epoch, batch.step, batch.rows, batch.checksum, float(batch.dense.sum()), int(batch.values.sum())
+    return (
+        batch.epoch,
+        batch.step,
+        batch.rows,
+        batch.checksum,
+        float(batch.dense.sum()),
+        int(batch.values.sum()),
+    )
 
 
 def loading(table, knobs=None):
-    stages = [Transform("mine", "tests.ingest.worker_functions:shifted"),
-              Transform("next", "tests.ingest.worker_functions:twice")]
+    stages = [
+        Transform("mine", "tests.ingest.worker_functions:shifted"),
+        Transform("next", "tests.ingest.worker_functions:twice"),
+    ]
     return BatchLoader(table, transforms=stages, knobs=knobs, **OPTIONS)
 
 
@@ -43,8 +52,10 @@ class Running(RuleBasedStateMachine):
 
     def __init__(self):
         super().__init__()
-        self.loader = loading(self.table, Knobs(backend={"mine": "process"}, prefetch_bytes=2**20,
-                                                 read_ahead_bytes=2**20))
+        self.loader = loading(
+            self.table,
+            Knobs(backend={"mine": "process"}, prefetch_bytes=2**20, read_ahead_bytes=2**20),
+        )
         self.epoch = self.step = self.killed = 0
         self.batches = None
 
@@ -64,24 +75,37 @@ class Running(RuleBasedStateMachine):
     @rule(data=st.data())
     def resize(self, data):
         limits = self.loader.limits.workers
-        self.loader.apply(Knobs(workers={stage: data.draw(st.integers(low, min(high, 4)))
-                                         for stage, (low, high) in limits.items()},
-                                read_ahead_bytes=data.draw(st.sampled_from([2**20, 2**24])),
-                                prefetch_bytes=data.draw(st.sampled_from([2**20, 2**24]))))
+        self.loader.apply(
+            Knobs(
+                workers={
+                    stage: data.draw(st.integers(low, min(high, 4)))
+                    for stage, (low, high) in limits.items()
+                },
+                read_ahead_bytes=data.draw(st.sampled_from([2**20, 2**24])),
+                prefetch_bytes=data.draw(st.sampled_from([2**20, 2**24])),
+            )
+        )
 
     @rule(backend=st.sampled_from(["thread", "process"]))
     def switch(self, backend):
-        self.loader.apply(Knobs(workers=self.loader.knobs.workers, backend={"mine": backend, "next": "thread"}))
+        self.loader.apply(
+            Knobs(workers=self.loader.knobs.workers, backend={"mine": backend, "next": "thread"})
+        )
 
     @rule(backend=st.sampled_from(["thread", "process"]))
     def fuse(self, backend):
         """A resize or a switch splits them again."""
-        self.loader.apply(Knobs(workers=self.loader.knobs.workers, backend={"mine": backend, "next": backend},
-                                fused={"next"}))
+        self.loader.apply(
+            Knobs(
+                workers=self.loader.knobs.workers,
+                backend={"mine": backend, "next": backend},
+                fused={"next"},
+            )
+        )
 
     @rule(every=st.booleans())
     def kill(self, every):
-        for pid in self.loader.worker_pids[:None if every else 1]:
+        for pid in self.loader.worker_pids[: None if every else 1]:
             if self.killed < _KILLS:
                 self.killed += 1
                 Running.killed_in_all += 1
@@ -118,7 +142,15 @@ def expected(table):
 def test_no_sequence_of_events_loses_repeats_or_reorders_anything(table, expected):
     assert len(set(itertools.chain(*expected))) == EPOCHS * len(expected[0])
     Running.table, Running.expected = table, expected
-    run_state_machine_as_test(Running, settings=settings(
-        max_examples=10, stateful_step_count=30, deadline=None, derandomize=True, database=None,
-        suppress_health_check=list(HealthCheck)))
+    run_state_machine_as_test(
+        Running,
+        settings=settings(
+            max_examples=10,
+            stateful_step_count=30,
+            deadline=None,
+            derandomize=True,
+            database=None,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
     assert Running.killed_in_all > 0

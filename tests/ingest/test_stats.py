@@ -9,14 +9,39 @@ from sluice.ingest.stats import Snapshot, StageStats, StatsError
 
 
 def stage(name="read", **changes):
-    return StageStats(**{"name": name, "items": 1, "rows": 10, "bytes": 100, "busy_s": 1.0, "cpu_s": 0.5,
-                         "wait_input_s": 0.0, "wait_output_s": 0.0, "workers": 1, **changes})
+    return StageStats(
+        **{
+            "name": name,
+            "items": 1,
+            "rows": 10,
+            "bytes": 100,
+            "busy_s": 1.0,
+            "cpu_s": 0.5,
+            "wait_input_s": 0.0,
+            "wait_output_s": 0.0,
+            "workers": 1,
+            **changes,
+        }
+    )
 
 
 def snapshot(**changes):
-    return Snapshot(**{"at": 1.0, "sequence": 0, "stages": (stage(), stage("collate")), "batches": 1, "rows": 10,
-                       "consumer_wait_s": 0.1, "consumer_compute_s": 0.9, "memory_used": 1, "memory_limit": 2,
-                       "cpu_quota": 2.0, "cpu_used_s": 1.0, **changes})
+    return Snapshot(
+        **{
+            "at": 1.0,
+            "sequence": 0,
+            "stages": (stage(), stage("collate")),
+            "batches": 1,
+            "rows": 10,
+            "consumer_wait_s": 0.1,
+            "consumer_compute_s": 0.9,
+            "memory_used": 1,
+            "memory_limit": 2,
+            "cpu_quota": 2.0,
+            "cpu_used_s": 1.0,
+            **changes,
+        }
+    )
 
 
 def test_every_field_says_how_to_read_it():

@@ -39,7 +39,12 @@ class FakeClock(Clock):
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("stores")
-    pq.write_table(TABLE, folder / "part-0.parquet", row_group_size=len(TABLE) // GROUPS, write_page_checksum=True)
+    pq.write_table(
+        TABLE,
+        folder / "part-0.parquet",
+        row_group_size=len(TABLE) // GROUPS,
+        write_page_checksum=True,
+    )
     return folder
 
 
@@ -68,12 +73,15 @@ def read(store, path="part-0.parquet"):
 
 # ---- the same bytes from anywhere
 
+
 @pytest.mark.parametrize("uri", ["{0}", "file://{0}", "latency://{0}", "latency://file://{0}"])
 def test_local_files(folder, uri):
     store = RemoteFiles.at(uri.format(folder))
     assert read(store).equals(TABLE)
     assert read(store, str(folder / "part-0.parquet")).equals(TABLE), "a path in full will do"
-    assert read(RemoteFiles.at(uri.format(folder / "part-0.parquet")), "").equals(TABLE), "the root may be the file"
+    assert read(RemoteFiles.at(uri.format(folder / "part-0.parquet")), "").equals(TABLE), (
+        "the root may be the file"
+    )
     assert store.local == (not uri.startswith("latency"))
 
 
@@ -100,11 +108,15 @@ def test_s3_is_read_in_ranges(bucket):
 
 # ---- errors that pass, and errors that do not
 
+
 @pytest.mark.parametrize("status", [503, 500, 429])
 def test_a_third_of_s3_requests_refused(bucket, status):
     clock = FakeClock()
-    store = RemoteFiles.at("s3://data/table?" + bucket.query, clock=clock,
-                           retry=RetryPolicy(attempts=50, deadline_s=1000))
+    store = RemoteFiles.at(
+        "s3://data/table?" + bucket.query,
+        clock=clock,
+        retry=RetryPolicy(attempts=50, deadline_s=1000),
+    )
     bucket.refuse(0.3, status)
     for _ in range(5):
         assert read(store).equals(TABLE)
@@ -112,9 +124,13 @@ def test_a_third_of_s3_requests_refused(bucket, status):
 
 
 def test_s3_refusing_for_good_names_the_file_and_the_attempts(bucket):
-    store = RemoteFiles.at("s3://data/table?" + bucket.query, clock=FakeClock(), retry=RetryPolicy(attempts=4))
+    store = RemoteFiles.at(
+        "s3://data/table?" + bucket.query, clock=FakeClock(), retry=RetryPolicy(attempts=4)
+    )
     bucket.refuse(1.0, 503)
-    with pytest.raises(DeliveryError, match=r"s3://data/table/part-0\.parquet: opening: failed 4 times.*503"):
+    with pytest.raises(
+        DeliveryError, match=r"s3://data/table/part-0\.parquet: opening: failed 4 times.*503"
+    ):
         store.open("part-0.parquet")
     assert bucket.refused == 4
 
@@ -129,8 +145,12 @@ def test_wrong_keys_are_not_tried_again(bucket):
 
 def test_everything_arrives_through_errors_short_reads_and_stalls(folder):
     clock = FakeClock()
-    store = RemoteFiles.at(f"latency://{folder}?error_rate=0.3&short_rate=0.2&stall_rate=0.1&stall_ms=700&latency_ms=5"
-                           "&bandwidth=1MiB&seed=7", clock=clock, retry=RetryPolicy(attempts=50, deadline_s=10_000))
+    store = RemoteFiles.at(
+        f"latency://{folder}?error_rate=0.3&short_rate=0.2&stall_rate=0.1&stall_ms=700&latency_ms=5"
+        "&bandwidth=1MiB&seed=7",
+        clock=clock,
+        retry=RetryPolicy(attempts=50, deadline_s=10_000),
+    )
     for _ in range(10):
         assert read(store).equals(TABLE)
     done = store.disturbed
@@ -141,10 +161,17 @@ def test_everything_arrives_through_errors_short_reads_and_stalls(folder):
 
 def test_threads_share_a_store(folder, tmp_path):
     with FileCache(tmp_path, 2**30, "table") as cache:
-        store = RemoteFiles.at(f"latency://{folder}?error_rate=0.3", clock=FakeClock(), cache=cache,
-                               retry=RetryPolicy(attempts=50, deadline_s=10_000))
+        store = RemoteFiles.at(
+            f"latency://{folder}?error_rate=0.3",
+            clock=FakeClock(),
+            cache=cache,
+            retry=RetryPolicy(attempts=50, deadline_s=10_000),
+        )
         whole = []
-        threads = [threading.Thread(target=lambda: whole.append(read(store).equals(TABLE))) for _ in range(8)]
+        threads = [
+            threading.Thread(target=lambda: whole.append(read(store).equals(TABLE)))
+            for _ in range(8)
+        ]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -170,7 +197,9 @@ def test_an_error_inside_parquet_stays_ours(folder):
     with store.open("part-0.parquet") as file:
         parquet = pq.ParquetFile(file)
         store.disturbed._how = Disturbance(error_rate=1.0)
-        with pytest.raises(DeliveryError, match=r"part-0\.parquet: reading bytes \d+ to \d+: failed 3 times"):
+        with pytest.raises(
+            DeliveryError, match=r"part-0\.parquet: reading bytes \d+ to \d+: failed 3 times"
+        ):
             parquet.read_row_group(2)
     assert store.stats()["gave_up"] == 1
 
@@ -232,18 +261,22 @@ def test_closing_ends_a_wait(folder):
 
 # ---- wrong input
 
-@pytest.mark.parametrize(("uri", "text"), [
-    ("latency:///x?eror_rate=1", "unknown option 'eror_rate' (did you mean 'error_rate'?)"),
-    ("latency:///x?error_rate=2", "error_rate: 2.0 is not a share"),
-    ("latency:///x?latency_ms=slow", "latency_ms=slow"),
-    ("latency:///x?latency_ms=-1", "below 0"),
-    ("latency:///x?bandwidth=fast", "bandwidth=fast"),
-    ("latency:///x?oops", "name=value"),
-    ("latency://", "no path"),
-    ("file://x", "file:///path"),
-    ("s3://bucket?regoin=x", "did you mean 'region'?"),
-    ("nowhere://x", "nowhere://"),
-])
+
+@pytest.mark.parametrize(
+    ("uri", "text"),
+    [
+        ("latency:///x?eror_rate=1", "unknown option 'eror_rate' (did you mean 'error_rate'?)"),
+        ("latency:///x?error_rate=2", "error_rate: 2.0 is not a share"),
+        ("latency:///x?latency_ms=slow", "latency_ms=slow"),
+        ("latency:///x?latency_ms=-1", "below 0"),
+        ("latency:///x?bandwidth=fast", "bandwidth=fast"),
+        ("latency:///x?oops", "name=value"),
+        ("latency://", "no path"),
+        ("file://x", "file:///path"),
+        ("s3://bucket?regoin=x", "did you mean 'region'?"),
+        ("nowhere://x", "nowhere://"),
+    ],
+)
 def test_wrong_uris_say_what_is_wrong(uri, text):
     with pytest.raises(ValueError) as caught:
         RemoteFiles.at(uri)
@@ -257,6 +290,7 @@ def test_a_disturbance_is_checked():
 
 # ---- trying again
 
+
 def test_waits_double_and_are_shortened_by_chance():
     policy = RetryPolicy(first_wait_s=1, longest_wait_s=5)
     assert [policy.wait_s(n, 1.0) for n in range(1, 6)] == [1, 2, 4, 5, 5]
@@ -265,7 +299,11 @@ def test_waits_double_and_are_shortened_by_chance():
 
 def test_no_attempt_begins_after_the_deadline():
     clock = FakeClock()
-    retrier = Retrier(RetryPolicy(attempts=100, first_wait_s=1, longest_wait_s=4, deadline_s=10), clock, lambda: 1.0)
+    retrier = Retrier(
+        RetryPolicy(attempts=100, first_wait_s=1, longest_wait_s=4, deadline_s=10),
+        clock,
+        lambda: 1.0,
+    )
     began = []
 
     def fail():
@@ -273,7 +311,9 @@ def test_no_attempt_begins_after_the_deadline():
         clock.time += 0.5
         raise TimeoutError("slow")
 
-    with pytest.raises(DeliveryError, match=r"part-3: failed 4 times within 9.0 s.*TimeoutError: slow"):
+    with pytest.raises(
+        DeliveryError, match=r"part-3: failed 4 times within 9.0 s.*TimeoutError: slow"
+    ):
         retrier.call(fail, "part-3")
     assert began == [0, 1.5, 4, 8.5]
     assert (retrier.retries, retrier.gave_up) == (3, 1)
@@ -287,9 +327,12 @@ def test_a_policy_is_checked(bad):
 
 # ---- with a cache
 
+
 def test_a_second_scan_comes_from_the_cache(folder, tmp_path):
     with FileCache(tmp_path, 2**30, "table") as cache:
-        store = RemoteFiles.at(f"latency://{folder}?latency_ms=10", clock=(clock := FakeClock()), cache=cache)
+        store = RemoteFiles.at(
+            f"latency://{folder}?latency_ms=10", clock=(clock := FakeClock()), cache=cache
+        )
         assert read(store).equals(TABLE)
         cold = clock.time
         assert read(store).equals(TABLE)
@@ -330,7 +373,11 @@ class GoneFor:
 
 def test_a_file_that_is_gone_for_a_minute_is_waited_for(folder):
     clock = FakeClock()
-    store = RemoteFiles("/bucket", GoneFor(clock, Bytes((folder / "part-0.parquet").read_bytes()), 60.0), clock=clock)
+    store = RemoteFiles(
+        "/bucket",
+        GoneFor(clock, Bytes((folder / "part-0.parquet").read_bytes()), 60.0),
+        clock=clock,
+    )
     with store.open("part-0.parquet") as file:
         assert pq.read_table(file).equals(TABLE)
     assert store.stats()["gave_up"] == 0
@@ -340,10 +387,17 @@ def test_a_file_that_is_gone_for_a_minute_is_waited_for(folder):
 
 def test_a_file_that_stays_away_is_named_with_the_attempts_and_what_allows_more(folder):
     clock = FakeClock()
-    store = RemoteFiles("/bucket", GoneFor(clock, Bytes((folder / "part-0.parquet").read_bytes()), 600.0), clock=clock)
-    with pytest.raises(DeliveryError, match=r"/bucket/part-0\.parquet: opening: failed \d+ times within \d+\.\d s "
-                                         r"\(allowed: 50 attempts, 90 s; more by FileOpener\(retry="
-                                         r".*TimeoutError: /bucket/part-0\.parquet: no answer"):
+    store = RemoteFiles(
+        "/bucket",
+        GoneFor(clock, Bytes((folder / "part-0.parquet").read_bytes()), 600.0),
+        clock=clock,
+    )
+    with pytest.raises(
+        DeliveryError,
+        match=r"/bucket/part-0\.parquet: opening: failed \d+ times within \d+\.\d s "
+        r"\(allowed: 50 attempts, 90 s; more by FileOpener\(retry="
+        r".*TimeoutError: /bucket/part-0\.parquet: no answer",
+    ):
         store.open("part-0.parquet")
     assert 80 < clock.time < 92
 
@@ -358,6 +412,6 @@ class Bytes:
         return Bytes(self.data)
 
     def read(self, offset, length):
-        return self.data[offset:offset + length]
+        return self.data[offset : offset + length]
 
     def close(self): ...

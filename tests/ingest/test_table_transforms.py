@@ -61,8 +61,14 @@ outputs = ["C1xpair"]
 @pytest.fixture(scope="module")
 def made(tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("transforms") / "t"
-    clicks_table.write(path, clicks_table.raw_rows(ROWS), text=clicks_table.spec_text(
-        features=clicks_table.FEATURES + TRANSFORMS.replace('"ratio", {', '{name = "ratio", role = "dense"}, {')))
+    clicks_table.write(
+        path,
+        clicks_table.raw_rows(ROWS),
+        text=clicks_table.spec_text(
+            features=clicks_table.FEATURES
+            + TRANSFORMS.replace('"ratio", {', '{name = "ratio", role = "dense"}, {')
+        ),
+    )
     return path
 
 
@@ -82,22 +88,43 @@ def epoch(table: Any, **how: Any) -> tuple[dict[str, list[Any]], str | None, Bat
             lengths = batch.lengths.view(len(loader.sparse_names), -1)
             at = 0
             for name, counts in zip(loader.sparse_names, lengths.tolist(), strict=True):
-                ids = torch.split(batch.values[at:at + sum(counts)], counts)
+                ids = torch.split(batch.values[at : at + sum(counts)], counts)
                 at += sum(counts)
-                found.setdefault(name, []).extend(itertools.compress([one.tolist() for one in ids], real))
+                found.setdefault(name, []).extend(
+                    itertools.compress([one.tolist() for one in ids], real)
+                )
         return found, loader.order_hash, loader
 
 
-def test_columns_are_changed_and_added_alike_in_threads_and_processes_and_the_order_stays(made, plain):
+def test_columns_are_changed_and_added_alike_in_threads_and_processes_and_the_order_stays(
+    made, plain
+):
     allowed = {"allow_code": (MODULE,)}
     before, order, _ = epoch(plain)
     threads, same, loader = epoch(FeatureTable.open(made, **allowed))
-    processes, again, _ = epoch(FeatureTable.open(made, **allowed), knobs=Knobs(backend={"ratio": "process"}))
+    processes, again, _ = epoch(
+        FeatureTable.open(made, **allowed), knobs=Knobs(backend={"ratio": "process"})
+    )
     assert order == same == again
     assert threads == processes
     assert loader.dense_names == ("number", "I1", "I2", "I5", "ratio")
-    assert loader.sparse_names == ("C1", "C5", "C9", "C14", "tags", "pair", "both", "grams", "C1xpair")
-    assert [loader.cardinalities[name] for name in ("pair", "both", "grams", "C1xpair")] == [50, 7, 42, 5002]
+    assert loader.sparse_names == (
+        "C1",
+        "C5",
+        "C9",
+        "C14",
+        "tags",
+        "pair",
+        "both",
+        "grams",
+        "C1xpair",
+    )
+    assert [loader.cardinalities[name] for name in ("pair", "both", "grams", "C1xpair")] == [
+        50,
+        7,
+        42,
+        5002,
+    ]
     for name in ("number", "I2", "I5", "C1", "C5", "C9", "C14"):
         assert threads[name] == before[name]
     # What the functions give, of the rows as they are without them.
@@ -109,7 +136,9 @@ def test_columns_are_changed_and_added_alike_in_threads_and_processes_and_the_or
     assert [one[0] for one in threads["pair"]] == want["pair"].tolist()
     assert threads["both"] == want["both"].reshape(-1, 2).tolist()
     assert threads["tags"] == [one[-2:] for one in before["tags"]]
-    assert [len(one) for one in threads["grams"]] == [max(0, len(one) - 1) for one in threads["tags"]]
+    assert [len(one) for one in threads["grams"]] == [
+        max(0, len(one) - 1) for one in threads["tags"]
+    ]
     assert {len(one) for one in threads["grams"]} == {0, 1}
     pairs = {}  # the cross is a function of both ids, and of nothing else
     for c1, pair, crossed in zip(threads["C1"], threads["pair"], threads["C1xpair"], strict=True):
@@ -121,10 +150,15 @@ def test_a_command_lines_transforms_come_on_top_also_over_plain_parquet(made, tm
     once, twice = epoch(FeatureTable.open(made, allow_code=(MODULE,)))[0], epoch(table)[0]
     np.testing.assert_allclose(twice["I1"], np.array(once["I1"]) * 2)
     assert table.fingerprint.layout != FeatureTable.open(made).fingerprint.layout
-    pq.write_table(pa.table({"label": [0, 1] * 100, "C1": [1, 2] * 100, "I1": np.arange(200, dtype=np.float32)}),
-                   tmp_path / "a.parquet")
-    files = table_of(str(tmp_path / "a.parquet"), "label=label;dense=I1;sparse=C1", (MODULE,)).transformed(
-        short_transforms([f"{MODULE}:doubled"]))
+    pq.write_table(
+        pa.table(
+            {"label": [0, 1] * 100, "C1": [1, 2] * 100, "I1": np.arange(200, dtype=np.float32)}
+        ),
+        tmp_path / "a.parquet",
+    )
+    files = table_of(
+        str(tmp_path / "a.parquet"), "label=label;dense=I1;sparse=C1", (MODULE,)
+    ).transformed(short_transforms([f"{MODULE}:doubled"]))
     found, _, _ = epoch(files)
     assert sorted(found["I1"]) == [2.0 * n for n in range(200)]
 
@@ -132,7 +166,9 @@ def test_a_command_lines_transforms_come_on_top_also_over_plain_parquet(made, tm
 def test_a_vector_is_looked_up_for_each_id(plain, tmp_path):
     rows = next(f.cardinality for f in plain.fields if f.name == "C9")
     matrix = np.random.default_rng(0).random((rows, 3)).astype(np.float32)
-    text = clicks_table.spec_text(features=clicks_table.FEATURES + f"""
+    text = clicks_table.spec_text(
+        features=clicks_table.FEATURES
+        + f"""
 [[transform]]
 name = "vectors"
 op = "lookup"
@@ -140,7 +176,8 @@ file = "{tmp_path}/v.npy"
 width = 3
 inputs = ["C9"]
 outputs = ["v0", "v1", "v2"]
-""")
+"""
+    )
     table = clicks_table.write(tmp_path / "t", clicks_table.raw_rows(ROWS), text=text)
     with pytest.raises(SpecError, match=r"transform 'vectors': lookup: .*v\.npy cannot be read"):
         BatchLoader(table, batch_size=BATCH)
@@ -150,36 +187,60 @@ outputs = ["v0", "v1", "v2"]
     np.save(tmp_path / "v.npy", matrix)
     found, _, _ = epoch(FeatureTable.open(table.uri))
     ids = np.array(found["C9"]).reshape(-1)
-    np.testing.assert_array_equal(np.array([found[f"v{n}"] for n in range(3)], np.float32), matrix[ids].T)
+    np.testing.assert_array_equal(
+        np.array([found[f"v{n}"] for n in range(3)], np.float32), matrix[ids].T
+    )
 
 
-@pytest.mark.parametrize(("short", "why"), [
-    ("fewer_rows:I1>x", r"^transform 'fewer_rows', epoch 0, step 0: column 'x' came back with shape \(79,\) instead"),
-    ("other_type:I1>x=5", "column 'x' came back as float64, which does not become int32"),
-    ("beyond:I1>x=9", r"column 'x' came back with id 9 \(number 3\), and its cardinality is 9: ids go from 0 to 8"),
-    ("nothing:I1>x=9", "it gave no column 'x', which its outputs name"),
-    ("unasked:C1>x=4000", r"column 'C1' came back changed, and is none of its outputs \(x\)")])
+@pytest.mark.parametrize(
+    ("short", "why"),
+    [
+        (
+            "fewer_rows:I1>x",
+            r"^transform 'fewer_rows', epoch 0, step 0: column 'x' came back with shape \(79,\) instead",
+        ),
+        ("other_type:I1>x=5", "column 'x' came back as float64, which does not become int32"),
+        (
+            "beyond:I1>x=9",
+            r"column 'x' came back with id 9 \(number 3\), and its cardinality is 9: ids go from 0 to 8",
+        ),
+        ("nothing:I1>x=9", "it gave no column 'x', which its outputs name"),
+        ("unasked:C1>x=4000", r"column 'C1' came back changed, and is none of its outputs \(x\)"),
+    ],
+)
 @pytest.mark.parametrize("backend", ["thread", "process"])
 def test_what_does_not_fit_is_refused_by_name(plain, short, why, backend):
     table = FeatureTable.open(plain.uri, allow_code=(MODULE,), transforms=(f"{MODULE}:{short}",))
     knobs = Knobs(backend={short.partition(":")[0]: backend})
-    with BatchLoader(table, batch_size=BATCH, reader="arrow", knobs=knobs) as loader, \
-            pytest.raises(TransformError, match=why):
+    with (
+        BatchLoader(table, batch_size=BATCH, reader="arrow", knobs=knobs) as loader,
+        pytest.raises(TransformError, match=why),
+    ):
         next(iter(loader))
 
 
 def test_a_column_that_is_no_output_cannot_be_written(plain):
-    table = FeatureTable.open(plain.uri, allow_code=(MODULE,),
-                              transforms=(f"{MODULE}:writes_where_it_may_not:C1>x=4000",))
-    with BatchLoader(table, batch_size=BATCH, reader="arrow") as loader, pytest.raises(Exception, match="read-only"):
+    table = FeatureTable.open(
+        plain.uri, allow_code=(MODULE,), transforms=(f"{MODULE}:writes_where_it_may_not:C1>x=4000",)
+    )
+    with (
+        BatchLoader(table, batch_size=BATCH, reader="arrow") as loader,
+        pytest.raises(Exception, match="read-only"),
+    ):
         next(iter(loader))
 
 
 def test_rows_on_which_it_fails_are_set_aside_with_nothing_in_what_it_adds(plain, tmp_path):
-    table = FeatureTable.open(plain.uri, allow_code=(MODULE,), transforms=(f"{MODULE}:fails_on_some:number>x=6",))
+    table = FeatureTable.open(
+        plain.uri, allow_code=(MODULE,), transforms=(f"{MODULE}:fails_on_some:number>x=6",)
+    )
     kept = bad = 0
-    with BatchLoader(table, batch_size=BATCH, reader="arrow",
-                     errors=Errors(on_error="quarantine", max_rate=1.0, quarantine=tmp_path / "q.jsonl")) as loader:
+    with BatchLoader(
+        table,
+        batch_size=BATCH,
+        reader="arrow",
+        errors=Errors(on_error="quarantine", max_rate=1.0, quarantine=tmp_path / "q.jsonl"),
+    ) as loader:
         place = loader.sparse_names.index("x")
         for batch in loader:
             counts = batch.lengths.view(len(loader.sparse_names), -1).sum(1)
@@ -193,19 +254,32 @@ def test_rows_on_which_it_fails_are_set_aside_with_nothing_in_what_it_adds(plain
     assert bad > 0
 
 
-def test_a_function_is_imported_only_if_the_user_names_it_and_said_by_name_if_it_is_gone(made, plain):
-    with pytest.raises(OperatorError, match=rf"^transform 'ratio' names the function '{MODULE}:ratio', which must run "
-                                            rf"here\. A table is data, .* give --allow-code {MODULE}"):
+def test_a_function_is_imported_only_if_the_user_names_it_and_said_by_name_if_it_is_gone(
+    made, plain
+):
+    with pytest.raises(
+        OperatorError,
+        match=rf"^transform 'ratio' names the function '{MODULE}:ratio', which must run "
+        rf"here\. A table is data, .* give --allow-code {MODULE}",
+    ):
         BatchLoader(FeatureTable.open(made), batch_size=BATCH)
-    table = FeatureTable.open(plain.uri, allow_code=("nowhere_to_be_found",), transforms=("nowhere_to_be_found:f",))
-    with pytest.raises(OperatorError, match=r"^transform 'f': function = 'nowhere_to_be_found:f': cannot be imported "
-                                            r"\(No module named .*PYTHONPATH.*or train another model without"):
+    table = FeatureTable.open(
+        plain.uri, allow_code=("nowhere_to_be_found",), transforms=("nowhere_to_be_found:f",)
+    )
+    with pytest.raises(
+        OperatorError,
+        match=r"^transform 'f': function = 'nowhere_to_be_found:f': cannot be imported "
+        r"\(No module named .*PYTHONPATH.*or train another model without",
+    ):
         BatchLoader(table, batch_size=BATCH)
 
 
 def test_a_column_that_a_transform_needs_and_a_version_lacks_is_named(plain):
-    with pytest.raises(SpecError, match=rf"^{plain.uri}, version 0: transform 'f': it needs a column 'C77', which is "
-                                        r"not there.*; go on with a table that has it, or leave the transform out"):
+    with pytest.raises(
+        SpecError,
+        match=rf"^{plain.uri}, version 0: transform 'f': it needs a column 'C77', which is "
+        r"not there.*; go on with a table that has it, or leave the transform out",
+    ):
         FeatureTable.open(plain.uri, transforms=("mine:f:C77>x",))
 
 
@@ -213,5 +287,7 @@ def test_bench_takes_functions_by_name_and_allows_what_it_was_given(plain, tmp_p
     words = [plain.uri, "--batch-size", "80", "--seconds", "0.05", "--run", str(tmp_path / "run")]
     outcome = bench.main([*words, "--transform", f"{MODULE}:doubled:I1>I1", "--knobs", "doubled=2"])
     assert outcome["knobs"]["workers"]["doubled"] == 2
-    with pytest.raises(UsageError, match=r"--transform: write module:function, .*mine:ratio:I1,I2>ratio,C1xC2=1000"):
+    with pytest.raises(
+        UsageError, match=r"--transform: write module:function, .*mine:ratio:I1,I2>ratio,C1xC2=1000"
+    ):
         bench.main([*words, "--transform", "doubled"])

@@ -26,12 +26,23 @@ FIRST = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
 
 def plays(part: int) -> list[dict]:
     """Rows of which each can be told by its `length`."""
-    return [{"at": FIRST + datetime.timedelta(minutes=60 * part + n / 7, microseconds=n % 3),
-             "artist": f"Künstler {n % 9}", "length": part * ROWS + n + 0.5, "premium": n % 2 == 0,
-             "price": None if n % 11 == 0 else n / 4,
-             "liked": None if n % 13 == 0 else n * 48_271 % 65_537 % 3 == 0, "track": n * 10**12,
-             "device": {"os": ["ios", "web"][n % 2]} if n % 5 else None, "genres": ["pop", "fado"][:n % 3],
-             "ids": [n], "scores": [n / 2], "seen": None} for n in range(ROWS)]
+    return [
+        {
+            "at": FIRST + datetime.timedelta(minutes=60 * part + n / 7, microseconds=n % 3),
+            "artist": f"Künstler {n % 9}",
+            "length": part * ROWS + n + 0.5,
+            "premium": n % 2 == 0,
+            "price": None if n % 11 == 0 else n / 4,
+            "liked": None if n % 13 == 0 else n * 48_271 % 65_537 % 3 == 0,
+            "track": n * 10**12,
+            "device": {"os": ["ios", "web"][n % 2]} if n % 5 else None,
+            "genres": ["pop", "fado"][: n % 3],
+            "ids": [n],
+            "scores": [n / 2],
+            "seen": None,
+        }
+        for n in range(ROWS)
+    ]
 
 
 def as_fields(row: dict, sign: str) -> str:
@@ -39,21 +50,37 @@ def as_fields(row: dict, sign: str) -> str:
         return "" if value is None else f"{value:.2f}".replace(".", "," if sign == ";" else ".")
 
     at = row["at"].strftime("%d.%m.%Y %H:%M:%S" if row["track"] % 2 else "%Y-%m-%d %H:%M")
-    return sign.join([at, f'"{row["artist"]}"' if sign == "," else row["artist"], number(row["length"]),
-                      number(row["price"]), str(row["track"]), "" if row["liked"] is None else str(int(row["liked"]))])
+    return sign.join(
+        [
+            at,
+            f'"{row["artist"]}"' if sign == "," else row["artist"],
+            number(row["length"]),
+            number(row["price"]),
+            str(row["track"]),
+            "" if row["liked"] is None else str(int(row["liked"])),
+        ]
+    )
 
 
 def job(folder, text: str, inputs: str, told_by: str = "") -> tuple[dict, list[dict]]:
     """The rows, which a column of a guess tells, as it is."""
     if told_by:
         text += f'[[column]]\nname = "row"\nfrom = "{told_by}"\nrole = "dense"\nops = [{{op = "fill"}}]\n'
-    result = on(None, Job(spec=Spec.own(text), inputs=(inputs,), store=TableStore(folder / "table")))
+    result = on(
+        None, Job(spec=Spec.own(text), inputs=(inputs,), store=TableStore(folder / "table"))
+    )
     return result.rejected, rows_of(FeatureTable.open(folder / "table"))
 
 
-@pytest.mark.parametrize(("sign", "encoding", "header", "pack"), [
-    (";", "cp1252", True, None), ("\t", "utf-8", False, gzip.compress), (",", "utf-8-sig", True, bz2.compress),
-    ("|", "latin-1", False, None)])
+@pytest.mark.parametrize(
+    ("sign", "encoding", "header", "pack"),
+    [
+        (";", "cp1252", True, None),
+        ("\t", "utf-8", False, gzip.compress),
+        (",", "utf-8-sig", True, bz2.compress),
+        ("|", "latin-1", False, None),
+    ],
+)
 def test_lines_of_fields(tmp_path, sign, encoding, header, pack):
     names = ["at", "artist", "length", "price", "track", "liked"]
     folder = tmp_path / "logs"
@@ -62,27 +89,41 @@ def test_lines_of_fields(tmp_path, sign, encoding, header, pack):
         named = [f'"{name}"' if sign == "," else name for name in names]
         lines = [sign.join(named)] * header + [as_fields(row, sign) for row in plays(part)]
         content = "\r\n".join([*lines, ""]).encode(encoding)
-        (folder / (f"{part}.txt" + {gzip.compress: ".gz", bz2.compress: ".bz2"}.get(pack, ""))).write_bytes(
-            pack(content) if pack else content)
+        (
+            folder / (f"{part}.txt" + {gzip.compress: ".gz", bz2.compress: ".bz2"}.get(pack, ""))
+        ).write_bytes(pack(content) if pack else content)
     (folder / "_SUCCESS").write_bytes(b"")
     seen = names if header else [f"column_{n + 1}" for n in range(6)]
     text = guessed_spec(str(folder), seen[5])
     spec = Spec.own(text)
-    assert spec.input.encoding == {"utf-8-sig": "utf-8", "latin-1": "cp1252"}.get(encoding, encoding)
-    assert spec.input.columns == dict(zip(seen, ["float", "text", "float", "float", "int", "int"], strict=True))
-    assert (spec.table.split_time, spec.table.unlabelled, spec.input.decimal) == \
-        (seen[0], "ask", "," if sign == ";" else ".")
+    assert spec.input.encoding == {"utf-8-sig": "utf-8", "latin-1": "cp1252"}.get(
+        encoding, encoding
+    )
+    assert spec.input.columns == dict(
+        zip(seen, ["float", "text", "float", "float", "int", "int"], strict=True)
+    )
+    assert (spec.table.split_time, spec.table.unlabelled, spec.input.decimal) == (
+        seen[0],
+        "ask",
+        "," if sign == ";" else ".",
+    )
     rejected, rows = job(tmp_path, text, str(folder), seen[2])
     assert (rejected, len(rows)) == ({}, 2 * ROWS)
     assert "# Texts that name no zone are read as times in UTC" in text
     assert sorted(row["row"] for row in rows) == [n + 0.5 for n in range(2 * ROWS)]
-    ids = {plays(0)[n]["artist"]: next(row for row in rows if row["row"] == n + 0.5)[seen[1]] for n in range(9)}
+    ids = {
+        plays(0)[n]["artist"]: next(row for row in rows if row["row"] == n + 0.5)[seen[1]]
+        for n in range(9)
+    }
     assert len(set(ids.values())) == 9
 
 
 def test_objects_of_json(tmp_path):
     for part in range(2):
-        lines = [json.dumps(row | {"at": row["at"].isoformat()}, ensure_ascii=part == 0) for row in plays(part)]
+        lines = [
+            json.dumps(row | {"at": row["at"].isoformat()}, ensure_ascii=part == 0)
+            for row in plays(part)
+        ]
         lines = [*lines[:-1], lines[-1][:40]] if part else lines
         (tmp_path / f"{part}.json.gz").write_bytes(gzip.compress("\n".join(lines).encode()))
     text = guessed_spec(str(tmp_path / "*.json.gz"), "liked")
@@ -100,12 +141,25 @@ def test_objects_of_json(tmp_path):
         assert row["at_hour"] == 2 + int(row["row"] / ROWS + number / 7 // 60)
 
 
-@pytest.mark.parametrize("odd", [{"user:id": 7}, {"deep": 7}, {"half": "\ud800"}, {"none": {}},
-                                 {"in": {"none": {}, "id": 7}}, {"end": "9999-12-31 23:59:59"},
-                                 {"end": "1950-01-31 23:59:59"}])
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"user:id": 7},
+        {"deep": 7},
+        {"half": "\ud800"},
+        {"none": {}},
+        {"in": {"none": {}, "id": 7}},
+        {"end": "9999-12-31 23:59:59"},
+        {"end": "1950-01-31 23:59:59"},
+    ],
+)
 def test_odd_names_and_values_become_a_spec_that_a_job_takes(tmp_path, odd):
-    lines = [json.dumps({"clicked": n % 2, "price": n / 2, "at": f"1969-12-{n % 31 + 1:02d} 00:00:00", **odd})
-             for n in range(ROWS)]
+    lines = [
+        json.dumps(
+            {"clicked": n % 2, "price": n / 2, "at": f"1969-12-{n % 31 + 1:02d} 00:00:00", **odd}
+        )
+        for n in range(ROWS)
+    ]
     if "deep" in odd:
         lines[7] = lines[7].replace("7", "[" * 100_000 + "]" * 100_000)
     (tmp_path / "a.jsonl").write_text("\n".join(lines))
@@ -122,7 +176,10 @@ def test_odd_names_and_values_become_a_spec_that_a_job_takes(tmp_path, odd):
 def test_of_a_long_log_the_end_is_looked_at_too(tmp_path, monkeypatch):
     """Else a bound of time in its first lines would make nearly all of it a test. Of a compressed log that is longer
     than what is read, the end is not known, and no time splits it."""
-    lines = [f"{FIRST + datetime.timedelta(hours=n):%Y-%m-%d %H:%M:%S},u{n % 7},{n % 2}\n" for n in range(3000)]
+    lines = [
+        f"{FIRST + datetime.timedelta(hours=n):%Y-%m-%d %H:%M:%S},u{n % 7},{n % 2}\n"
+        for n in range(3000)
+    ]
     content = "".join(["at,user,clicked\n", *lines]).encode()
     (tmp_path / "a.csv").write_bytes(content)
     (tmp_path / "b.csv.gz").write_bytes(gzip.compress(content))
@@ -135,10 +192,17 @@ def test_of_a_long_log_the_end_is_looked_at_too(tmp_path, monkeypatch):
     assert Spec.own(guessed_spec(str(tmp_path / "b.csv.gz"))).table.split_by == ("user",)
 
 
-@pytest.mark.parametrize(("content", "said"), [
-    ("a;b\n1;2\n".encode("utf-16"), "is UTF-16"), (b"[1, 2,\n3]\n", "of 2 lines are no object"),
-    (b"one\ntwo three\n", "is neither Parquet, nor an object"), (b"a,b\n", "nothing but a header"),
-    (b"\n\n", "no lines to look at"), (b"x" * 200_000 + b"\n", "is neither Parquet")])
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("a;b\n1;2\n".encode("utf-16"), "is UTF-16"),
+        (b"[1, 2,\n3]\n", "of 2 lines are no object"),
+        (b"one\ntwo three\n", "is neither Parquet, nor an object"),
+        (b"a,b\n", "nothing but a header"),
+        (b"\n\n", "no lines to look at"),
+        (b"x" * 200_000 + b"\n", "is neither Parquet"),
+    ],
+)
 def test_what_is_no_log_is_refused_by_name(tmp_path, content, said):
     (tmp_path / "a.csv").write_bytes(content)
     with pytest.raises(UsageError, match=rf"a\.csv: .*{said}"):

@@ -30,11 +30,15 @@ class Rows:
 
 
 def decoded(schedule, number):
-    return Decoded(ReadTask(schedule, schedule.reads[number]), Rows(), Governor(2**40, 0).admit(8, True))
+    return Decoded(
+        ReadTask(schedule, schedule.reads[number]), Rows(), Governor(2**40, 0).admit(8, True)
+    )
 
 
 def plan_of(*groups, **options):
-    return RowsPlan(groups=(tuple(groups),), **{"batch_size": 8, "streams": 2, "window_rows": 16} | options)
+    return RowsPlan(
+        groups=(tuple(groups),), **{"batch_size": 8, "streams": 2, "window_rows": 16} | options
+    )
 
 
 class TestOrder:
@@ -54,7 +58,9 @@ class TestOrder:
 
     def test_a_window_comes_once_with_all_its_pieces_in_their_places(self):
         plan = plan_of(*[10] * 8, shuffle=False)
-        _schedule, windows, done = self.finished(plan, [3, 1, 2, 0, *range(4, len(plan.schedule(0).reads))])
+        _schedule, windows, done = self.finished(
+            plan, [3, 1, 2, 0, *range(4, len(plan.schedule(0).reads))]
+        )
         for window in windows.in_order(iter(done)):
             rows = [(p.decoded.task.read.group, p.start, p.stop) for p in window.pieces]
             assert rows == [(s.group, s.start, s.stop) for s in window.window.slices]
@@ -74,7 +80,10 @@ class TestOrder:
         schedule, other, windows = plan.schedule(0), plan.schedule(1), CompletedWindows()
         last, first = (Gathering(s, s.windows[n], ()) for s, n in ((schedule, -1), (other, 0)))
         assert windows.ahead(last) == plan.used // plan.streams
-        done = [ReadDone(schedule, 1, 8, [(n, Gathering(schedule, schedule.windows[n], ()))]) for n in range(3)]
+        done = [
+            ReadDone(schedule, 1, 8, [(n, Gathering(schedule, schedule.windows[n], ()))])
+            for n in range(3)
+        ]
         found = windows.in_order(iter(done))
         for _ in done:
             next(found)
@@ -83,8 +92,15 @@ class TestOrder:
         assert windows.ahead(first) == plan.used // plan.streams - at + other.windows[0].rows
 
 
-@pytest.mark.parametrize(("group_rows", "rows", "reads"), [
-    (1000, 40_000, 33), (1000, 1_000_000, 1000), (32_768, 1_048_576, 32), (1_500_000, 12_000_000, 8)])
+@pytest.mark.parametrize(
+    ("group_rows", "rows", "reads"),
+    [
+        (1000, 40_000, 33),
+        (1000, 1_000_000, 1000),
+        (32_768, 1_048_576, 32),
+        (1_500_000, 12_000_000, 8),
+    ],
+)
 def test_how_often_row_groups_are_read_in_an_epoch(group_rows, rows, reads):
     """Each once, however many windows it feeds; those of the rows that an epoch leaves out not at all."""
     plan = RowsPlan(groups=((group_rows,) * (rows // group_rows),), batch_size=8192)
@@ -94,8 +110,13 @@ def test_how_often_row_groups_are_read_in_an_epoch(group_rows, rows, reads):
 @pytest.mark.parametrize("fused", [JOINED, frozenset()])
 def test_the_loader_reads_what_the_plan_says_and_nothing_twice(table, fused):
     came = []
-    with BatchLoader(table, batch_size=80, window_rows=100, knobs=Knobs(workers={"read": 3}, fused=fused),
-                     before_read=lambda read: came.append((read.file, read.group))) as loader:
+    with BatchLoader(
+        table,
+        batch_size=80,
+        window_rows=100,
+        knobs=Knobs(workers={"read": 3}, fused=fused),
+        before_read=lambda read: came.append((read.file, read.group)),
+    ) as loader:
         for _ in loader:
             pass
         planned = [(read.file, read.group) for read in loader.plan.schedule(0).reads]
@@ -132,14 +153,20 @@ def test_readers_place_windows_and_rows_and_order_are_the_twins(table, monkeypat
     assert stages["shuffle"].rows == stages["batch"].rows
 
 
-def test_without_memory_for_more_the_shuffle_stage_does_it_with_a_worker_of_its_own(table, monkeypatch):
+def test_without_memory_for_more_the_shuffle_stage_does_it_with_a_worker_of_its_own(
+    table, monkeypatch
+):
     came = Counted(monkeypatch)
     monkeypatch.setattr(Pipeline, "_room_for", lambda *_: None)
-    with BatchLoader(table, batch_size=80, window_rows=100, knobs=Knobs(workers={"read": 2}, fused=JOINED)) as loader:
+    with BatchLoader(
+        table, batch_size=80, window_rows=100, knobs=Knobs(workers={"read": 2}, fused=JOINED)
+    ) as loader:
         rows = sum(batch.rows for batch in loader)
         joined = loader.order_hash
     assert (came.placed, came.others > 0, rows) == (0, True, loader.plan.used)
-    with BatchLoader(table, batch_size=80, window_rows=100, knobs=Knobs(workers={"read": 1})) as loader:
+    with BatchLoader(
+        table, batch_size=80, window_rows=100, knobs=Knobs(workers={"read": 1})
+    ) as loader:
         assert sum(batch.rows for batch in loader) == rows
         assert loader.order_hash == joined
 
@@ -154,8 +181,12 @@ def test_windows_of_one_large_row_group_are_placed_as_they_are_due(tmp_path, mon
         return furthest[-1][0]
 
     monkeypatch.setattr(windows_file.CompletedWindows, "ahead", seen)
-    table = small_table(tmp_path / "clicks", rows=20_000, row_group_rows=20_000, splits={"train": 1.0})
-    with BatchLoader(table, batch_size=80, window_rows=64, knobs=Knobs(workers={"read": 2}, fused=JOINED)) as loader:
+    table = small_table(
+        tmp_path / "clicks", rows=20_000, row_group_rows=20_000, splits={"train": 1.0}
+    )
+    with BatchLoader(
+        table, batch_size=80, window_rows=64, knobs=Knobs(workers={"read": 2}, fused=JOINED)
+    ) as loader:
         assert sum(batch.rows for batch in loader) == loader.plan.used
     assert max(far for far, _ in furthest) > 64 * 4
     assert 0 < came.placed < came.others
@@ -167,7 +198,9 @@ def test_turning_it_on_and_off_while_batches_come_changes_nothing(table):
         expected = [(b.step, b.checksum, float(b.dense.sum())) for _ in range(4) for b in loader]
         order = loader.order_hash
     small = {"read_ahead_bytes": 2**20, "prefetch_bytes": 2**20}
-    with BatchLoader(table, batch_size=80, window_rows=100, epochs=4, knobs=Knobs(**small)) as loader:
+    with BatchLoader(
+        table, batch_size=80, window_rows=100, epochs=4, knobs=Knobs(**small)
+    ) as loader:
         found = []
         for _ in range(4):
             for batch in loader:
@@ -199,8 +232,9 @@ def test_a_reader_that_outlives_its_run_charges_nothing_to_the_next(table, monke
         return charge
 
     monkeypatch.setattr(Pipeline, "_room_for", room)
-    with BatchLoader(table, batch_size=8, streams=1, window_rows=8, before_read=before,
-                     knobs=Knobs(fused=JOINED)) as loader:
+    with BatchLoader(
+        table, batch_size=8, streams=1, window_rows=8, before_read=before, knobs=Knobs(fused=JOINED)
+    ) as loader:
         pipeline = loader._pipeline
         pipeline.start(Position(0, 0), 1)
         assert reading.wait(60)

@@ -106,12 +106,17 @@ class Calls:
 
 # ---- results
 
+
 def test_results_are_those_of_a_call_in_place():
     rng = np.random.default_rng(3)
     with WorkerProcess(NAME + "double") as worker:
         for _ in range(30):
-            columns = {f"c{i}": (rng.random(tuple(rng.integers(0, 9, rng.integers(0, 4)))) * 60).astype(dtype)
-                       for i, dtype in enumerate(("f4", "i1", "i8", "f8", ">i4", "c8"))}
+            columns = {
+                f"c{i}": (rng.random(tuple(rng.integers(0, 9, rng.integers(0, 4)))) * 60).astype(
+                    dtype
+                )
+                for i, dtype in enumerate(("f4", "i1", "i8", "f8", ">i4", "c8"))
+            }
             got, wanted = worker.call(columns), worker_functions.double(columns)
             assert list(got) == list(wanted)
             for name, array in wanted.items():
@@ -121,23 +126,37 @@ def test_results_are_those_of_a_call_in_place():
 def test_large_results_grow_the_shared_memory():
     with WorkerProcess(NAME + "grow") as worker:
         for count in (1, 100_000, 10, 3_000_000):
-            np.testing.assert_array_equal(worker.call({"count": np.array([count])})["out"], np.full(count, 7.0))
+            np.testing.assert_array_equal(
+                worker.call({"count": np.array([count])})["out"], np.full(count, 7.0)
+            )
 
 
 def test_what_the_function_does_not_return_stays_as_it_left_it():
-    columns = {"written": np.zeros(3), "untouched": np.arange(4), "a": np.ones(2), "b": np.full(5, 2.0)}
+    columns = {
+        "written": np.zeros(3),
+        "untouched": np.arange(4),
+        "a": np.ones(2),
+        "b": np.full(5, 2.0),
+    }
     before = {name: array.copy() for name, array in columns.items()}
     with WorkerProcess(NAME + "write_in_place") as worker:
         got = worker.call(columns)
     np.testing.assert_equal(columns, before, "the caller's arrays are not written")
     assert {name: array.tolist() for name, array in got.items()} == {
-        "written": [7.0] * 3, "untouched": [0, 1, 2, 3], "a": [2.0] * 5, "b": [1.0] * 2, "backwards": [3, 2, 1, 0]}
+        "written": [7.0] * 3,
+        "untouched": [0, 1, 2, 3],
+        "a": [2.0] * 5,
+        "b": [1.0] * 2,
+        "backwards": [3, 2, 1, 0],
+    }
 
 
 def test_a_function_may_return_nothing():
     with WorkerProcess(NAME + "nothing_returned") as worker:
         assert worker.call(A)["a"].tolist() == [1, 2, 3, 4, 5]
-        assert worker.call(A)["a"].tolist() == [1, 2, 3, 4, 5], "on the item alone, not on what was left of the last"
+        assert worker.call(A)["a"].tolist() == [1, 2, 3, 4, 5], (
+            "on the item alone, not on what was left of the last"
+        )
 
 
 def test_a_result_stays_as_it_is_until_its_last_array_is_gone():
@@ -170,10 +189,19 @@ def test_a_worker_starts_light():
 
 # ---- errors
 
-@pytest.mark.parametrize(("kind", "type_", "text"), [
-    ("value", "ValueError", "row 5 is bad"), ("unpicklable", "Unpicklable", ""), ("huge", "ValueError", "left out"),
-    ("mute", "Mute", "cannot be made"), ("exit", "SystemExit", "3"), ("list", "TypeError", "not a dict"),
-    ("objects", "TypeError", "column 'out' is of dtype object")])
+
+@pytest.mark.parametrize(
+    ("kind", "type_", "text"),
+    [
+        ("value", "ValueError", "row 5 is bad"),
+        ("unpicklable", "Unpicklable", ""),
+        ("huge", "ValueError", "left out"),
+        ("mute", "Mute", "cannot be made"),
+        ("exit", "SystemExit", "3"),
+        ("list", "TypeError", "not a dict"),
+        ("objects", "TypeError", "column 'out' is of dtype object"),
+    ],
+)
 def test_any_error_crosses_as_text_and_the_worker_lives(kind, type_, text):
     with WorkerProcess(NAME + "fail") as worker:
         worker.call({"kind": np.zeros(0, np.uint8)})
@@ -192,7 +220,10 @@ def test_any_error_crosses_as_text_and_the_worker_lives(kind, type_, text):
 
 
 def test_what_cannot_cross_is_named():
-    with WorkerProcess(NAME + "double") as worker, pytest.raises(TypeError, match="'words' is of dtype object"):
+    with (
+        WorkerProcess(NAME + "double") as worker,
+        pytest.raises(TypeError, match="'words' is of dtype object"),
+    ):
         worker.call({"words": np.array(["a", None], object)})
 
 
@@ -203,7 +234,10 @@ def test_a_function_must_be_named_in_full(name):
 
 
 def test_a_function_that_is_not_there_is_an_error_at_the_start():
-    with WorkerProcess(NAME + "nothing") as worker, pytest.raises(FunctionError, match="cannot start") as e:
+    with (
+        WorkerProcess(NAME + "nothing") as worker,
+        pytest.raises(FunctionError, match="cannot start") as e,
+    ):
         worker.start()
     assert "AttributeError" in e.value.kinds
 
@@ -220,6 +254,7 @@ def test_a_memory_limit_raises_in_the_worker_alone():
 
 
 # ---- deaths
+
 
 def test_a_killed_workers_item_goes_to_a_fresh_one(scene):
     budget = RestartBudget()
@@ -361,7 +396,9 @@ def test_the_restart_budget_is_a_sliding_window():
     budget.take("a")
     now[0] = 30
     budget.take("b")
-    with pytest.raises(RestartsExhausted, match="more than 2 workers died within 60 s; the last: part-7: killed"):
+    with pytest.raises(
+        RestartsExhausted, match="more than 2 workers died within 60 s; the last: part-7: killed"
+    ):
         budget.take("part-7: killed by SIGKILL")
     now[0] = 60
     budget.take("c")
@@ -370,13 +407,16 @@ def test_the_restart_budget_is_a_sliding_window():
 
 def test_workers_that_keep_dying_are_not_replaced_for_ever(scene):
     budget = RestartBudget(limit=4, clock=lambda: 0.0)
-    with (WorkerProcess(NAME + "crash", deaths=100, budget=budget) as worker,
-          pytest.raises(RestartsExhausted, match="more than 4 workers died")):
+    with (
+        WorkerProcess(NAME + "crash", deaths=100, budget=budget) as worker,
+        pytest.raises(RestartsExhausted, match="more than 4 workers died"),
+    ):
         worker.call(A)
     assert scene.attempts == 5
 
 
 # ---- the end
+
 
 @pytest.mark.parametrize("whole_group", [False, True])
 def test_workers_end_with_their_parent(scene, whole_group):
@@ -389,8 +429,13 @@ def test_workers_end_with_their_parent(scene, whole_group):
         print(idle.pid, busy.pid, flush=True)
         busy.call(dict(a=numpy.zeros(3)))
     """
-    parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, cwd=ROOT,
-                              start_new_session=True)
+    parent = subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        start_new_session=True,
+    )
     idle, busy = map(int, parent.stdout.readline().split())
     watched = [os.pidfd_open(pid) for pid in (idle, busy)]
     assert scene.holders() == [busy]
@@ -412,7 +457,9 @@ def test_what_a_function_started_ends_with_its_worker(scene, who):
         except Exception as error:
             print(type(error).__name__)
     """
-    parent = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    parent = subprocess.Popen(
+        [sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    )
     worker, helper = scene.holders()
     watched = [os.pidfd_open(pid) for pid in (worker, helper)]
     if who == "worker":
@@ -431,7 +478,9 @@ def test_a_program_may_end_without_closing(scene):
         threading.Thread(target=worker.call, args=(dict(a=numpy.zeros(3)),), daemon=True).start()
         open({str(scene.path / "go")!r}).read(1)
     """
-    program = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    program = subprocess.Popen(
+        [sys.executable, "-c", code], cwd=ROOT, stderr=subprocess.PIPE, text=True
+    )
     (pid,) = scene.holders()
     watched = os.pidfd_open(pid)
     scene.go()
@@ -467,6 +516,7 @@ def test_a_person_can_ask_what_a_worker_does(scene):
 
 # ---- shared memory that is not there
 
+
 @pytest.fixture
 def small_files():
     """The kernel refuses any file, memfds as well, beyond 4 MiB. Workers keep the limit of their start."""
@@ -479,15 +529,20 @@ def small_files():
     resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-@pytest.mark.parametrize("columns", [{"count": np.array([10**6])}, {"count": np.full(10**6, 3)}],
-                         ids=["the result", "the input"])
+@pytest.mark.parametrize(
+    "columns",
+    [{"count": np.array([10**6])}, {"count": np.full(10**6, 3)}],
+    ids=["the result", "the input"],
+)
 def test_no_room_in_shared_memory_is_one_clear_error(small_files, columns):
     charges = []
     with WorkerProcess(NAME + "grow", charge=charges.append) as worker:
         worker.call({"count": np.array([2])})
         pid = worker.pid
         small_files()
-        with pytest.raises(SharedMemoryError, match=r"no shared memory for \d.* MiB .*backend=thread"):
+        with pytest.raises(
+            SharedMemoryError, match=r"no shared memory for \d.* MiB .*backend=thread"
+        ):
             worker.call(columns)
         assert sum(charges) == worker.shared_bytes
         assert worker.call({"count": np.array([2])})["out"].tolist() == [7.0, 7.0]

@@ -15,9 +15,13 @@ def ratio(columns: Arrays) -> dict[str, npt.NDArray[Any]]:
     """A changed number, a new number, an id of two others, and a bag of a row's ids."""
     c1, c5 = columns["C1"], columns["C5"]
     both = np.stack([c1 % 7, c5 % 7], axis=1).reshape(-1).astype(np.int32)
-    return {"I1": columns["I1"] * 2, "ratio": columns["I1"] / (1 + columns["number"]),
-            "pair": ((c1 * 31 + c5) % 50).astype(np.int32), "both": both,
-            "both.lengths": np.full(len(c1), 2, np.int32)}
+    return {
+        "I1": columns["I1"] * 2,
+        "ratio": columns["I1"] / (1 + columns["number"]),
+        "pair": ((c1 * 31 + c5) % 50).astype(np.int32),
+        "both": both,
+        "both.lengths": np.full(len(c1), 2, np.int32),
+    }
 
 
 def doubled(columns: Arrays) -> None:

@@ -22,13 +22,21 @@ def rows_of_stream(plan: RowsPlan, epoch: int, stream: int) -> list[tuple[int, i
     return rows
 
 
-def batches(plan: RowsPlan, epoch: int, rank: int = 0, ranks: int = 1) -> list[list[tuple[int, int, int] | None]]:
+def batches(
+    plan: RowsPlan, epoch: int, rank: int = 0, ranks: int = 1
+) -> list[list[tuple[int, int, int] | None]]:
     """The rows of each batch of a rank, None for a row that only fills it."""
     each = plan.batch_size // plan.streams
     streams = [rows_of_stream(plan, epoch, s) for s in range(plan.streams)]
     own = plan.batch_size // ranks
-    return [[row for rows in streams for row in (rows[k * each:(k + 1) * each] + [None] * each)[:each]
-             ][rank * own:(rank + 1) * own] for k in range(plan.steps)]
+    return [
+        [
+            row
+            for rows in streams
+            for row in (rows[k * each : (k + 1) * each] + [None] * each)[:each]
+        ][rank * own : (rank + 1) * own]
+        for k in range(plan.steps)
+    ]
 
 
 class Table:
@@ -44,16 +52,22 @@ class Table:
             whole.close()
 
     def column(self, name: str, rows) -> np.ndarray:
-        return np.array([0 if row is None else self.groups[row[0], row[1]][name][row[2]] for row in rows])
+        return np.array(
+            [0 if row is None else self.groups[row[0], row[1]][name][row[2]] for row in rows]
+        )
 
 
 def expect(loader, table: Table, batch, rows) -> None:
     """Fails unless a batch holds exactly these rows of the table, in this order."""
     weight = [row is not None for row in rows]
     np.testing.assert_array_equal(batch.weight.numpy(), np.array(weight, np.float32))
-    np.testing.assert_array_equal(batch.label.numpy(), table.column("label", rows).astype(np.float32))
+    np.testing.assert_array_equal(
+        batch.label.numpy(), table.column("label", rows).astype(np.float32)
+    )
     for n, name in enumerate(loader.dense_names):
-        np.testing.assert_array_equal(batch.dense[:, n].numpy(), table.column(name, rows).astype(np.float32), name)
+        np.testing.assert_array_equal(
+            batch.dense[:, n].numpy(), table.column(name, rows).astype(np.float32), name
+        )
     ids = batch.values.view(len(loader.sparse_names), -1)
     for n, name in enumerate(loader.sparse_names):
         np.testing.assert_array_equal(ids[n].numpy(), table.column(name, rows), name)

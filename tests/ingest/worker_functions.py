@@ -120,7 +120,10 @@ def crash(columns):
 
 
 def modules(columns):
-    return {name: np.array(name in sys.modules) for name in ("numpy", "torch", "pyarrow", "pandas", "multiprocessing")}
+    return {
+        name: np.array(name in sys.modules)
+        for name in ("numpy", "torch", "pyarrow", "pandas", "multiprocessing")
+    }
 
 
 def write_in_place(columns):

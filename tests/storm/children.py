@@ -51,7 +51,15 @@ class Signal:
 class Fate:
     """What befalls the processes of a run: drawn as they come to each message."""
 
-    def __init__(self, run: Scheduler, *, kill: float = 0.0, hang: float = 0.0, late: float = 0.0, most: int = 0):
+    def __init__(
+        self,
+        run: Scheduler,
+        *,
+        kill: float = 0.0,
+        hang: float = 0.0,
+        late: float = 0.0,
+        most: int = 0,
+    ):
         """Shares of messages at which a process is killed, hangs for good, or stands still for a while; `most`
         deaths in all, so that no item ends three."""
         self._run, self._kill, self._hang, self._late, self._most = run, kill, hang, late, most
@@ -106,7 +114,10 @@ class StormChild(Child):
             poll.register(sock, select.POLLIN)
         number = len(self._fate.children)
         self.name = f"process {number}"
-        self.to_process, self.to_rank = Signal(f"{self.name}'s message"), Signal(f"an answer of {self.name}")
+        self.to_process, self.to_rank = (
+            Signal(f"{self.name}'s message"),
+            Signal(f"an answer of {self.name}"),
+        )
         self.process = SimpleNamespace(pid=_FIRST_PID + number)  # type: ignore[assignment]
         self.code: int | None = None
         self.closed = False

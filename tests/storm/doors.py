@@ -35,13 +35,21 @@ _INSTEAD = {
     "sluice.ingest.loader": {"RowGroupReader": store.MemoryGroups},
     "sluice.ingest.process.worker": {"Child": StormChild},
     "sluice.ingest.stages.counters": {"core_wait_s": lambda: 0.0},
-    "sluice.ingest.pipeline": {"give_back": lambda: None, "WORKER_PROCESS_BYTES": 300,
-                        "Limits": functools.partial(Limits, read_ahead_bytes=(1, 2**40), prefetch_bytes=(1, 2**40))},
-    "sluice.ingest.stages.transform_worker": {"WORKER_PROCESS_BYTES": 300, "anonymous_bytes": lambda _pid: 0,
-                                              "core_seconds": lambda _pid: (0.0, 0.0)},
+    "sluice.ingest.pipeline": {
+        "give_back": lambda: None,
+        "WORKER_PROCESS_BYTES": 300,
+        "Limits": functools.partial(Limits, read_ahead_bytes=(1, 2**40), prefetch_bytes=(1, 2**40)),
+    },
+    "sluice.ingest.stages.transform_worker": {
+        "WORKER_PROCESS_BYTES": 300,
+        "anonymous_bytes": lambda _pid: 0,
+        "core_seconds": lambda _pid: (0.0, 0.0),
+    },
     "sluice.ingest.process.shared_memory": {"_GRAIN": 64},
-    "sluice.etl.table.commit": {"DeltaTable": steps.StepTable,
-                   "create_table_with_add_actions": steps.step("create", commit.create_table_with_add_actions)},
+    "sluice.etl.table.commit": {
+        "DeltaTable": steps.StepTable,
+        "create_table_with_add_actions": steps.step("create", commit.create_table_with_add_actions),
+    },
     "deltalake": {"DeltaTable": steps.StepTable},
 }
 FOOTPRINT = {"_KEPT": 0, "_KEPT_PART": 2**60, "_ORDERS": 0}
@@ -49,13 +57,35 @@ FOOTPRINT = {"_KEPT": 0, "_KEPT_PART": 2**60, "_ORDERS": 0}
 _INSTEAD["sluice.ingest.stages.minimum_memory"] = FOOTPRINT
 _CLOCKS = {time.monotonic: Time.monotonic, time.thread_time: Time.monotonic, time.time: Time.time}
 
-_UNDER_NAMES = (threading.Lock, threading.RLock, threading.Thread, threading.Condition, threading.Event)
+_UNDER_NAMES = (
+    threading.Lock,
+    threading.RLock,
+    threading.Thread,
+    threading.Condition,
+    threading.Event,
+)
 
 
-_BY_LINES = tuple(f"/ingest/{name}.py" for name in (
-    "loader", "memory/governor", "pipeline", "process/child", "process/shared_memory", "process/worker", "read/reader",
-    "read/retry", "stages/batch", "stages/counters", "stages/pool", "stages/quarantine", "stages/shuffle",
-    "stages/transform", "stages/transform_runner"))
+_BY_LINES = tuple(
+    f"/ingest/{name}.py"
+    for name in (
+        "loader",
+        "memory/governor",
+        "pipeline",
+        "process/child",
+        "process/shared_memory",
+        "process/worker",
+        "read/reader",
+        "read/retry",
+        "stages/batch",
+        "stages/counters",
+        "stages/pool",
+        "stages/quarantine",
+        "stages/shuffle",
+        "stages/transform",
+        "stages/transform_runner",
+    )
+)
 
 
 def by_lines(file: str) -> bool:
@@ -83,7 +113,9 @@ def storm() -> Iterator[Crew]:
             _set(module, attribute, getattr(module, attribute), undo)  # each seed has its own
         for method in steps.OF_STORE:
             _set(TableStore, method, steps.step(method, getattr(TableStore, method)), undo)
-        torch.set_num_threads(1)  # a transform's thread would set it otherwise, under a lock that is none of the run's
+        torch.set_num_threads(
+            1
+        )  # a transform's thread would set it otherwise, under a lock that is none of the run's
         gc.disable()  # it would run in the middle of a run, at another place each time
         yield crew
     finally:
@@ -95,8 +127,11 @@ def storm() -> Iterator[Crew]:
             gc.enable()
 
 
-def _watched(move: Callable[[Governor, Charge, int], None]) -> Callable[[Governor, Charge, int], None]:
+def _watched(
+    move: Callable[[Governor, Charge, int], None],
+) -> Callable[[Governor, Charge, int], None]:
     """Remembers the most that was charged at a time."""
+
     def moved(governor: Governor, charge: Charge, size: int) -> None:
         move(governor, charge, size)
         governor.peak = max(getattr(governor, "peak", 0), governor.charged)  # type: ignore[attr-defined]
@@ -109,9 +144,14 @@ def _enter(module: Any, undo: list[Callable[[], None]]) -> None:
         if getattr(module, attribute, None) in (threading, time, uuid):
             _set(module, attribute, mine, undo)
     for attribute, value in vars(module).items():
-        assert not any(value is real for real in _UNDER_NAMES), \
+        assert not any(value is real for real in _UNDER_NAMES), (
             f"{module.__name__} takes {attribute} out of threading: import the module"
-    functions = [f for f in vars(module).values() if callable(f) and getattr(f, "__module__", "") == module.__name__]
+        )
+    functions = [
+        f
+        for f in vars(module).values()
+        if callable(f) and getattr(f, "__module__", "") == module.__name__
+    ]
     for function in functions:
         for one in (function, *(vars(function).values() if isinstance(function, type) else ())):
             for kind in ("__defaults__", "__kwdefaults__"):
@@ -126,8 +166,11 @@ def _defaults(function: Any, kind: str, undo: list[Callable[[], None]]) -> None:
     values = given.values() if isinstance(given, dict) else given
     if not any(_clock(value) for value in values):
         return
-    mine = {n: _clock(v) or v for n, v in given.items()} if isinstance(given, dict) else \
-        tuple(_clock(v) or v for v in given)
+    mine = (
+        {n: _clock(v) or v for n, v in given.items()}
+        if isinstance(given, dict)
+        else tuple(_clock(v) or v for v in given)
+    )
     _set(function, kind, mine, undo)
 
 

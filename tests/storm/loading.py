@@ -31,8 +31,16 @@ _BASE = 1000  # bytes that the process of a storm holds before it loads
 _AMPLE = 10**9
 _LIMIT_S = 500.0  # of a process's item: more than all pauses of a run, so that only who hangs is ended for it
 _PATIENCE_S = 60.0
-_SHAPES = (("one", 1, 3, 2), ("one", 2, 4, 5), ("many", 2, 4, 8), ("many", 4, 4, 3), ("bags", 1, 3, 8),
-           ("bags", 2, 4, 4), ("long", 4, 8, 4), ("long", 2, 6, 16))
+_SHAPES = (
+    ("one", 1, 3, 2),
+    ("one", 2, 4, 5),
+    ("many", 2, 4, 8),
+    ("many", 4, 4, 3),
+    ("bags", 1, 3, 8),
+    ("bags", 2, 4, 4),
+    ("long", 4, 8, 4),
+    ("long", 2, 6, 16),
+)
 """Table, streams, batch size, rows of a window."""
 
 
@@ -90,10 +98,19 @@ class Case:
     @classmethod
     def draw(cls, chance: Random) -> Case:
         name, streams, batch, window = chance.choice(_SHAPES)
-        plan = _plan(name, streams, batch, window, chance.choice(("drop", "pad")), chance.randrange(2),
-                     chance.random() < 0.8)
+        plan = _plan(
+            name,
+            streams,
+            batch,
+            window,
+            chance.choice(("drop", "pad")),
+            chance.randrange(2),
+            chance.random() < 0.8,
+        )
         ranks = chance.choice((1, 1, *(n for n in range(2, batch + 1) if plan.can_share(n))))
-        transforms = tuple(chance.sample(("raised", "doubled", "hungry"), chance.choice((0, 0, 1, 1, 2, 3))))
+        transforms = tuple(
+            chance.sample(("raised", "doubled", "hungry"), chance.choice((0, 0, 1, 1, 2, 3)))
+        )
         trouble = chance.random() if chance.random() < 0.15 else 1.0
         quarantine = trouble < 0.6
         if trouble < 0.3:
@@ -105,41 +122,82 @@ class Case:
         windy = chance.random() < 0.4
         processes = chance.random() < 0.7
         return cls(
-            table=name, plan=plan, rank=chance.randrange(ranks), ranks=ranks, epochs=chance.choice((1, 1, 2)),
-            transforms=transforms, apart=chance.random() < 0.7, limited=chance.random() < 0.5,
-            steps_together=chance.choice((1, 2, 4)), limit=limit, cores=chance.choice((1, 2, 4)),
-            greed=chance.choice((0.0, 0.0, 0.5, 1.5)), pressure=chance.choice((0.0, 0.0, 0.3)),
-            slow=chance.choice((0.05, 0.4)) if windy else 0.0, failing=chance.choice((0.0, 0.1, 0.4)) if windy else 0.0,
-            broken=group if 0.3 <= trouble < 0.8 else None, lost=group if 0.8 <= trouble < 1 else None,
-            quarantine=quarantine, kill=chance.choice((0.0, 0.02, 0.1)) if processes else 0.0,
-            hang=chance.choice((0.0, 0.0, 0.02)), late=chance.choice((0.0, 0.0, 0.1)),
-            deaths=chance.choice((0, 1, 2, 2)), turns=chance.choice((0, 1, 4, 12)),
-            close_at=chance.random() * 3 if chance.random() < 0.04 else None)
+            table=name,
+            plan=plan,
+            rank=chance.randrange(ranks),
+            ranks=ranks,
+            epochs=chance.choice((1, 1, 2)),
+            transforms=transforms,
+            apart=chance.random() < 0.7,
+            limited=chance.random() < 0.5,
+            steps_together=chance.choice((1, 2, 4)),
+            limit=limit,
+            cores=chance.choice((1, 2, 4)),
+            greed=chance.choice((0.0, 0.0, 0.5, 1.5)),
+            pressure=chance.choice((0.0, 0.0, 0.3)),
+            slow=chance.choice((0.05, 0.4)) if windy else 0.0,
+            failing=chance.choice((0.0, 0.1, 0.4)) if windy else 0.0,
+            broken=group if 0.3 <= trouble < 0.8 else None,
+            lost=group if 0.8 <= trouble < 1 else None,
+            quarantine=quarantine,
+            kill=chance.choice((0.0, 0.02, 0.1)) if processes else 0.0,
+            hang=chance.choice((0.0, 0.0, 0.02)),
+            late=chance.choice((0.0, 0.0, 0.1)),
+            deaths=chance.choice((0, 1, 2, 2)),
+            turns=chance.choice((0, 1, 4, 12)),
+            close_at=chance.random() * 3 if chance.random() < 0.04 else None,
+        )
 
     def knobs(self, chance: Random, limits: Any) -> Knobs:
         """Any that are allowed."""
         most = chance.choice((1, 2, 4))
-        workers = {name: chance.randint(1, min(most, high)) for name, (_, high) in limits.workers.items()}
+        workers = {
+            name: chance.randint(1, min(most, high)) for name, (_, high) in limits.workers.items()
+        }
         backend = {name: chance.choice(kinds) for name, kinds in limits.backends.items()}
         fused = frozenset(name for name in limits.fusable if chance.random() < 0.3)
-        return limits.clamp(Knobs(workers=workers, backend=backend, fused=fused,
-                                  read_ahead_bytes=chance.choice((1, 200, 2000, 2**40)),
-                                  prefetch_bytes=chance.choice((1, 100, 1000, 2**40))))
+        return limits.clamp(
+            Knobs(
+                workers=workers,
+                backend=backend,
+                fused=fused,
+                read_ahead_bytes=chance.choice((1, 200, 2000, 2**40)),
+                prefetch_bytes=chance.choice((1, 100, 1000, 2**40)),
+            )
+        )
 
     def expected(self) -> list[tuple[twin.Expected, ...]]:
-        return [twin.epoch(self.table, self.plan, number, self.rank, self.ranks, self.transforms, self.broken)
-                for number in range(self.epochs + 1)]
+        return [
+            twin.epoch(
+                self.table, self.plan, number, self.rank, self.ranks, self.transforms, self.broken
+            )
+            for number in range(self.epochs + 1)
+        ]
 
 
 Bend = Callable[[Case], Case]
 
 
 @functools.lru_cache(maxsize=256)
-def _plan(name: str, streams: int, batch: int, window: int, last: str, seed: int, shuffle: bool  # noqa: PLR0917
-          ) -> RowsPlan:
+def _plan(  # noqa: PLR0917
+    name: str,
+    streams: int,
+    batch: int,
+    window: int,
+    last: str,
+    seed: int,
+    shuffle: bool,
+) -> RowsPlan:
     groups = tuple(f.row_group_rows for f in twin.TABLES[name].source.files)
-    return RowsPlan(groups=groups, batch_size=batch, streams=streams, window_rows=window, last=last, seed=seed,
-                    shuffle=shuffle)
+    return RowsPlan(
+        groups=groups,
+        batch_size=batch,
+        streams=streams,
+        window_rows=window,
+        last=last,
+        seed=seed,
+        shuffle=shuffle,
+    )
 
 
 @functools.lru_cache(maxsize=4096)
@@ -154,13 +212,25 @@ def _least(name: str, plan: RowsPlan, stages: int, ranks: int) -> int:
     decoding = store.decoding(source.files, columns.names)
     schema = store.TABLES[source.files[0].path][0].schema
     found, transforms = 0, stages - len(stage_spec.pipeline(()))
-    specs = stage_spec.pipeline([stage_spec.transform(f"t{n}", movable=False) for n in range(transforms)])
+    specs = stage_spec.pipeline(
+        [stage_spec.transform(f"t{n}", movable=False) for n in range(transforms)]
+    )
     for steps in (1, 2, 4):
         _together(plan, ranks, steps)
         for rank in range(ranks):
             with mock.patch.multiple("sluice.ingest.stages.minimum_memory", **doors.FOOTPRINT):
-                found = max(found, footprint_of(plan, columns, decoding, share=plan.share_of(rank, ranks), stages=specs,
-                                                converted=converted(schema, columns), epochs=2).total)
+                found = max(
+                    found,
+                    footprint_of(
+                        plan,
+                        columns,
+                        decoding,
+                        share=plan.share_of(rank, ranks),
+                        stages=specs,
+                        converted=converted(schema, columns),
+                        epochs=2,
+                    ).total,
+                )
     return found + _BASE
 
 
@@ -190,11 +260,17 @@ class Machine:
     def memory_own(self) -> int:
         """At times something else in the process takes memory, and gives it back."""
         case, chance = self._case, self._run.chance
-        taken = int(chance.random() * case.greed * case.limit) if case.greed and chance.random() < 0.3 else 0
+        taken = (
+            int(chance.random() * case.greed * case.limit)
+            if case.greed and chance.random() < 0.3
+            else 0
+        )
         return _BASE + taken
 
     def memory_pressure(self) -> float:
-        return 50.0 if self._case.pressure and self._run.chance.random() < self._case.pressure else 0.0
+        return (
+            50.0 if self._case.pressure and self._run.chance.random() < self._case.pressure else 0.0
+        )
 
     def cpu_used_s(self) -> float:
         return 0.0
@@ -218,17 +294,36 @@ class Consumer:
 
     def _open(self) -> BatchLoader:
         case, plan = self._case, self._case.plan
-        transforms = [Transform(f"{n}-{name}", f"tests.storm.functions:{name}" if n % 2 == 0 or case.apart
-                                else FUNCTIONS[name], apart=case.apart,
-                                **({"limit_s": _LIMIT_S} if case.limited and (n % 2 == 0 or case.apart) else {}))
-                      for n, name in enumerate(case.transforms)]
+        transforms = [
+            Transform(
+                f"{n}-{name}",
+                f"tests.storm.functions:{name}" if n % 2 == 0 or case.apart else FUNCTIONS[name],
+                apart=case.apart,
+                **({"limit_s": _LIMIT_S} if case.limited and (n % 2 == 0 or case.apart) else {}),
+            )
+            for n, name in enumerate(case.transforms)
+        ]
         loader = BatchLoader(
-            twin.TABLES[case.table].source, batch_size=plan.batch_size, rank=case.rank, ranks=case.ranks,
-            seed=plan.seed, epochs=case.epochs, shuffle=plan.shuffle, streams=plan.streams,
-            window_rows=plan.window_rows, last=plan.last, reader="arrow", transforms=transforms,
-            errors=Errors(on_error="quarantine" if case.quarantine else "raise", max_rate=1,
-                          quarantine=self._quarantine), knobs=None,
-            machine=Machine(case, self._run))  # type: ignore[arg-type]
+            twin.TABLES[case.table].source,
+            batch_size=plan.batch_size,
+            rank=case.rank,
+            ranks=case.ranks,
+            seed=plan.seed,
+            epochs=case.epochs,
+            shuffle=plan.shuffle,
+            streams=plan.streams,
+            window_rows=plan.window_rows,
+            last=plan.last,
+            reader="arrow",
+            transforms=transforms,
+            errors=Errors(
+                on_error="quarantine" if case.quarantine else "raise",
+                max_rate=1,
+                quarantine=self._quarantine,
+            ),
+            knobs=None,
+            machine=Machine(case, self._run),
+        )  # type: ignore[arg-type]
         loader.apply(case.knobs(self._run.chance, loader.limits))
         return loader
 
@@ -263,7 +358,9 @@ class Consumer:
             wanted = self.expected[number]
             for batch in self._loader:
                 if (batch.epoch, batch.step) != (number, step):
-                    raise Deviation(f"batch {batch.epoch}/{batch.step} where {number}/{step} was due")
+                    raise Deviation(
+                        f"batch {batch.epoch}/{batch.step} where {number}/{step} was due"
+                    )
                 self._look(batch, wanted[step])
                 step += 1
                 del batch
@@ -287,8 +384,10 @@ class Consumer:
         for held, of in (*self._held, (batch, wanted)):  # those taken before must stay as they were
             difference = of.differs(held)
             if difference:
-                raise Deviation(f"batch {held.epoch}/{held.step}, looked at with {batch.epoch}/{batch.step}: "
-                                f"{difference}")
+                raise Deviation(
+                    f"batch {held.epoch}/{held.step}, looked at with {batch.epoch}/{batch.step}: "
+                    f"{difference}"
+                )
         if self._run.chance.random() < 0.3:
             self._held.append((batch, wanted))
         elif self._held and self._run.chance.random() < 0.3:
@@ -298,8 +397,10 @@ class Consumer:
         if step != len(wanted):
             raise Deviation(f"epoch {number} ended after {step} of {len(wanted)} batches")
         if self._loader.order_hash != twin.order_hash(wanted):
-            raise Deviation(f"epoch {number}: order hash {self._loader.order_hash} where the twin has "
-                            f"{twin.order_hash(wanted)}")
+            raise Deviation(
+                f"epoch {number}: order hash {self._loader.order_hash} where the twin has "
+                f"{twin.order_hash(wanted)}"
+            )
 
     def _between(self) -> str:
         """What the trainer does with a batch."""
@@ -354,8 +455,10 @@ class Consumer:
         for stage in now.stages if before is not None else ():
             for name in ("items", "rows", "bytes", "busy_s", "wait_input_s", "wait_output_s"):
                 if getattr(stage, name) < getattr(before.stage(stage.name), name):
-                    raise Deviation(f"{stage.name}.{name} fell from {getattr(before.stage(stage.name), name)} to "
-                                    f"{getattr(stage, name)}")
+                    raise Deviation(
+                        f"{stage.name}.{name} fell from {getattr(before.stage(stage.name), name)} to "
+                        f"{getattr(stage, name)}"
+                    )
         self._seen[loader, thread] = now
 
     def _close(self) -> None:
@@ -371,23 +474,36 @@ class Consumer:
         if not self._ran_out:
             return
         if governor.charged or governor._early:
-            raise Deviation(f"{governor.charged} bytes are still charged behind the last batch, {governor._early} of "
-                            "them to early work")
+            raise Deviation(
+                f"{governor.charged} bytes are still charged behind the last batch, {governor._early} of "
+                "them to early work"
+            )
         if governor._waiting:
             raise Deviation(f"{len(governor._waiting)} still wait for memory behind the last batch")
 
     def _gone(self, loader: BatchLoader) -> None:
         """Nothing is left of a loader that was closed."""
         pipeline, end = loader._pipeline, self._run.now + _PATIENCE_S
-        while not pipeline.gone and self._run.now < end:  # every step takes time here, so it may be later than promised
+        while (
+            not pipeline.gone and self._run.now < end
+        ):  # every step takes time here, so it may be later than promised
             Time.sleep(0.1)
         if not pipeline.gone:
-            raise Deviation(f"threads are left after the loader was closed:\n{self._run.describe()}")
+            raise Deviation(
+                f"threads are left after the loader was closed:\n{self._run.describe()}"
+            )
         if pipeline._governor.held:
-            raise Deviation(f"{pipeline._governor.held} bytes of processes are still held after the end")
+            raise Deviation(
+                f"{pipeline._governor.held} bytes of processes are still held after the end"
+            )
         governor = pipeline._governor
-        if getattr(governor, "peak", 0) > governor.limit - governor.base and self._case.table != "bags":
-            raise Deviation(f"{governor.peak} bytes were charged at a time, of {governor.limit - governor.base}")
+        if (
+            getattr(governor, "peak", 0) > governor.limit - governor.base
+            and self._case.table != "bags"
+        ):
+            raise Deviation(
+                f"{governor.peak} bytes were charged at a time, of {governor.limit - governor.base}"
+            )
         left = [c.name for c in self._run.world.fate.children if not c.closed]
         if left:
             raise Deviation(f"nobody closed {', '.join(left)}")
@@ -396,7 +512,9 @@ class Consumer:
             raise Deviation(f"{pipeline.restarts} restarts for {deaths} deaths")
 
 
-def run_loader(chance: Random, crew: Crew, traced: Any, bend: Bend = lambda case: case) -> Scheduler:
+def run_loader(
+    chance: Random, crew: Crew, traced: Any, bend: Bend = lambda case: case
+) -> Scheduler:
     """One run; raises what it finds. `bend` changes what is drawn."""
     case = bend(Case.draw(chance))
     case.expected()  # outside of the run: the functions of a run are interrupted
@@ -404,11 +522,21 @@ def run_loader(chance: Random, crew: Crew, traced: Any, bend: Bend = lambda case
     run = Scheduler(chance, Way.draw(chance), crew, traced)
     with entered(run):
         paths = [f.path for f in twin.TABLES[case.table].source.files]
-        at = {n: (paths[group[0]], group[1]) for n, group in (("broken", case.broken), ("lost", case.lost))
-              if group is not None}
+        at = {
+            n: (paths[group[0]], group[1])
+            for n, group in (("broken", case.broken), ("lost", case.lost))
+            if group is not None
+        }
         run.world = World(
             Weather(run, slow=case.slow, failing=case.failing, **at),
-            Fate(run, kill=case.kill, hang=case.hang if case.limited else 0.0, late=case.late, most=case.deaths))
+            Fate(
+                run,
+                kill=case.kill,
+                hang=case.hang if case.limited else 0.0,
+                late=case.late,
+                most=case.deaths,
+            ),
+        )
         run.case = case
         try:
             Consumer(case, run, "/dev/null").go()

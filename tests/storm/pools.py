@@ -45,14 +45,24 @@ class Chain:
     def draw(cls, chance: Random) -> Chain:
         items, stages = chance.randint(1, 16), chance.randint(1, 3)
         sizes = tuple(chance.randint(1, 6) for _ in range(items))
-        fails = (chance.randint(-1, stages - 1), chance.randrange(items)) if chance.random() < 0.15 else None
+        fails = (
+            (chance.randint(-1, stages - 1), chance.randrange(items))
+            if chance.random() < 0.15
+            else None
+        )
         grown = tuple(chance.choice((s, s, 2 * s)) for s in sizes)
-        return cls(items=items, stages=stages, sizes=sizes, grown=grown if items % 2 else sizes,
-                   room=chance.choice((0, 3, 20, 10**6)),
-                   passing=tuple(chance.random() < 0.5 for _ in range(stages)), fails=fails,
-                   turns=chance.choice((0, 2, 8)),
-                   close_after=chance.randrange(items) if chance.random() < 0.08 else None,
-                   between=tuple(chance.random() < 0.3 for _ in range(stages)))
+        return cls(
+            items=items,
+            stages=stages,
+            sizes=sizes,
+            grown=grown if items % 2 else sizes,
+            room=chance.choice((0, 3, 20, 10**6)),
+            passing=tuple(chance.random() < 0.5 for _ in range(stages)),
+            fails=fails,
+            turns=chance.choice((0, 2, 8)),
+            close_after=chance.randrange(items) if chance.random() < 0.08 else None,
+            between=tuple(chance.random() < 0.3 for _ in range(stages)),
+        )
 
 
 Bend = Callable[[Chain], Chain]
@@ -65,7 +75,9 @@ class Item:
         self.number, self.charge = number, charge
 
 
-def run_pools(chance: Random, crew: Crew, traced: Any, bend: Bend = lambda chain: chain) -> Scheduler:
+def run_pools(
+    chance: Random, crew: Crew, traced: Any, bend: Bend = lambda chain: chain
+) -> Scheduler:
     """One run; raises what it finds. `bend` changes what is drawn."""
     chain = bend(Chain.draw(chance))
     run = Scheduler(chance, Way.draw(chance, patient=True), crew, traced)
@@ -82,7 +94,9 @@ def run_pools(chance: Random, crew: Crew, traced: Any, bend: Bend = lambda chain
 class _Run:
     def __init__(self, chain: Chain, run: Scheduler):
         self._chain, self._run = chain, run
-        most = 2 * max(chain.sizes) * 2 * chain.stages  # of each stage one in work, and one that the next has taken
+        most = (
+            2 * max(chain.sizes) * 2 * chain.stages
+        )  # of each stage one in work, and one that the next has taken
         self._governor = Governor((most + chain.room) * 17 // 16 + 1, most)
         self._done = [[0] * chain.items for _ in range(chain.stages)]
         self._taken = 0
@@ -91,12 +105,19 @@ class _Run:
         for stage in range(chain.stages):
             if chain.between[stage]:
                 upstream = (item for item in upstream)
-            upstream = Pool(StageCounters(f"stage{stage}"), upstream, lambda _stint, stage=stage: self._work(stage),
-                            workers=run.chance.randint(0 if chain.passing[stage] else 1, 3),
-                            limit_bytes=run.chance.choice((1, 5, 100)), governor=self._governor,
-                            size=lambda item: chain.sizes[item.number],
-                            measure=lambda item: (1, chain.grown[item.number]),
-                            passes=(lambda item: item.number % 3 == 0) if chain.passing[stage] else lambda _item: False)
+            upstream = Pool(
+                StageCounters(f"stage{stage}"),
+                upstream,
+                lambda _stint, stage=stage: self._work(stage),
+                workers=run.chance.randint(0 if chain.passing[stage] else 1, 3),
+                limit_bytes=run.chance.choice((1, 5, 100)),
+                governor=self._governor,
+                size=lambda item: chain.sizes[item.number],
+                measure=lambda item: (1, chain.grown[item.number]),
+                passes=(lambda item: item.number % 3 == 0)
+                if chain.passing[stage]
+                else lambda _item: False,
+            )
             self._pools.append(upstream)
 
     def go(self) -> None:
@@ -125,10 +146,14 @@ class _Run:
             if got != list(range(chain.items)):
                 raise Deviation(f"{got} came out of {chain.items}")
             if self._governor.charged or self._governor._early or self._governor._waiting:
-                raise Deviation(f"{self._governor.charged} bytes are still charged behind the last item")
+                raise Deviation(
+                    f"{self._governor.charged} bytes are still charged behind the last item"
+                )
         # What was reserved and turns out larger is not held back any more: of that, the limit promises nothing.
         if chain.grown == chain.sizes and getattr(self._governor, "peak", 0) > self._governor.limit:
-            raise Deviation(f"{self._governor.peak} bytes were charged at a time, of {self._governor.limit}")
+            raise Deviation(
+                f"{self._governor.peak} bytes were charged at a time, of {self._governor.limit}"
+            )
         if got != list(range(len(got))):
             raise Deviation(f"{got} is not the order of the input")
         self._taken = chain.items
@@ -137,8 +162,12 @@ class _Run:
         for thread in (agent, closer):
             thread.join()
         for stage, done in enumerate(self._done):
-            if max(done) > 1 or (len(got) == chain.items and not all(
-                    done[n] or (chain.passing[stage] and n % 3 == 0) for n in range(chain.items))):
+            if max(done) > 1 or (
+                len(got) == chain.items
+                and not all(
+                    done[n] or (chain.passing[stage] and n % 3 == 0) for n in range(chain.items)
+                )
+            ):
                 raise Deviation(f"stage {stage} worked {done} times on its items")
 
     def _input(self) -> Any:

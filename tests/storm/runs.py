@@ -69,11 +69,18 @@ def sum_of(run: Scheduler) -> Sum:
     """What happened in a run."""
     counts = dict(seeds=1, steps=run.steps, switches=run.switches)
     if isinstance(run.world, Table):
-        counts |= dict(kills=run.world.kills, errors=run.world.refused, conflicts=run.world.conflicts)
+        counts |= dict(
+            kills=run.world.kills, errors=run.world.refused, conflicts=run.world.conflicts
+        )
     elif run.world is not None:
         weather, fate = run.world.weather, run.world.fate
-        counts |= dict(kills=fate.deaths, resizes=run.world.resizes, resumes=run.world.resumes,
-                       stalls=weather.stalls + fate.pauses, errors=weather.errors)
+        counts |= dict(
+            kills=fate.deaths,
+            resizes=run.world.resizes,
+            resumes=run.world.resumes,
+            stalls=weather.stalls + fate.pauses,
+            errors=weather.errors,
+        )
     return Sum(**counts)
 
 
@@ -95,9 +102,11 @@ def some_seeds(seeds: Iterable[int], tables: bool = False) -> tuple[Sum, list[Fi
     return total, found
 
 
-def run_seeds(seeds: range, processes: int, tables: bool = False) -> Iterator[tuple[Sum, list[Finding]]]:
+def run_seeds(
+    seeds: range, processes: int, tables: bool = False
+) -> Iterator[tuple[Sum, list[Finding]]]:
     """In several processes, part by part as they are done."""
-    parts = [seeds[at:at + _TOGETHER] for at in range(0, len(seeds), _TOGETHER)]
+    parts = [seeds[at : at + _TOGETHER] for at in range(0, len(seeds), _TOGETHER)]
     with multiprocessing.get_context("spawn").Pool(processes, _begin) as pool:
         yield from pool.imap_unordered(functools.partial(some_seeds, tables=tables), parts)
 
@@ -105,7 +114,9 @@ def run_seeds(seeds: range, processes: int, tables: bool = False) -> Iterator[tu
 def _begin() -> None:
     """One core for each process: its threads run one at a time anyway, and change places much faster on one."""
     allowed = sorted(os.sched_getaffinity(0))
-    os.sched_setaffinity(0, {allowed[multiprocessing.current_process()._identity[0] % len(allowed)]})  # type: ignore[attr-defined]
+    os.sched_setaffinity(
+        0, {allowed[multiprocessing.current_process()._identity[0] % len(allowed)]}
+    )  # type: ignore[attr-defined]
 
 
 def described(seed: int, tables: bool = False) -> tuple[Scheduler | None, str]:

@@ -59,12 +59,16 @@ class Way:
     @classmethod
     def draw(cls, chance: Random, *, patient: bool = False, lines: bool = True) -> Way:
         few = chance.random() < 0.3
-        return cls(switch=chance.choice((0.02, 0.05, 0.1, 0.4)),
-                   changes=frozenset(chance.randrange(1, 1500) for _ in range(chance.randint(1, 8))) if few
-                   else frozenset(),
-                   tick_s=chance.choice((0.0, 0.0, 1e-5, 1e-3, 2e-2)),
-                   early=chance.choice((0.0, 0.0, 0.02, 0.2)), patient=patient,
-                   lines=chance.choice((0.02, 0.2)) if lines and chance.random() < 0.02 else 0.0)
+        return cls(
+            switch=chance.choice((0.02, 0.05, 0.1, 0.4)),
+            changes=frozenset(chance.randrange(1, 1500) for _ in range(chance.randint(1, 8)))
+            if few
+            else frozenset(),
+            tick_s=chance.choice((0.0, 0.0, 1e-5, 1e-3, 2e-2)),
+            early=chance.choice((0.0, 0.0, 0.02, 0.2)),
+            patient=patient,
+            lines=chance.choice((0.02, 0.2)) if lines and chance.random() < 0.02 else 0.0,
+        )
 
 
 class Member:
@@ -113,8 +117,20 @@ class Crew:
 class Task:
     """One thread of a run."""
 
-    __slots__ = ("deadline", "doom", "ended", "gate", "joined", "name", "number", "on", "parent", "priority", "thread",
-                 "timed_out")
+    __slots__ = (
+        "deadline",
+        "doom",
+        "ended",
+        "gate",
+        "joined",
+        "name",
+        "number",
+        "on",
+        "parent",
+        "priority",
+        "thread",
+        "timed_out",
+    )
 
     def __init__(self, number: int, name: str, gate: Any, priority: float):
         self.number, self.name, self.gate, self.priority = number, name, gate, priority
@@ -135,7 +151,9 @@ class Task:
 class Scheduler:
     """One run. The thread that makes it is its first task."""
 
-    def __init__(self, chance: Random, way: Way, crew: Crew, traced: Callable[[str], bool] = lambda _: False):
+    def __init__(
+        self, chance: Random, way: Way, crew: Crew, traced: Callable[[str], bool] = lambda _: False
+    ):
         """`traced` says of which files the lines count, if the way goes by lines."""
         self.chance, self.way, self._crew, self._traced = chance, way, crew, traced
         self.now = 0.0
@@ -153,7 +171,12 @@ class Scheduler:
         self._objects, self._numbers = itertools.count(1), itertools.count()
         self._lines: dict[Any, bool] = {}
         self._stopped = False
-        self._tick_s, self._switch, self._changes, self._random = way.tick_s, way.switch, way.changes, chance.random
+        self._tick_s, self._switch, self._changes, self._random = (
+            way.tick_s,
+            way.switch,
+            way.changes,
+            chance.random,
+        )
         gate = _thread.allocate_lock()
         gate.acquire()
         self.current = self.main = Task(next(self._numbers), "main", gate, chance.random())
@@ -302,9 +325,12 @@ class Scheduler:
 
     def describe(self) -> str:
         """Who waits for what."""
-        return "\n".join(f"  {task}: {'waits for ' + str(task.on) if task.on is not None else 'can go on'}"
-                         + (f" until {task.deadline:.3f} s" if task.deadline is not None else "")
-                         for task in self.tasks if not task.ended)
+        return "\n".join(
+            f"  {task}: {'waits for ' + str(task.on) if task.on is not None else 'can go on'}"
+            + (f" until {task.deadline:.3f} s" if task.deadline is not None else "")
+            for task in self.tasks
+            if not task.ended
+        )
 
     # ---- inside
 
@@ -323,7 +349,11 @@ class Scheduler:
     def _next(self) -> Task:
         """Who goes on, if the running one cannot. The clock moves only if nobody can."""
         while not self._ready:
-            rings = [t for t in self._sleeping if not (self.way.patient and getattr(t.on, "patient", False))]
+            rings = [
+                t
+                for t in self._sleeping
+                if not (self.way.patient and getattr(t.on, "patient", False))
+            ]
             if not rings:
                 return self._fail("nobody can go on")
             self.now = max(self.now, min(t.deadline for t in rings))  # type: ignore[type-var, assignment]
@@ -345,7 +375,9 @@ class Scheduler:
     def _fail(self, why: str) -> Task:
         """The first task raises it; all others end when the run is closed."""
         self._stopped = True
-        self.failure = Deadlock(f"{why} after {self.now:.3f} s and {self.steps} steps:\n{self.describe()}")
+        self.failure = Deadlock(
+            f"{why} after {self.now:.3f} s and {self.steps} steps:\n{self.describe()}"
+        )
         if self.current is self.main:
             raise self.failure
         return self.main

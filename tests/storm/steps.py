@@ -20,6 +20,7 @@ _WRITING = ("write", "create", "commit")
 
 def step(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
     """A call of the store at which others go on."""
+
     @functools.wraps(call)
     def stepping(*arguments: Any, **named: Any) -> Any:
         if not running():

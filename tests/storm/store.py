@@ -26,11 +26,24 @@ TABLES: dict[str, tuple[pa.Table, ...]] = {}
 class Weather:
     """How the store does in one run."""
 
-    def __init__(self, run: Scheduler, *, slow: float = 0.0, failing: float = 0.0, lost: tuple[str, int] | None = None,
-                 broken: tuple[str, int] | None = None):
+    def __init__(
+        self,
+        run: Scheduler,
+        *,
+        slow: float = 0.0,
+        failing: float = 0.0,
+        lost: tuple[str, int] | None = None,
+        broken: tuple[str, int] | None = None,
+    ):
         """Shares of reads that take long, and that fail, three times in a row at most. `lost` is a row group whose
         reads always fail, `broken` one that is no Parquet any more."""
-        self._run, self._slow, self._failing, self._lost, self._broken = run, slow, failing, lost, broken
+        self._run, self._slow, self._failing, self._lost, self._broken = (
+            run,
+            slow,
+            failing,
+            lost,
+            broken,
+        )
         self._failed: dict[tuple[str, int], int] = {}
         self.stalls = self.errors = self.reads = 0
 
@@ -43,7 +56,9 @@ class Weather:
             clock.sleep(run.chance.random() * 2.0)
         if key == self._broken:
             raise pa.ArrowInvalid("no Parquet any more")
-        if key == self._lost or (run.chance.random() < self._failing and self._failed.get(key, 0) < 3):
+        if key == self._lost or (
+            run.chance.random() < self._failing and self._failed.get(key, 0) < 3
+        ):
             self.errors += 1
             self._failed[key] = self._failed.get(key, 0) + 1
             raise OSError("the store does not answer")
@@ -67,9 +82,14 @@ class _File:
 class MemoryGroups(RowGroupReader):
     """Row groups in memory."""
 
-    def __init__(self, files: Sequence[DataFile], columns: Sequence[str],
-                 before_read: Callable[[Read], None] | None = None, opened: FileOpener | None = None,
-                 **options: Any):
+    def __init__(
+        self,
+        files: Sequence[DataFile],
+        columns: Sequence[str],
+        before_read: Callable[[Read], None] | None = None,
+        opened: FileOpener | None = None,
+        **options: Any,
+    ):
         run = current()
         self._weather: Weather = run.world.weather
         self._clock = Clock()
@@ -85,8 +105,12 @@ class MemoryGroups(RowGroupReader):
         super().close()
 
     def _take(self, number: int) -> Any:
-        return _File(self.files[number].path, lambda path, group: self._retrier.call(
-            lambda: self._weather.read(path, group, self._clock), path))
+        return _File(
+            self.files[number].path,
+            lambda path, group: self._retrier.call(
+                lambda: self._weather.read(path, group, self._clock), path
+            ),
+        )
 
     def _give_back(self, number: int, file: Any) -> None:
         """Nothing was opened."""
@@ -104,5 +128,7 @@ class MemoryGroups(RowGroupReader):
 
 def decoding(files: Sequence[DataFile], columns: Sequence[str]) -> Decoding:
     """What row groups take: there is nothing to decode, so nothing besides."""
-    tables = [table.select(columns) for file in files for table in TABLES[file.path] if table.num_rows]
+    tables = [
+        table.select(columns) for file in files for table in TABLES[file.path] if table.num_rows
+    ]
     return Decoding(max(table.nbytes / table.num_rows for table in tables), 0, (tuple(columns),))

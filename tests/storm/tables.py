@@ -29,7 +29,10 @@ from tests.storm.scheduler import Crew, Ended, Scheduler, Way
 from tests.storm.steps import full_disk
 from tests.storm.threads import EPOCH_S, Thread, Time, entered
 
-_FIELDS = (Field(name="label", role="label", type="int8"), Field(name="x", role="dense", type="float"))
+_FIELDS = (
+    Field(name="label", role="label", type="int8"),
+    Field(name="x", role="dense", type="float"),
+)
 _DAY_S = 86_400.0
 _OLD_S = 40 * _DAY_S
 _GRACE_S = 10_000.0  # more than any run takes
@@ -52,11 +55,18 @@ class Plans:
 
     @classmethod
     def draw(cls, chance: Random) -> Plans:
-        return cls(before=chance.randint(1, 3),
-                   jobs=tuple(chance.choice(("append", "append", "update", "overwrite"))
-                              for _ in range(chance.choice((0, 1, 2, 2)))),
-                   vacuums=chance.choice((0, 1, 1)), keep=chance.randint(1, 2), readers=chance.randint(0, 2),
-                   full=chance.choice((0.0, 0.0, 0.0, 0.05)), kills=chance.choice((0, 0, 0, 1)))
+        return cls(
+            before=chance.randint(1, 3),
+            jobs=tuple(
+                chance.choice(("append", "append", "update", "overwrite"))
+                for _ in range(chance.choice((0, 1, 2, 2)))
+            ),
+            vacuums=chance.choice((0, 1, 1)),
+            keep=chance.randint(1, 2),
+            readers=chance.randint(0, 2),
+            full=chance.choice((0.0, 0.0, 0.0, 0.05)),
+            kills=chance.choice((0, 0, 0, 1)),
+        )
 
 
 @dataclass
@@ -81,7 +91,9 @@ class World:
 Bend = Callable[[Plans], Plans]
 
 
-def run_table(chance: Random, crew: Crew, traced: Any, bend: Bend = lambda plans: plans) -> Scheduler:
+def run_table(
+    chance: Random, crew: Crew, traced: Any, bend: Bend = lambda plans: plans
+) -> Scheduler:
     """One run; raises what it finds. `bend` changes what is drawn."""
     plans = bend(Plans.draw(chance))
     way = replace(Way.draw(chance, lines=False), switch=chance.choice((0.1, 0.3, 0.6)))
@@ -102,14 +114,21 @@ class _Run:
         self._world = run.world = World(run, 0.0)
         self._jobs = 0
         for number in range(plans.before):
-            self._publish(("create", "append", "overwrite")[number and run.chance.randint(1, 2)], -_OLD_S)
+            self._publish(
+                ("create", "append", "overwrite")[number and run.chance.randint(1, 2)], -_OLD_S
+            )
         self._world.full = plans.full
 
     def go(self) -> None:
         plans = self._plans
-        threads = [Thread(target=lambda mode=mode: self._job(mode), name=mode) for mode in plans.jobs]
+        threads = [
+            Thread(target=lambda mode=mode: self._job(mode), name=mode) for mode in plans.jobs
+        ]
         threads += [Thread(target=self._vacuum, name="vacuum") for _ in range(plans.vacuums)]
-        threads += [Thread(target=lambda n=n: self._read(n), name=f"reader {n}") for n in range(plans.readers)]
+        threads += [
+            Thread(target=lambda n=n: self._read(n), name=f"reader {n}")
+            for n in range(plans.readers)
+        ]
         for thread in threads:
             thread.start()
         for _ in range(plans.kills):
@@ -141,22 +160,52 @@ class _Run:
     def _publish(self, mode: str, age_s: float) -> None:
         store, learns = self._store, mode in ("update", "overwrite", "create")
         self._jobs += 1
-        at = datetime.datetime.fromtimestamp(EPOCH_S + self._run.now + age_s + self._jobs, datetime.UTC)
+        at = datetime.datetime.fromtimestamp(
+            EPOCH_S + self._run.now + age_s + self._jobs, datetime.UTC
+        )
         job = f"{at:%Y%m%dT%H%M%S}-{self._jobs:08x}"
         base = Base.read(store)
         told = "append" if mode == "update" else mode
         base.permit(told, store.uri)
-        parent = None if base.version is None else FeatureTable.open(store.uri, base.version).record.state
+        parent = (
+            None
+            if base.version is None
+            else FeatureTable.open(store.uri, base.version).record.state
+        )
         state = f"{self._jobs:016x}" if learns else parent
-        files = tuple(FileRecord(path=f"data/{job}/split=train/part-{n}.parquet", rows=1, bytes=len(job), split="train",
-                                 row_group_rows=(1,), sha256="") for n in range(self._run.chance.randint(1, 2)))
-        written = [f.path for f in files] + ([f"_sluice/state/{state}/state.json"] if learns else [])
-        about = json.dumps({"spec": "", "fitted_on": "train", "keys": [], "chains": {}, "stored": {}})
+        files = tuple(
+            FileRecord(
+                path=f"data/{job}/split=train/part-{n}.parquet",
+                rows=1,
+                bytes=len(job),
+                split="train",
+                row_group_rows=(1,),
+                sha256="",
+            )
+            for n in range(self._run.chance.randint(1, 2))
+        )
+        written = [f.path for f in files] + (
+            [f"_sluice/state/{state}/state.json"] if learns else []
+        )
+        about = json.dumps(
+            {"spec": "", "fitted_on": "train", "keys": [], "chains": {}, "stored": {}}
+        )
         for path in written:
             store.write(path, (about if path.endswith("state.json") else job).encode())
             self._world.modified[path] += age_s
-        record = JobRecord(job=job, mode=told, version=base.next, at=f"{at:%FT%TZ}", rows=len(files), state=state,
-                           parent=parent, spec="", seed=0, files=files, cardinalities={})
+        record = JobRecord(
+            job=job,
+            mode=told,
+            version=base.next,
+            at=f"{at:%FT%TZ}",
+            rows=len(files),
+            state=state,
+            parent=parent,
+            spec="",
+            seed=0,
+            files=files,
+            cardinalities={},
+        )
         version = commit.publish(store, base, record, _FIELDS)
         self._world.modified[f"_sluice/jobs/{job}.json"] += age_s
         self._world.landed[job] = version, told
@@ -189,12 +238,19 @@ class _Run:
             for _ in range(3):
                 Time.sleep(self._run.chance.random())
                 if missing := self._missing(table):
-                    raise Deviation(f"version {table.version} lost {missing} while reader {number} held it")
+                    raise Deviation(
+                        f"version {table.version} lost {missing} while reader {number} held it"
+                    )
 
     def _missing(self, table: FeatureTable) -> list[str]:
         """What is not there of a version, or is not what its job wrote."""
-        paths = [(self._store.relative(f.path), f.path.split("/data/")[1].split("/")[0]) for f in table.files]
-        paths += [(f"_sluice/state/{r.state}/state.json", "") for r in table.records.values() if r.state]
+        paths = [
+            (self._store.relative(f.path), f.path.split("/data/")[1].split("/")[0])
+            for f in table.files
+        ]
+        paths += [
+            (f"_sluice/state/{r.state}/state.json", "") for r in table.records.values() if r.state
+        ]
         found = []
         for path, job in paths:
             try:
@@ -215,9 +271,13 @@ class _Run:
         told = {version: job for job, (version, _) in self._world.landed.items()}
         for version, job in told.items():
             if history.get(version) != job:
-                raise Deviation(f"job {job} was told that it made version {version}, which {history.get(version)} made")
+                raise Deviation(
+                    f"job {job} was told that it made version {version}, which {history.get(version)} made"
+                )
         if len(told) != len(self._world.landed):
-            raise Deviation(f"two jobs were told that they made the same version: {self._world.landed}")
+            raise Deviation(
+                f"two jobs were told that they made the same version: {self._world.landed}"
+            )
         untold = set(history) - set(told)
         if len(untold) > self._world.kills + self._world.refused:
             raise Deviation(f"versions {untold} were made by nobody")
@@ -231,8 +291,10 @@ class _Run:
                 files, states[version] = [], None  # given up
                 continue
             if record.mode == "append" and states.get(version - 1) not in (None, record.parent):
-                raise Deviation(f"version {version} adds what was made with state {record.parent} to version "
-                                f"{version - 1}, which has {states[version - 1]}")
+                raise Deviation(
+                    f"version {version} adds what was made with state {record.parent} to version "
+                    f"{version - 1}, which has {states[version - 1]}"
+                )
             states[version] = record.state
             own = [f.path for f in record.files]
             complete = record.mode != "append" or files
@@ -243,12 +305,15 @@ class _Run:
                 if version == newest.version:
                     raise Deviation(f"the newest version cannot be read: {error}") from None
                 continue
-            if complete and sorted(self._store.relative(f.path) for f in table.files) != sorted(files):
-                raise Deviation(f"version {version} has {[f.path for f in table.files]} where its jobs wrote {files}")
+            if complete and sorted(self._store.relative(f.path) for f in table.files) != sorted(
+                files
+            ):
+                raise Deviation(
+                    f"version {version} has {[f.path for f in table.files]} where its jobs wrote {files}"
+                )
             if version == newest.version and (missing := self._missing(table)):
                 raise Deviation(f"the newest version lacks {missing}")
 
 
 def _history(store: TableStore) -> list[dict[str, Any]]:
     return DeltaTable(**store.delta).history()
-

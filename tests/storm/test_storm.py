@@ -57,8 +57,15 @@ def test_a_seed_is_the_same_run_in_every_process(repo):
     """Whatever ran before it, and however names are hashed; and its replay shows it to a person."""
     with storm() as crew:
         here = [run_seed(seed, crew).digest() for seed in (3, 14, 15)][-1]
-    other = subprocess.run([sys.executable, "-m", "tests.storm", "--seed", "15"], capture_output=True, text=True,
-                           check=True, timeout=120, cwd=repo, env={**os.environ, "PYTHONHASHSEED": "7"})
+    other = subprocess.run(
+        [sys.executable, "-m", "tests.storm", "--seed", "15"],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+        cwd=repo,
+        env={**os.environ, "PYTHONHASHSEED": "7"},
+    )
     assert json.loads(other.stdout)["trace"] == here
     assert "no deviation" in other.stderr
     assert "0 main: releases (RLock of pipeline.py" in other.stderr
@@ -77,8 +84,11 @@ def test_two_threads_that_wait_for_each_other_are_named():
         Thread(target=other, name="other").start()
         first.acquire()
         Time.sleep(1)
-        with pytest.raises(Deadlock, match=r"(?s)0 main: waits for .*Lock 2.*, which 1 other holds.*1 other: waits for "
-                                           r".*Lock 1.*, which 0 main holds"):
+        with pytest.raises(
+            Deadlock,
+            match=r"(?s)0 main: waits for .*Lock 2.*, which 1 other holds.*1 other: waits for "
+            r".*Lock 1.*, which 0 main holds",
+        ):
             second.acquire()
         assert run.now >= 1, "its own clock went on, and nobody slept"
 
@@ -97,6 +107,7 @@ def test_a_wait_ends_by_its_time_when_nobody_can_go_on_and_at_no_other():
 
 # ---- what a storm finds
 
+
 def global_names(code):
     """The global names that a function uses, and those within it."""
     names = {one.argval for one in dis.get_instructions(code) if one.opname == "LOAD_GLOBAL"}
@@ -110,10 +121,19 @@ def changed(monkeypatch, mutant):
     assert mutant.old in source, f"{mutant.method} has no {mutant.old!r}: write this mutant anew"
     made = {}
     names = vars(sys.modules[function.__module__])
-    exec(compile("from __future__ import annotations\n" + source.replace(mutant.old, mutant.new),
-                 inspect.getfile(function), "exec"), names, made)
+    exec(
+        compile(
+            "from __future__ import annotations\n" + source.replace(mutant.old, mutant.new),
+            inspect.getfile(function),
+            "exec",
+        ),
+        names,
+        made,
+    )
     unknown = global_names(made[mutant.method].__code__) - names.keys() - vars(builtins).keys()
-    assert not unknown, f"{mutant.method}: its module has no {unknown}, so any seed would find this mutant"
+    assert not unknown, (
+        f"{mutant.method}: its module has no {unknown}, so any seed would find this mutant"
+    )
     monkeypatch.setattr(mutant.owner, mutant.method, made[mutant.method])
 
 
@@ -123,7 +143,9 @@ def closed(case):
 
 
 def closed_chain(chain):
-    return dataclasses.replace(chain, close_after=chain.items // 2, between=(True,) * chain.stages, turns=0)
+    return dataclasses.replace(
+        chain, close_after=chain.items // 2, between=(True,) * chain.stages, turns=0
+    )
 
 
 def elastic(chain):
@@ -137,8 +159,9 @@ def tight(chain):
 
 
 def by_processes(case):
-    return dataclasses.replace(case, transforms=case.transforms or ("raised",), apart=True, limit=10**9, kill=0.1,
-                               deaths=2)
+    return dataclasses.replace(
+        case, transforms=case.transforms or ("raised",), apart=True, limit=10**9, kill=0.1, deaths=2
+    )
 
 
 def two_jobs(plans):
@@ -167,57 +190,136 @@ class Mutant:
 
 MUTANTS = {
     "nobody hears that a result was taken": Mutant(
-        run_pools, 100, pool.Pool, "__next__", "self._room.notify_all()", "pass"),
+        run_pools, 100, pool.Pool, "__next__", "self._room.notify_all()", "pass"
+    ),
     "nobody hears of a result": Mutant(
-        run_pools, 100, pool.Pool, "_put", "self._ready.notify_all()", "pass"),
+        run_pools, 100, pool.Pool, "_put", "self._ready.notify_all()", "pass"
+    ),
     "before it pulls itself, a consumer does not look again": Mutant(
-        run_pools, 4000, pool.Pool, "_past", "if not self._empty:", "if False:", elastic, first=780),
+        run_pools, 4000, pool.Pool, "_past", "if not self._empty:", "if False:", elastic, first=780
+    ),
     "a charge is given back twice": Mutant(
-        run_pools, 100, governor.Charge, "release", "self._governor.move(self, 0)",
-        "self._governor._charged -= 1; self._governor.move(self, 0)"),
+        run_pools,
+        100,
+        governor.Charge,
+        "release",
+        "self._governor.move(self, 0)",
+        "self._governor._charged -= 1; self._governor.move(self, 0)",
+    ),
     "early work is let in though there is no room": Mutant(
-        run_pools, 100, governor.Governor, "admit", "(tight or", "(False or", tight),
+        run_pools, 100, governor.Governor, "admit", "(tight or", "(False or", tight
+    ),
     "due work has to wait for room as well": Mutant(
-        run_pools, 100, pool.Pool, "_reserve", "fits = due or", "fits ="),
+        run_pools, 100, pool.Pool, "_reserve", "fits = due or", "fits ="
+    ),
     "a resize mixes up two results": Mutant(
-        run_pools, 300, pool.Pool, "resize", "self._staff()", """self._staff()
+        run_pools,
+        300,
+        pool.Pool,
+        "resize",
+        "self._staff()",
+        """self._staff()
         if len(self._results) > 1:
             first, second, *_ = self._results
-            self._results[first], self._results[second] = self._results[second], self._results[first]""", elastic),
+            self._results[first], self._results[second] = self._results[second], self._results[first]""",
+        elastic,
+    ),
     "the item of a killed process is lost": Mutant(
-        run_loader, 100, worker.WorkerProcess, "call", "if self._closed:", """return {}
-            if self._closed:""", by_processes),
+        run_loader,
+        100,
+        worker.WorkerProcess,
+        "call",
+        "if self._closed:",
+        """return {}
+            if self._closed:""",
+        by_processes,
+    ),
     "what a killed process left half done is handed on": Mutant(
-        run_loader, 300, worker.WorkerProcess, "_attempt", "reply, refused = self._reply(child), None", """try:
+        run_loader,
+        300,
+        worker.WorkerProcess,
+        "_attempt",
+        "reply, refused = self._reply(child), None",
+        """try:
             reply, refused = self._reply(child), None
         except Died:
             self._forget()
             data, lent = self._shelf.lend(region), True
-            return protocol.read(data, index)[0]""", by_processes),
+            return protocol.read(data, index)[0]""",
+        by_processes,
+    ),
     "memory that a user still looks at is written again": Mutant(
-        run_loader, 100, buffers.Buffers, "take", "== _UNUSED", ">= _UNUSED"),
+        run_loader, 100, buffers.Buffers, "take", "== _UNUSED", ">= _UNUSED"
+    ),
     "a process that died is never closed": Mutant(
-        run_loader, 100, worker.WorkerProcess, "_forget", "child.close()", "child.kill()", by_processes),
+        run_loader,
+        100,
+        worker.WorkerProcess,
+        "_forget",
+        "child.close()",
+        "child.kill()",
+        by_processes,
+    ),
     "rows lie one place further": Mutant(
-        run_loader, 100, shuffle.Gatherer, "_places", "row - window.first)", "max(0, row - window.first - 1))"),
+        run_loader,
+        100,
+        shuffle.Gatherer,
+        "_places",
+        "row - window.first)",
+        "max(0, row - window.first - 1))",
+    ),
     "ranks that share a stream take the same part": Mutant(
-        run_loader, 100, batch.Cutter, "_part_of", "self._share.bounds,", "slice(0, self._share.rows),"),
+        run_loader,
+        100,
+        batch.Cutter,
+        "_part_of",
+        "self._share.bounds,",
+        "slice(0, self._share.rows),",
+    ),
     "a commit that was overtaken is made on what is there then": Mutant(
-        run_table, 100, commit, "_commit", "max_commit_retries=0", "max_commit_retries=15", two_jobs),
+        run_table, 100, commit, "_commit", "max_commit_retries=0", "max_commit_retries=15", two_jobs
+    ),
     "a job that was overtaken tries again whatever there is": Mutant(
-        run_table, 100, commit, "publish", "if not alone or not _same_state(store, now, record):", "if False:",
-        two_jobs),
+        run_table,
+        100,
+        commit,
+        "publish",
+        "if not alone or not _same_state(store, now, record):",
+        "if False:",
+        two_jobs,
+    ),
     # What was there, and was found so.
     "workers start before all fused stages are there": Mutant(
-        run_loader, 1000, pipeline.Pipeline, "_transformer", "lambda stint: Transformer(number, steps,",
-        "lambda stint: Transformer(number, steps[:len(self._pools) - 2],", first=740),
+        run_loader,
+        1000,
+        pipeline.Pipeline,
+        "_transformer",
+        "lambda stint: Transformer(number, steps,",
+        "lambda stint: Transformer(number, steps[:len(self._pools) - 2],",
+        first=740,
+    ),
     "a consumer waits for a worker that waits for the consumer": Mutant(
-        run_pools, 4000, pool.Pool, "_past", "self._pull.acquire(blocking=False)", "self._pull.acquire()", elastic,
-        first=1080),
+        run_pools,
+        4000,
+        pool.Pool,
+        "_past",
+        "self._pull.acquire(blocking=False)",
+        "self._pull.acquire()",
+        elastic,
+        first=1080,
+    ),
     "a generator that a closed pool ended looks like the end": Mutant(
-        run_pools, 1000, pool.Pool, "_take", "self.close()  #", "pass  #", closed_chain),
+        run_pools, 1000, pool.Pool, "_take", "self.close()  #", "pass  #", closed_chain
+    ),
     "a loader that is closed says that its store was closed": Mutant(
-        run_loader, 1000, loader.BatchLoader, "_epoch", "(Closed, SourceError, WorkerClosed)", "Closed", closed),
+        run_loader,
+        1000,
+        loader.BatchLoader,
+        "_epoch",
+        "(Closed, SourceError, WorkerClosed)",
+        "Closed",
+        closed,
+    ),
 }
 
 
@@ -240,7 +342,9 @@ def test_a_mistake_is_found(name):
         changed(patch, mutant)
         seed, error = found(mutant, range(mutant.first, mutant.first + mutant.seeds))
     assert error is not None, f"{mutant.seeds} seeds did not find it"
-    assert not isinstance(error, TypeError | AttributeError), f"this mutant cannot run at all: {error}"
+    assert not isinstance(error, TypeError | AttributeError), (
+        f"this mutant cannot run at all: {error}"
+    )
     print(f"{name}: seed {seed}, {type(error).__name__}: {str(error)[:200]}")
     _, unchanged = found(mutant, [seed])
     assert unchanged is None, f"seed {seed} deviates without the mistake, too: {unchanged!r}"

@@ -84,7 +84,11 @@ class Lock(_Named):
         run.point(self._number)
         if run.over:
             return True
-        return self._take(None if timeout < 0 else timeout) if blocking or self._owner is None else False
+        return (
+            self._take(None if timeout < 0 else timeout)
+            if blocking or self._owner is None
+            else False
+        )
 
     def _take(self, timeout: float | None = None) -> bool:
         run = self._run
@@ -124,7 +128,9 @@ class Lock(_Named):
         self.release()
 
     def __str__(self) -> str:
-        return super().__str__() + (f", which {self._owner} holds" if self._owner is not None else "")
+        return super().__str__() + (
+            f", which {self._owner} holds" if self._owner is not None else ""
+        )
 
 
 class RLock(Lock):
@@ -262,8 +268,16 @@ class Event(_Named):
 class Thread:
     """A task of the run."""
 
-    def __init__(self, group: None = None, target: Callable[..., Any] | None = None, name: str | None = None,
-                 args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None, *, daemon: bool | None = None):
+    def __init__(
+        self,
+        group: None = None,
+        target: Callable[..., Any] | None = None,
+        name: str | None = None,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+        *,
+        daemon: bool | None = None,
+    ):
         self._run, self._target, self._args, self._kwargs = _runs[-1], target, args, kwargs or {}
         self.name, self.daemon = name or getattr(target, "__name__", "thread"), daemon
         self.task: Task | None = None
@@ -296,7 +310,9 @@ class local:
         self.__dict__["_run"], self.__dict__["_of"] = _runs[-1], {}
 
     def _own(self) -> dict[str, Any]:
-        found: dict[str, Any] = self.__dict__["_of"].setdefault(self.__dict__["_run"].current.number, {})
+        found: dict[str, Any] = self.__dict__["_of"].setdefault(
+            self.__dict__["_run"].current.number, {}
+        )
         return found
 
     def __getattr__(self, name: str) -> Any:

@@ -18,8 +18,23 @@ from tests.ingest import twin
 from tests.storm import store
 from tests.storm.functions import FUNCTIONS
 
-_NUMBERS = {"label": pa.int8(), "x": pa.float32(), "y": pa.float64(), "a": pa.int32(), "b": pa.int64(), "c": pa.int8()}
-_ROLES = {"label": "label", "x": "dense", "y": "dense", "a": "sparse", "b": "sparse", "c": "sparse", "bag": "id_list"}
+_NUMBERS = {
+    "label": pa.int8(),
+    "x": pa.float32(),
+    "y": pa.float64(),
+    "a": pa.int32(),
+    "b": pa.int64(),
+    "c": pa.int8(),
+}
+_ROLES = {
+    "label": "label",
+    "x": "dense",
+    "y": "dense",
+    "a": "sparse",
+    "b": "sparse",
+    "c": "sparse",
+    "bag": "id_list",
+}
 
 
 @dataclass(frozen=True)
@@ -39,7 +54,9 @@ def table(name: str, columns: tuple[str, ...], files: tuple[tuple[int, ...], ...
         made = []
         for group, rows in enumerate(counts):
             at = np.arange(row, row + rows)
-            values: dict[str, Any] = {c: (at if c == "a" else at * 7919 % (2 if c == "label" else 97)) for c in columns}
+            values: dict[str, Any] = {
+                c: (at if c == "a" else at * 7919 % (2 if c == "label" else 97)) for c in columns
+            }
             arrays = {c: pa.array(v).cast(_NUMBERS[c]) for c, v in values.items() if c in _NUMBERS}
             if "bag" in columns:
                 values["bag"] = [list(range(n, n + n % 4)) for n in at.tolist()]
@@ -51,8 +68,15 @@ def table(name: str, columns: tuple[str, ...], files: tuple[tuple[int, ...], ...
         store.TABLES[path] = tuple(made)
         listed.append(DataFile(path=path, rows=sum(counts), bytes=0, row_group_rows=counts))
     schema = made[0].schema
-    fields = tuple(Field(name=c, role=_ROLES[c], type=str(schema.field(c).type),
-                         layout="list" if c == "bag" else "scalar") for c in columns)
+    fields = tuple(
+        Field(
+            name=c,
+            role=_ROLES[c],
+            type=str(schema.field(c).type),
+            layout="list" if c == "bag" else "scalar",
+        )
+        for c in columns
+    )
     bags = {"bag": 1.5} if "bag" in columns else {}
     return Small(ParquetFiles(f"/storm/{name}", fields, tuple(listed), bags), groups)
 
@@ -89,8 +113,15 @@ class Expected:
 
 
 @functools.lru_cache(maxsize=4096)
-def epoch(name: str, plan: RowsPlan, number: int, rank: int, ranks: int, transforms: tuple[str, ...],  # noqa: PLR0917
-          broken: tuple[int, int] | None) -> tuple[Expected, ...]:
+def epoch(  # noqa: PLR0917
+    name: str,
+    plan: RowsPlan,
+    number: int,
+    rank: int,
+    ranks: int,
+    transforms: tuple[str, ...],
+    broken: tuple[int, int] | None,
+) -> tuple[Expected, ...]:
     """All batches of an epoch. `broken` is a row group whose rows are set aside, and so are rows that `fragile` fails
     on."""
     small = TABLES[name]
@@ -100,19 +131,39 @@ def epoch(name: str, plan: RowsPlan, number: int, rank: int, ranks: int, transfo
         there = [row if row is not None and row[:2] != broken else None for row in rows]
         weight = np.array([row is not None for row in there], np.float32)
         batch = {c: _column(small, c, there) for c in columns if c != "bag"}
-        bags = [[] if row is None else small.groups[row[0], row[1]]["bag"][row[2]] for row in there] \
-            if "bag" in columns else None
+        bags = (
+            [[] if row is None else small.groups[row[0], row[1]]["bag"][row[2]] for row in there]
+            if "bag" in columns
+            else None
+        )
         checksum = zlib.crc32(batch["a"].tobytes())
         for transform in transforms:
             _apply(transform, batch, weight)
         dense = [batch[c] for c in columns if _ROLES[c] == "dense"]
         sparse = [c for c in columns if _ROLES[c] in ("sparse", "id_list")]
-        values = [np.concatenate([np.array(b, np.int32) for b in bags]) if c == "bag" and bags else batch[c]
-                  for c in sparse]
-        lengths = [np.array([len(b) for b in bags], np.int32) if c == "bag" and bags else np.ones(len(rows), np.int32)
-                   for c in sparse]
-        found.append(Expected(np.stack(dense, axis=1), np.concatenate(values), np.concatenate(lengths), batch["label"],
-                              weight, sum(row is not None for row in rows), checksum))
+        values = [
+            np.concatenate([np.array(b, np.int32) for b in bags])
+            if c == "bag" and bags
+            else batch[c]
+            for c in sparse
+        ]
+        lengths = [
+            np.array([len(b) for b in bags], np.int32)
+            if c == "bag" and bags
+            else np.ones(len(rows), np.int32)
+            for c in sparse
+        ]
+        found.append(
+            Expected(
+                np.stack(dense, axis=1),
+                np.concatenate(values),
+                np.concatenate(lengths),
+                batch["label"],
+                weight,
+                sum(row is not None for row in rows),
+                checksum,
+            )
+        )
     return tuple(found)
 
 
@@ -126,7 +177,9 @@ def order_hash(batches: tuple[Expected, ...]) -> str:
 
 def _column(small: Small, name: str, rows: list[tuple[int, int, int] | None]) -> Any:
     kind = np.float32 if _ROLES[name] in ("dense", "label") else np.int32
-    return np.array([0 if row is None else small.groups[row[0], row[1]][name][row[2]] for row in rows], kind)
+    return np.array(
+        [0 if row is None else small.groups[row[0], row[1]][name][row[2]] for row in rows], kind
+    )
 
 
 def _apply(transform: str, batch: dict[str, Any], weight: Any) -> None:

@@ -33,7 +33,9 @@ class ColumnGroup:
 
     def __post_init__(self) -> None:
         if self.count < 1 or not 0 <= self.bytes_per_row < math.inf:
-            raise OpeningError(f"ColumnGroup: {self.count} columns of {self.bytes_per_row} bytes a row are no columns")
+            raise OpeningError(
+                f"ColumnGroup: {self.count} columns of {self.bytes_per_row} bytes a row are no columns"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +58,9 @@ class Foreknowledge:
             raise OpeningError(f"store: {self.store!r} is none of {', '.join(STORES)}")
         for stage, kind in (self.operators or {}).items():
             if kind not in OPERATORS:
-                raise OpeningError(f"operators of {stage!r}: {kind!r} is none of {', '.join(OPERATORS)}")
+                raise OpeningError(
+                    f"operators of {stage!r}: {kind!r} is none of {', '.join(OPERATORS)}"
+                )
         for name in ("row_group_rows", "row_group_bytes"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -69,7 +73,11 @@ class Foreknowledge:
     @property
     def row_bytes(self) -> float | None:
         """The bytes of a row in memory, as the schema has it; None if no schema is known."""
-        return None if self.columns is None else sum(group.bytes_per_row for group in self.columns.values())
+        return (
+            None
+            if self.columns is None
+            else sum(group.bytes_per_row for group in self.columns.values())
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,11 +97,17 @@ class OpeningInput:
 
     def __post_init__(self) -> None:
         if self.seen.at <= self.begun.at:
-            raise OpeningError(f"seen: {self.seen.at} s is not after {self.begun.at} s, where the look began")
+            raise OpeningError(
+                f"seen: {self.seen.at} s is not after {self.begun.at} s, where the look began"
+            )
         names = [stage.name for stage in self.seen.stages]
-        if [stage.name for stage in self.begun.stages] != names or set(names) != set(self.limits.workers):
-            raise OpeningError(f"stages: the looks and the limits are not of one pipeline: {names}, "
-                               f"{list(self.limits.workers)}")
+        if [stage.name for stage in self.begun.stages] != names or set(names) != set(
+            self.limits.workers
+        ):
+            raise OpeningError(
+                f"stages: the looks and the limits are not of one pipeline: {names}, "
+                f"{list(self.limits.workers)}"
+            )
         self.limits.check(self.knobs)
         if self.process_bytes is not None and self.process_bytes < 1:
             raise OpeningError(f"process_bytes: {self.process_bytes!r} is not a number from 1 up")
@@ -114,8 +128,10 @@ class Opening:
 
     def __post_init__(self) -> None:
         if self.inside != (self.rows_per_s is not None):
-            raise OpeningError(f"rows_per_s: {self.rows_per_s!r}, where inside is {self.inside}: who opens promises "
-                               "a rate")
+            raise OpeningError(
+                f"rows_per_s: {self.rows_per_s!r}, where inside is {self.inside}: who opens promises "
+                "a rate"
+            )
         if self.rows_per_s is not None and not 0 < self.rows_per_s < math.inf:
             raise OpeningError(f"rows_per_s: {self.rows_per_s!r} is no rate")
 

@@ -38,13 +38,19 @@ class OpeningRecord:
         seconds = snapshot.at - self.given.seen.at
         if seconds <= 0 or seconds > WATCHED_S:
             return self
-        return replace(self, came=(*self.came, (round(seconds, 3), snapshot.rows - self.given.seen.rows)))
+        return replace(
+            self, came=(*self.came, (round(seconds, 3), snapshot.rows - self.given.seen.rows))
+        )
 
     def ended(self, knobs: Knobs, last: Snapshot) -> OpeningRecord:
         """The record at the end of the run."""
         seconds, rows = last.at - self.given.seen.at, last.rows - self.given.seen.rows
         before_s, before = self.came[-1] if seconds > WATCHED_S and self.came else (0.0, 0)
-        return replace(self, settled=knobs, rows_per_s=(rows - before) / (seconds - before_s) if seconds > 0 else None)
+        return replace(
+            self,
+            settled=knobs,
+            rows_per_s=(rows - before) / (seconds - before_s) if seconds > 0 else None,
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """The record as JSON holds it, with numbers for the stages' names; `from_dict` is its inverse but for those."""
@@ -55,30 +61,58 @@ class OpeningRecord:
             return {names[name]: value for name, value in values.items()}
 
         def knobs(one: Knobs | None) -> dict[str, Any] | None:
-            return None if one is None else replace(
-                one, workers=renamed(one.workers), backend=renamed(one.backend),
-                fused=frozenset(names[name] for name in one.fused)).to_dict()
+            return (
+                None
+                if one is None
+                else replace(
+                    one,
+                    workers=renamed(one.workers),
+                    backend=renamed(one.backend),
+                    fused=frozenset(names[name] for name in one.fused),
+                ).to_dict()
+            )
 
         def look(snapshot: Snapshot) -> dict[str, Any]:
-            return replace(snapshot, stages=tuple(replace(s, name=names[s.name]) for s in snapshot.stages)).to_dict()
+            return replace(
+                snapshot, stages=tuple(replace(s, name=names[s.name]) for s in snapshot.stages)
+            ).to_dict()
 
         limits, known = given.limits, given.known
         return {
-            "format": FORMAT, "begun": look(given.begun), "seen": look(given.seen), "knobs": knobs(given.knobs),
-            "limits": {"workers": renamed(limits.workers), "backends": renamed(limits.backends),
-                       "fusable": {names[n]: names[before] for n, before in limits.fusable.items()},
-                       "read_ahead_bytes": limits.read_ahead_bytes, "prefetch_bytes": limits.prefetch_bytes},
-            "known": {"columns": None if known.columns is None else {
-                          kind: asdict(group) for kind, group in known.columns.items()},
-                      "operators": None if known.operators is None else {
-                          names[n]: kind for n, kind in known.operators.items() if n in names},
-                      "store": known.store, "row_group_rows": known.row_group_rows,
-                      "row_group_bytes": known.row_group_bytes},
+            "format": FORMAT,
+            "begun": look(given.begun),
+            "seen": look(given.seen),
+            "knobs": knobs(given.knobs),
+            "limits": {
+                "workers": renamed(limits.workers),
+                "backends": renamed(limits.backends),
+                "fusable": {names[n]: names[before] for n, before in limits.fusable.items()},
+                "read_ahead_bytes": limits.read_ahead_bytes,
+                "prefetch_bytes": limits.prefetch_bytes,
+            },
+            "known": {
+                "columns": None
+                if known.columns is None
+                else {kind: asdict(group) for kind, group in known.columns.items()},
+                "operators": None
+                if known.operators is None
+                else {names[n]: kind for n, kind in known.operators.items() if n in names},
+                "store": known.store,
+                "row_group_rows": known.row_group_rows,
+                "row_group_bytes": known.row_group_bytes,
+            },
             "process_bytes": given.process_bytes,
-            "opening": {"knobs": knobs(self.opening.knobs), "inside": self.opening.inside,
-                        "rows_per_s": self.opening.rows_per_s},
-            "own": knobs(self.own), "tried": self.tried, "came": [list(one) for one in self.came],
-            "settled": knobs(self.settled), "settled_rows_per_s": self.rows_per_s}
+            "opening": {
+                "knobs": knobs(self.opening.knobs),
+                "inside": self.opening.inside,
+                "rows_per_s": self.opening.rows_per_s,
+            },
+            "own": knobs(self.own),
+            "tried": self.tried,
+            "came": [list(one) for one in self.came],
+            "settled": knobs(self.settled),
+            "settled_rows_per_s": self.rows_per_s,
+        }
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> OpeningRecord:
@@ -88,16 +122,32 @@ class OpeningRecord:
         columns = known["columns"]
         return cls(
             given=OpeningInput(
-                begun=Snapshot.from_dict(values["begun"]), seen=Snapshot.from_dict(values["seen"]),
-                knobs=Knobs.from_dict(values["knobs"]), process_bytes=values["process_bytes"],
+                begun=Snapshot.from_dict(values["begun"]),
+                seen=Snapshot.from_dict(values["seen"]),
+                knobs=Knobs.from_dict(values["knobs"]),
+                process_bytes=values["process_bytes"],
                 limits=Limits(
-                    workers={n: (low, high) for n, (low, high) in limits["workers"].items()}, fusable=limits["fusable"],
+                    workers={n: (low, high) for n, (low, high) in limits["workers"].items()},
+                    fusable=limits["fusable"],
                     backends={n: tuple(kinds) for n, kinds in limits["backends"].items()},
-                    read_ahead_bytes=tuple(limits["read_ahead_bytes"]), prefetch_bytes=tuple(limits["prefetch_bytes"])),
-                known=Foreknowledge(**{**known, "columns": None if columns is None else {
-                    kind: ColumnGroup(**group) for kind, group in columns.items()}})),
-            opening=Opening(**{**opening, "knobs": Knobs.from_dict(opening["knobs"]), "reason": ""}),
-            own=Knobs.from_dict(values["own"]), tried=values["tried"],
+                    read_ahead_bytes=tuple(limits["read_ahead_bytes"]),
+                    prefetch_bytes=tuple(limits["prefetch_bytes"]),
+                ),
+                known=Foreknowledge(
+                    **{
+                        **known,
+                        "columns": None
+                        if columns is None
+                        else {kind: ColumnGroup(**group) for kind, group in columns.items()},
+                    }
+                ),
+            ),
+            opening=Opening(
+                **{**opening, "knobs": Knobs.from_dict(opening["knobs"]), "reason": ""}
+            ),
+            own=Knobs.from_dict(values["own"]),
+            tried=values["tried"],
             came=tuple((float(seconds), int(rows)) for seconds, rows in values["came"]),
             settled=None if values["settled"] is None else Knobs.from_dict(values["settled"]),
-            rows_per_s=values["settled_rows_per_s"])
+            rows_per_s=values["settled_rows_per_s"],
+        )

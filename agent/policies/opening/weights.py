@@ -33,7 +33,9 @@ def in_use() -> Path | None:
     return next((path for path in (installed(), SHIPPED) if path.exists()), None)
 
 
-def read(path: Path, shapes: Shapes, policy: str = "opening") -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+def read(
+    path: Path, shapes: Shapes, policy: str = "opening"
+) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     """The tensors of these shapes, and the record. Raises WeightsError for a file that has something else. The
     library of the format is not needed for it: a header in JSON, and the numbers behind it."""
     try:
@@ -43,16 +45,21 @@ def read(path: Path, shapes: Shapes, policy: str = "opening") -> tuple[dict[str,
         record = json.loads(header["__metadata__"]["record"])
         weights = {name: _tensor(whole[begin:], **header[name]) for name in shapes}
     except (OSError, KeyError, TypeError, ValueError) as error:
-        raise WeightsError(f"{path}: no weights of {policy}: {error}; `sluice teach --policy {policy}` makes "
-                           "them") from error
+        raise WeightsError(
+            f"{path}: no weights of {policy}: {error}; `sluice teach --policy {policy}` makes them"
+        ) from error
     for name, tensor in weights.items():
         if tensor.shape != shapes[name]:
-            raise WeightsError(f"{path}: {name} is {tensor.shape}, wanted is {shapes[name]}; `sluice teach --policy "
-                               f"{policy}` makes weights that fit")
+            raise WeightsError(
+                f"{path}: {name} is {tensor.shape}, wanted is {shapes[name]}; `sluice teach --policy "
+                f"{policy}` makes weights that fit"
+            )
     return weights, record
 
 
-def _tensor(numbers: bytes, *, dtype: str, shape: Sequence[int], data_offsets: Sequence[int]) -> np.ndarray:
+def _tensor(
+    numbers: bytes, *, dtype: str, shape: Sequence[int], data_offsets: Sequence[int]
+) -> np.ndarray:
     if dtype != "F32":
         raise ValueError(f"numbers of type {dtype}, not F32")
     return np.frombuffer(numbers[slice(*data_offsets)], "<f4").reshape(shape).copy()
@@ -63,6 +70,9 @@ def write(path: Path, weights: Mapping[str, np.ndarray], record: Mapping[str, An
     from safetensors.numpy import save_file
 
     unfinished = path.with_name(path.name + ".unfinished")
-    save_file({name: np.ascontiguousarray(tensor) for name, tensor in weights.items()}, unfinished,
-              {"record": json.dumps(record)})
+    save_file(
+        {name: np.ascontiguousarray(tensor) for name, tensor in weights.items()},
+        unfinished,
+        {"record": json.dumps(record)},
+    )
     unfinished.replace(path)

@@ -18,32 +18,55 @@ from sluice.agent.tunable import Reason
 from sluice.ingest.knobs import Knobs, format_bytes
 
 
-def reshape(state: PlannerState, forecast: Forecast, recent: PipelineRates,
-             candidates: Iterable[Restructuring]) -> tuple[Knobs, PlannerState, Reason] | None:
+def reshape(
+    state: PlannerState,
+    forecast: Forecast,
+    recent: PipelineRates,
+    candidates: Iterable[Restructuring],
+) -> tuple[Knobs, PlannerState, Reason] | None:
     """Moves a stage to its other back end, fuses or splits it: the first change that is worth it."""
     # Waits for a lock are in no stage's curve.
     present_rate = min(forecast.rate(state.knobs.workers), recent.rows_per_s)
-    free = replace(state, caps={})  # what failed while workers waited for a lock may succeed without
+    free = replace(
+        state, caps={}
+    )  # what failed while workers waited for a lock may succeed without
     for shape in candidates:
         if shape.key in state.tried:
             continue
         name, moving = shape.stage, shape.kind == "switch"
-        ranges = {n: range_of(free if moving else state, n, forecast.contended) for n in shape.forecast.services}
+        ranges = {
+            n: range_of(free if moving else state, n, forecast.contended)
+            for n in shape.forecast.services
+        }
         if moving:
-            ranges[name] = (1, min(state.limits.workers[name][1], max(2, math.ceil(recent.cpu_quota))))
+            ranges[name] = (
+                1,
+                min(state.limits.workers[name][1], max(2, math.ceil(recent.cpu_quota))),
+            )
         knobs, best = shape.forecast.best(ranges, fewest=False)
         if best < state.settings.worth * present_rate or not shape.forecast.fits(knobs):
             continue
         trying = replace(state, spare=0, tried=state.tried | {shape.key})
         if moving:
-            sharing = {n: (s.relieved() if state.limits.movable(n, s.backend) else s).stale()
-                       for n, s in forecast.each.items() if n != name and s.backend == "thread"}
+            sharing = {
+                n: (s.relieved() if state.limits.movable(n, s.backend) else s).stale()
+                for n, s in forecast.each.items()
+                if n != name and s.backend == "thread"
+            }
             trying = replace(trying, services={**state.services, **sharing}, caps={})
-        return change(trying, knobs, shape.kind, recent, Reason(
-            text=f"{shape.cause}: trying {moves(state.knobs, knobs)}, {best / present_rate:.2g} times the rows "
-                 "predicted",
-            bottleneck=forecast.bottleneck(), predicted_rows_per_s=best,
-            details=details(shape.forecast, recent, knobs, best)))
+        return change(
+            trying,
+            knobs,
+            shape.kind,
+            recent,
+            Reason(
+                text=f"{shape.cause}: trying {moves(state.knobs, knobs)}, {best / present_rate:.2g} times the rows "
+                "predicted",
+                bottleneck=forecast.bottleneck(),
+                predicted_rows_per_s=best,
+                details=details(shape.forecast, recent, knobs, best),
+            ),
+        )
     return None
 
 
@@ -55,26 +78,43 @@ def range_of(state: PlannerState, name: str, contended: bool) -> tuple[int, int]
         least, most = max(least, cap.least), min(most, cap.most)
     most_seen = state.services[name].most_seen
     further = state.settings.careful if contended else state.settings.further
-    reach = max(state.knobs.workers[name], further * most_seen if most_seen > 1 else state.settings.growth)
+    reach = max(
+        state.knobs.workers[name], further * most_seen if most_seen > 1 else state.settings.growth
+    )
     return least, max(least, min(most, reach))
 
 
-def probe(state: PlannerState, forecast: Forecast, recent: PipelineRates) -> tuple[str, int, float] | None:
+def probe(
+    state: PlannerState, forecast: Forecast, recent: PipelineRates
+) -> tuple[str, int, float] | None:
     """The busiest stage with a number of workers not seen yet, where its curve leaves room for a real gain."""
-    share = {n: recent.stages[n].busy / state.knobs.workers[n] for n in forecast.services if n in recent.stages}
+    share = {
+        n: recent.stages[n].busy / state.knobs.workers[n]
+        for n in forecast.services
+        if n in recent.stages
+    }
     name = max(share, key=lambda n: share[n], default=None)
     if name is None or share[name] < state.settings.busiest:
         return None
-    service, workers, present_rate = forecast.services[name], state.knobs.workers, forecast.rate(state.knobs.workers)
+    service, workers, present_rate = (
+        forecast.services[name],
+        state.knobs.workers,
+        forecast.rate(state.knobs.workers),
+    )
     least, most = range_of(state, name, forecast.contended)
-    most = max(workers[name], most, service.most_seen)  # between two settings seen, any may be tried
+    most = max(
+        workers[name], most, service.most_seen
+    )  # between two settings seen, any may be tried
     worth = {}
     for count, hope in service.hopes(recent.cpu_quota, state.settings.worth).items():
         unbent = replace(forecast, services={**forecast.services, name: service.unbent(count)})
         hoped_for = min(hope, unbent.rate_around(name, {**workers, name: count}))
         is_new = least <= count <= most and (name, count) not in state.tried
-        if is_new and hoped_for >= state.settings.worth * present_rate and (
-                count < workers[name] or forecast.fits(state.knobs.with_workers(**{name: count}))):
+        if (
+            is_new
+            and hoped_for >= state.settings.worth * present_rate
+            and (count < workers[name] or forecast.fits(state.knobs.with_workers(**{name: count})))
+        ):
             worth[count] = hoped_for
     if not worth:
         return None
@@ -82,41 +122,72 @@ def probe(state: PlannerState, forecast: Forecast, recent: PipelineRates) -> tup
     return name, count, worth[count]
 
 
-def thin(state: PlannerState, forecast: Forecast, recent: PipelineRates,
-          ranges: Mapping[str, tuple[int, int]]) -> tuple[Knobs, PlannerState, Reason] | None:
+def thin(
+    state: PlannerState,
+    forecast: Forecast,
+    recent: PipelineRates,
+    ranges: Mapping[str, tuple[int, int]],
+) -> tuple[Knobs, PlannerState, Reason] | None:
     """Takes workers away where our own threads, rather than other programs', may crowd the cores. As many stay as the
     threads that run now would keep busy."""
     if not forecast.contended or recent.wanting < state.settings.crowd * recent.running:
         return None
     alone = replace(forecast.alone, stage_cores=recent.running)
     knobs = _lean(state, alone, ranges)
-    most, until = state.settings.slim * state.knobs.total_workers, state.tick + state.settings.forgive
+    most, until = (
+        state.settings.slim * state.knobs.total_workers,
+        state.tick + state.settings.forgive,
+    )
     if knobs.total_workers > most or alone.rate(knobs.workers) < recent.rows_per_s:
         return None
-    caps = {n: WorkerCap(least, knobs.workers[n], until, forecast.slow, state.knobs.workers[n])
-            for n, (least, _) in state.limits.workers.items() if knobs.workers[n] < state.knobs.workers[n]}
+    caps = {
+        n: WorkerCap(least, knobs.workers[n], until, forecast.slow, state.knobs.workers[n])
+        for n, (least, _) in state.limits.workers.items()
+        if knobs.workers[n] < state.knobs.workers[n]
+    }
     thinned = replace(state, spare=0, caps={**state.caps, **caps})
-    return change(thinned, knobs, "release", recent, Reason(
-        text=f"more threads want a core than get one: {moves(state.knobs, knobs)}", bottleneck="cores",
-        predicted_rows_per_s=recent.rows_per_s, details=details(forecast, recent, knobs, recent.rows_per_s)))
+    return change(
+        thinned,
+        knobs,
+        "release",
+        recent,
+        Reason(
+            text=f"more threads want a core than get one: {moves(state.knobs, knobs)}",
+            bottleneck="cores",
+            predicted_rows_per_s=recent.rows_per_s,
+            details=details(forecast, recent, knobs, recent.rows_per_s),
+        ),
+    )
 
 
 def _lean(state: PlannerState, forecast: Forecast, ranges: Mapping[str, tuple[int, int]]) -> Knobs:
     """The present knobs without the workers that are not needed for the best rate."""
     lean, _ = forecast.best(ranges, fewest=True)
-    return replace(state.knobs, workers={n: min(count, lean.workers[n]) for n, count in state.knobs.workers.items()})
+    return replace(
+        state.knobs,
+        workers={n: min(count, lean.workers[n]) for n, count in state.knobs.workers.items()},
+    )
 
 
-def release(state: PlannerState, forecast: Forecast, recent: PipelineRates, ranges: Mapping[str, tuple[int, int]],
-             calm: Reason) -> tuple[Knobs, PlannerState, Reason]:
+def release(
+    state: PlannerState,
+    forecast: Forecast,
+    recent: PipelineRates,
+    ranges: Mapping[str, tuple[int, int]],
+    calm: Reason,
+) -> tuple[Knobs, PlannerState, Reason]:
     """Gives workers back that are not needed, once the trainer or the cores have been the bottleneck for a while."""
     knobs_before, settings = state.knobs, state.settings
-    alone = forecast if calm.bottleneck == "consumer" else forecast.alone  # perhaps our own threads slow us
+    alone = (
+        forecast if calm.bottleneck == "consumer" else forecast.alone
+    )  # perhaps our own threads slow us
     knobs = _lean(state, alone, ranges)
     now = state.last.at if state.last is not None else 0.0
     if forecast.elsewhere:
-        needed = {name: max(knobs.workers[name], state.needed.get(name, 0) if state.spare else 0)
-                  for name in forecast.elsewhere}
+        needed = {
+            name: max(knobs.workers[name], state.needed.get(name, 0) if state.spare else 0)
+            for name in forecast.elsewhere
+        }
         state = replace(state, needed=needed, spare_at=state.spare_at if state.spare else now)
         knobs = knobs.with_workers(**needed)
     spare = knobs_before.total_workers - knobs.total_workers
@@ -127,9 +198,18 @@ def release(state: PlannerState, forecast: Forecast, recent: PipelineRates, rang
         return knobs_before, replace(state, spare=0), calm
     if state.spare + 1 < settings.spare or (saved and now - state.spare_at < _keep_s(state, alone)):
         return knobs_before, replace(state, spare=state.spare + 1), calm
-    return change(replace(state, spare=0), knobs, "release", recent, replace(
-        calm, text=f"{calm.text}: {moves(knobs_before, knobs)} costs it nothing",
-        predicted_rows_per_s=recent.rows_per_s, details=details(forecast, recent, knobs, recent.rows_per_s)))
+    return change(
+        replace(state, spare=0),
+        knobs,
+        "release",
+        recent,
+        replace(
+            calm,
+            text=f"{calm.text}: {moves(knobs_before, knobs)} costs it nothing",
+            predicted_rows_per_s=recent.rows_per_s,
+            details=details(forecast, recent, knobs, recent.rows_per_s),
+        ),
+    )
 
 
 def _keep_s(state: PlannerState, forecast: Forecast) -> float:
@@ -137,61 +217,94 @@ def _keep_s(state: PlannerState, forecast: Forecast) -> float:
     would, which is its price, and the rows that it would have brought, for as long as it takes to start."""
     workers, core_rows_per_s = state.knobs.workers, forecast.core_rows_per_s
     brought = forecast.rate(workers) / forecast.cores_elsewhere(workers)
-    return state.settings.regret * state.start_s * (1 + brought / core_rows_per_s) if core_rows_per_s > 0 else 0.0
+    return (
+        state.settings.regret * state.start_s * (1 + brought / core_rows_per_s)
+        if core_rows_per_s > 0
+        else 0.0
+    )
 
 
-def change(state: PlannerState, knobs: Knobs, kind: str | None, recent: PipelineRates,
-           reason: Reason) -> tuple[Knobs, PlannerState, Reason]:
+def change(
+    state: PlannerState, knobs: Knobs, kind: str | None, recent: PipelineRates, reason: Reason
+) -> tuple[Knobs, PlannerState, Reason]:
     """Puts `knobs` in force; with a `kind`, on trial. Where they give a stage processes of which none was weighed, one
     of them comes first, unless there is room for as many programs as large as this whole one."""
-    starting = any(backend == "process" and state.knobs.backend.get(n) != "process"
-                   for n, backend in knobs.backend.items())
-    trial = TrialChange(
-        kind=kind, before=state.knobs, rows_per_s=recent.rows_per_s, settings=state.settings,
-        predicted=reason.predicted_rows_per_s or recent.rows_per_s, slow=Contention.of(recent, state.settings).slow,
-        start_up=state.settings.start_up if starting or kind == "switch" else 0) if kind else None
+    starting = any(
+        backend == "process" and state.knobs.backend.get(n) != "process"
+        for n, backend in knobs.backend.items()
+    )
+    trial = (
+        TrialChange(
+            kind=kind,
+            before=state.knobs,
+            rows_per_s=recent.rows_per_s,
+            settings=state.settings,
+            predicted=reason.predicted_rows_per_s or recent.rows_per_s,
+            slow=Contention.of(recent, state.settings).slow,
+            start_up=state.settings.start_up if starting or kind == "switch" else 0,
+        )
+        if kind
+        else None
+    )
     unweighed = not_weighed(state, knobs)
     largest = recent.memory_used * sum(knobs.workers[n] - count for n, count in unweighed.items())
     room = state.settings.process_share * (recent.memory_limit - recent.memory_used)
     if trial is not None and unweighed and largest > room:
         knobs, trial = knobs.with_workers(**unweighed), replace(trial, then=knobs)
-        reason = replace(reason, text=f"{reason.text}; one process of {' and of '.join(unweighed)} is weighed before "
-                                      "others follow")
+        reason = replace(
+            reason,
+            text=f"{reason.text}; one process of {' and of '.join(unweighed)} is weighed before "
+            "others follow",
+        )
     return knobs, replace(state, knobs=knobs, age=0, window=(), trial=trial, demands=()), reason
 
 
 def not_weighed(state: PlannerState, knobs: Knobs) -> dict[str, int]:
     """The stages to which these knobs give more processes although none of theirs was weighed, and how many they have
     until then: what they have now, or one."""
-    now = {name: state.knobs.workers[name] if state.knobs.backend.get(name) == "process" else 1
-           for name, backend in knobs.backend.items()
-           if backend == "process" and not state.services[name].process_bytes}
+    now = {
+        name: state.knobs.workers[name] if state.knobs.backend.get(name) == "process" else 1
+        for name, backend in knobs.backend.items()
+        if backend == "process" and not state.services[name].process_bytes
+    }
     return {name: count for name, count in now.items() if knobs.workers[name] > count}
 
 
-def go_on(state: PlannerState, trial: TrialChange,
-          forecast: Forecast) -> tuple[Knobs, PlannerState, Reason] | None:
+def go_on(
+    state: PlannerState, trial: TrialChange, forecast: Forecast
+) -> tuple[Knobs, PlannerState, Reason] | None:
     """What follows once the first process of each stage was weighed: as many as fit in their share of the free memory,
     and beside all else that the change needs. None if what fits is not worth it, or if no process has worked in
     time."""
     assert trial.then is not None, "the change was waiting for a first process"
     settings = state.settings
     if not_weighed(state, trial.then):
-        return None if state.age >= settings.first_process else (
-            state.knobs, state, Reason(text="the first process has not finished an item yet"))
-    more = {n: count - state.knobs.workers[n] for n, count in trial.then.workers.items()
-            if trial.then.backend.get(n) == "process" and count > state.knobs.workers[n]}
+        return (
+            None
+            if state.age >= settings.first_process
+            else (state.knobs, state, Reason(text="the first process has not finished an item yet"))
+        )
+    more = {
+        n: count - state.knobs.workers[n]
+        for n, count in trial.then.workers.items()
+        if trial.then.backend.get(n) == "process" and count > state.knobs.workers[n]
+    }
     needed = sum(count * state.services[n].process_bytes for n, count in more.items())
     share = min(1.0, settings.process_share * forecast.free_bytes / needed)
     while True:
         counts = {n: state.knobs.workers[n] + int(share * count) for n, count in more.items()}
         # Where only part fits, at least that part of what the stage was to bring is hoped for.
         knobs = trial.then.with_workers(**counts)
-        predicted = trial.predicted * min(count / trial.then.workers[n] for n, count in counts.items())
+        predicted = trial.predicted * min(
+            count / trial.then.workers[n] for n, count in counts.items()
+        )
         if predicted < settings.worth * trial.rows_per_s:
             return None
-        leaner = replace(knobs, read_ahead_bytes=min(knobs.read_ahead_bytes, trial.before.read_ahead_bytes),
-                         prefetch_bytes=min(knobs.prefetch_bytes, trial.before.prefetch_bytes))
+        leaner = replace(
+            knobs,
+            read_ahead_bytes=min(knobs.read_ahead_bytes, trial.before.read_ahead_bytes),
+            prefetch_bytes=min(knobs.prefetch_bytes, trial.before.prefetch_bytes),
+        )
         fitting = [one for one in (knobs, leaner) if replace(forecast, knobs=one).fits(one)]
         if fitting:
             knobs = fitting[0]
@@ -200,7 +313,15 @@ def go_on(state: PlannerState, trial: TrialChange,
             return None
         share *= settings.lower
     sizes = ", ".join(f"{format_bytes(state.services[n].process_bytes)} in {n}" for n in more)
-    following = replace(trial, then=None, predicted=predicted, start_up=max(trial.start_up, state.age))
-    return knobs, replace(state, knobs=knobs, age=0, window=(), trial=following, demands=()), Reason(
-        text=f"a process takes {sizes}: {moves(state.knobs, knobs)}", predicted_rows_per_s=predicted,
-        details={"kind": "processes", "memory_free": forecast.free_bytes})
+    following = replace(
+        trial, then=None, predicted=predicted, start_up=max(trial.start_up, state.age)
+    )
+    return (
+        knobs,
+        replace(state, knobs=knobs, age=0, window=(), trial=following, demands=()),
+        Reason(
+            text=f"a process takes {sizes}: {moves(state.knobs, knobs)}",
+            predicted_rows_per_s=predicted,
+            details={"kind": "processes", "memory_free": forecast.free_bytes},
+        ),
+    )

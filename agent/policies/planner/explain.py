@@ -13,7 +13,10 @@ from sluice.ingest.knobs import Knobs, format_bytes
 def why(bottleneck: str, forecast: Forecast, recent: PipelineRates) -> str:
     """The first half of a sentence: what bounds the rate."""
     if bottleneck == "cores":
-        theirs, mentioned = (forecast.slow - 1) * recent.cpu_quota, forecast.slow > forecast.settings.worth_saying
+        theirs, mentioned = (
+            (forecast.slow - 1) * recent.cpu_quota,
+            forecast.slow > forecast.settings.worth_saying,
+        )
         others = f", and other programs would use {theirs:.2g}" if mentioned else ""
         return f"the cores are the bottleneck ({recent.cpu:.2g} of {recent.cpu_quota:.2g} in use{others})"
     if bottleneck == "consumer":
@@ -21,34 +24,63 @@ def why(bottleneck: str, forecast: Forecast, recent: PipelineRates) -> str:
     count = forecast.knobs.workers[bottleneck]
     busy = recent.stages[bottleneck].busy if bottleneck in recent.stages else 0.0
     waiting = forecast.services[bottleneck].waiting(count)
-    how = f", {waiting:.0%} of that waiting for a store or a lock" if waiting > forecast.settings.mostly else ""
+    how = (
+        f", {waiting:.0%} of that waiting for a store or a lock"
+        if waiting > forecast.settings.mostly
+        else ""
+    )
     return f"{bottleneck} is the bottleneck ({busy:.2g} of {count} worker{'s' * (count > 1)} busy{how})"
 
 
 def moves(before: Knobs, after: Knobs) -> str:
     """The difference between two settings as text: `read 1 → 4, prefetch 32 MiB → 64 MiB`."""
-    parts = [f"{name} {count} → {after.workers[name]}" for name, count in before.workers.items()
-             if count != after.workers[name]]
-    parts += [f"{name} {before.backend.get(name, 'thread')} → {backend}" for name, backend in after.backend.items()
-              if backend != before.backend.get(name, "thread")]
+    parts = [
+        f"{name} {count} → {after.workers[name]}"
+        for name, count in before.workers.items()
+        if count != after.workers[name]
+    ]
+    parts += [
+        f"{name} {before.backend.get(name, 'thread')} → {backend}"
+        for name, backend in after.backend.items()
+        if backend != before.backend.get(name, "thread")
+    ]
     parts += [f"{name} fused" for name in sorted(after.fused - before.fused)]
     parts += [f"{name} split" for name in sorted(before.fused - after.fused)]
-    parts += [f"{label} {format_bytes(old)} → {format_bytes(new)}" for label, old, new in (
-        ("read-ahead", before.read_ahead_bytes, after.read_ahead_bytes),
-        ("prefetch", before.prefetch_bytes, after.prefetch_bytes)) if old != new]
+    parts += [
+        f"{label} {format_bytes(old)} → {format_bytes(new)}"
+        for label, old, new in (
+            ("read-ahead", before.read_ahead_bytes, after.read_ahead_bytes),
+            ("prefetch", before.prefetch_bytes, after.prefetch_bytes),
+        )
+        if old != new
+    ]
     return ", ".join(parts)
 
 
 def details(forecast: Forecast, recent: PipelineRates, knobs: Knobs, rate: float) -> dict[str, Any]:
     """The numbers behind a decision, stage models among them."""
-    return {"stall": recent.stall, "now_rows_per_s": _finite(forecast.rate(forecast.knobs.workers)),
-            "best_rows_per_s": _finite(rate), "cores_rows_per_s": _finite(forecast.cores_rate(forecast.knobs.workers)),
-            "demand_rows_per_s": _finite(forecast.demand), "memory_bytes": forecast.memory(knobs),
-            "memory_limit": forecast.memory_limit, "core_slowdown": forecast.slow,
-            **({"cores_elsewhere": forecast.cores_elsewhere(knobs.workers),
-                "price_rows_per_s": forecast.price(knobs.workers)} if forecast.elsewhere else {}),
-            "stages": {name: service.describe(forecast.knobs.workers[name])
-                       for name, service in forecast.services.items()}}
+    return {
+        "stall": recent.stall,
+        "now_rows_per_s": _finite(forecast.rate(forecast.knobs.workers)),
+        "best_rows_per_s": _finite(rate),
+        "cores_rows_per_s": _finite(forecast.cores_rate(forecast.knobs.workers)),
+        "demand_rows_per_s": _finite(forecast.demand),
+        "memory_bytes": forecast.memory(knobs),
+        "memory_limit": forecast.memory_limit,
+        "core_slowdown": forecast.slow,
+        **(
+            {
+                "cores_elsewhere": forecast.cores_elsewhere(knobs.workers),
+                "price_rows_per_s": forecast.price(knobs.workers),
+            }
+            if forecast.elsewhere
+            else {}
+        ),
+        "stages": {
+            name: service.describe(forecast.knobs.workers[name])
+            for name, service in forecast.services.items()
+        },
+    }
 
 
 def _finite(value: float) -> float | None:

@@ -43,12 +43,18 @@ class WorkerCap:
         because of that."""
         if tick < self.judged_from:
             return replace(self, slow=min(self.slow, slow))
-        left = self.judged_from and self.slow >= settings.worth_saying and slow - 1 < settings.freer * (self.slow - 1)
+        left = (
+            self.judged_from
+            and self.slow >= settings.worth_saying
+            and slow - 1 < settings.freer * (self.slow - 1)
+        )
         freer = left or slow * settings.contended < self.slow
         return WorkerCap(self.least, self.before, tick + settings.doubt) if freer else self
 
 
-def caps_after_failure(state: PlannerState, trial: TrialChange, recent: PipelineRates) -> dict[str, WorkerCap]:
+def caps_after_failure(
+    state: PlannerState, trial: TrialChange, recent: PipelineRates
+) -> dict[str, WorkerCap]:
     """The caps that follow from a failed change: each stage that was changed stays on the side it was on. If other
     programs may have been the cause, one that grew may grow half-way to that, by ratio, and again sooner."""
     settings = state.settings
@@ -58,8 +64,14 @@ def caps_after_failure(state: PlannerState, trial: TrialChange, recent: Pipeline
     for name, count in state.knobs.workers.items():
         (least, most), before = state.limits.workers[name], trial.before.workers[name]
         if count > before:
-            caps[name] = WorkerCap(least, between(before, count) if contended else before, until, trial.slow, most,
-                                   state.tick + settings.pause)
+            caps[name] = WorkerCap(
+                least,
+                between(before, count) if contended else before,
+                until,
+                trial.slow,
+                most,
+                state.tick + settings.pause,
+            )
         elif count < before:
             caps[name] = WorkerCap(before, most, until)
     return caps
@@ -93,7 +105,9 @@ class PlannerState:
     trial: TrialChange | None = None
     caps: Mapping[str, WorkerCap] = field(default_factory=dict)
     """Stage → limits on its workers, because a change failed or workers were taken away."""
-    tried: frozenset[tuple[str, int | str]] = frozenset()  # stages at so many workers, or on a back end
+    tried: frozenset[tuple[str, int | str]] = (
+        frozenset()
+    )  # stages at so many workers, or on a back end
     quiet_until: float = 0
     failures: int = 0
     spare: float = 0
@@ -111,10 +125,18 @@ class PlannerState:
         """This state with all that was learned, but as if nothing had been changed; `before` is the state before the
         decision."""
         assert self.last is not None, "a decision comes after a look"
-        return replace(before, services=self.services, last=self.last, told=self.told, start_s=self.start_s,
-                       tick=self.tick, age=before.age + self.tick - before.tick,
-                       window=seen(before.window, self.last, self.tick, self.settings),
-                       other_cpu=self.other_cpu, passed=self.passed)
+        return replace(
+            before,
+            services=self.services,
+            last=self.last,
+            told=self.told,
+            start_s=self.start_s,
+            tick=self.tick,
+            age=before.age + self.tick - before.tick,
+            window=seen(before.window, self.last, self.tick, self.settings),
+            other_cpu=self.other_cpu,
+            passed=self.passed,
+        )
 
 
 def ticks(seconds: float) -> float:
@@ -123,6 +145,10 @@ def ticks(seconds: float) -> float:
     return min(1.0, round(seconds, 2))
 
 
-def seen(window: tuple[Look, ...], snapshot: Snapshot, tick: float, settings: PlannerSettings) -> tuple[Look, ...]:
+def seen(
+    window: tuple[Look, ...], snapshot: Snapshot, tick: float, settings: PlannerSettings
+) -> tuple[Look, ...]:
     """The window with one more look, without those that are too old."""
-    return tuple(look for look in (*window, Look(tick, snapshot)) if look.tick > tick - settings.window)
+    return tuple(
+        look for look in (*window, Look(tick, snapshot)) if look.tick > tick - settings.window
+    )

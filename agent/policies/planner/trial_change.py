@@ -49,25 +49,47 @@ class TrialChange:
         fed = recent.stall <= limits.smooth
         if self.own is not None:
             # The planner's own choice is as good as its promise is true, so it is not kept waiting.
-            return None if age < limits.opened else recent.rows_per_s >= max(
-                self.rows_per_s, limits.trusted * self.own_rows_per_s)
-        clear = (gain >= 1 + min(limits.clear_share * (self.hoped - 1), limits.clear) if self.rises
-                 else gain >= limits.clear_kept)
+            return (
+                None
+                if age < limits.opened
+                else recent.rows_per_s >= max(self.rows_per_s, limits.trusted * self.own_rows_per_s)
+            )
+        clear = (
+            gain >= 1 + min(limits.clear_share * (self.hoped - 1), limits.clear)
+            if self.rises
+            else gain >= limits.clear_kept
+        )
         patience = limits.patience + self.start_up
-        if age < (limits.settle if clear or fed else limits.hurt if self._hurts(recent) else patience):
+        if age < (
+            limits.settle if clear or fed else limits.hurt if self._hurts(recent) else patience
+        ):
             return None
-        return clear or fed or self.kind == "memory" or gain >= (
-            1 + limits.least_gain if self.rises else limits.least_kept)
+        return (
+            clear
+            or fed
+            or self.kind == "memory"
+            or gain >= (1 + limits.least_gain if self.rises else limits.least_kept)
+        )
 
     def fulfilled(self, recent: PipelineRates) -> bool:
         """Whether growing brought what was promised."""
-        return self.kind in ("own", "grow") and self.gain(recent) >= 1 + self.settings.fulfilled * (self.hoped - 1)
+        return self.kind in ("own", "grow") and self.gain(recent) >= 1 + self.settings.fulfilled * (
+            self.hoped - 1
+        )
 
     def _hurts(self, recent: PipelineRates) -> bool:
-        return (self.rises and not self.start_up and self.gain(recent) < self.settings.harm
-                and Contention.of(recent, self.settings).slow < self.settings.contended)
+        return (
+            self.rises
+            and not self.start_up
+            and self.gain(recent) < self.settings.harm
+            and Contention.of(recent, self.settings).slow < self.settings.contended
+        )
 
     def crashed(self, rates: PipelineRates) -> bool:
         """Whether the latest interval alone shows that the change does harm. Workers that start up are given time."""
-        return (self.rises and not self.start_up and rates.stall > self.settings.smooth
-                and self.gain(rates) < self.settings.crash)
+        return (
+            self.rises
+            and not self.start_up
+            and rates.stall > self.settings.smooth
+            and self.gain(rates) < self.settings.crash
+        )

@@ -23,7 +23,11 @@ class StandaloneCluster:
     def __init__(self, place: Path, java_options: str = "") -> None:
         import pyspark
 
-        self.place, self._home, self._java_options = place, Path(pyspark.__file__).parent, java_options
+        self.place, self._home, self._java_options = (
+            place,
+            Path(pyspark.__file__).parent,
+            java_options,
+        )
         self._started: list[subprocess.Popen[bytes]] = []
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
@@ -32,8 +36,16 @@ class StandaloneCluster:
 
     def __enter__(self) -> StandaloneCluster:
         try:
-            self._start("master.Master", "--host", "127.0.0.1", "--port", str(self._port), "--webui-port", "0",
-                        until="ALIVE")
+            self._start(
+                "master.Master",
+                "--host",
+                "127.0.0.1",
+                "--port",
+                str(self._port),
+                "--webui-port",
+                "0",
+                until="ALIVE",
+            )
         except BaseException:
             self.close()
             raise
@@ -42,28 +54,65 @@ class StandaloneCluster:
     def add_worker(self, *, cores: int = 1, memory: str = "1g") -> Path:
         """Returns the file that it writes its log to."""
         folder = self.place / f"worker-{len(self._started)}"
-        return self._start("worker.Worker", "--host", "127.0.0.1", "--webui-port", "0", "--cores", str(cores),
-                           "--memory", memory, "--work-dir", str(folder), self.url, until="Successfully registered")
+        return self._start(
+            "worker.Worker",
+            "--host",
+            "127.0.0.1",
+            "--webui-port",
+            "0",
+            "--cores",
+            str(cores),
+            "--memory",
+            memory,
+            "--work-dir",
+            str(folder),
+            self.url,
+            until="Successfully registered",
+        )
 
     def _start(self, name: str, *words: str, until: str) -> Path:
-        env = {"PATH": os.environ["PATH"], "SPARK_HOME": str(self._home), "SPARK_LOCAL_IP": "127.0.0.1",
-               "SPARK_DAEMON_MEMORY": "256m", "SPARK_DAEMON_JAVA_OPTS": self._java_options,
-               "SPARK_LOCAL_DIRS": str(self.place / _LOCAL)}
+        env = {
+            "PATH": os.environ["PATH"],
+            "SPARK_HOME": str(self._home),
+            "SPARK_LOCAL_IP": "127.0.0.1",
+            "SPARK_DAEMON_MEMORY": "256m",
+            "SPARK_DAEMON_JAVA_OPTS": self._java_options,
+            "SPARK_LOCAL_DIRS": str(self.place / _LOCAL),
+        }
         env |= {key: os.environ[key] for key in ("JAVA_HOME",) if key in os.environ}
         log = self.place / f"{len(self._started)}-{name}.log"
         with log.open("w") as out:
             process = subprocess.Popen(
-                ["sh", "-c", _UNTIL_CLOSED, _ENDED, self._home / "bin/spark-class", f"org.apache.spark.deploy.{name}",
-                 *words], env=env, cwd=self.place, stdin=subprocess.PIPE, stdout=out, stderr=out,
-                start_new_session=True)
+                [
+                    "sh",
+                    "-c",
+                    _UNTIL_CLOSED,
+                    _ENDED,
+                    self._home / "bin/spark-class",
+                    f"org.apache.spark.deploy.{name}",
+                    *words,
+                ],
+                env=env,
+                cwd=self.place,
+                stdin=subprocess.PIPE,
+                stdout=out,
+                stderr=out,
+                start_new_session=True,
+            )
         self._started.append(process)
-        with subprocess.Popen(["tail", "-n", "+1", "-s", "0.1", "-F", log], text=True, stdout=subprocess.PIPE,
-                              stderr=subprocess.DEVNULL) as lines:
+        with subprocess.Popen(
+            ["tail", "-n", "+1", "-s", "0.1", "-F", log],
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        ) as lines:
             assert lines.stdout is not None
             last = next(line for line in lines.stdout if until in line or _ENDED in line)
             lines.kill()
         if until not in last:
-            raise RuntimeError(f"{name} ended before it said {until!r}; it said: {log.read_text()[-500:]}")
+            raise RuntimeError(
+                f"{name} ended before it said {until!r}; it said: {log.read_text()[-500:]}"
+            )
         return log
 
     def close(self) -> None:

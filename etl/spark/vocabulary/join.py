@@ -61,10 +61,11 @@ class Cell:
         """Whether only the id is stored: no operator follows."""
         return not self.many and self.number == len(self.column.ops) - 1
 
-    def opened(self, features: Features, columns: Mapping[str, pa.Array], extras: Mapping[str, pa.Array]
-               ) -> tuple[pa.Array, pa.Array]:
+    def opened(
+        self, features: Features, columns: Mapping[str, pa.Array], extras: Mapping[str, pa.Array]
+    ) -> tuple[pa.Array, pa.Array]:
         """In a worker: returns the ids as far as it knows them, and the values that the files may know."""
-        values = features.run(self.column, self.column.ops[:self.number], columns, extras)
+        values = features.run(self.column, self.column.ops[: self.number], columns, extras)
         lengths = None
         if self.many:
             values, lengths = flat(values)
@@ -86,9 +87,12 @@ class Joins:
 
     @classmethod
     def of(cls, spec: Spec, keys: Sequence[str], head: int) -> Joins:
-        cells = [Cell(column, number, _kind(spec, column, number) in ELEMENTS) for column in spec.columns
-                 for key, _, number in column.fitted
-                 if key in keys and (column.online is None or number < column.online)]
+        cells = [
+            Cell(column, number, _kind(spec, column, number) in ELEMENTS)
+            for column in spec.columns
+            for key, _, number in column.fitted
+            if key in keys and (column.online is None or number < column.online)
+        ]
         return cls(spec, tuple(cells), head)
 
     @property
@@ -98,22 +102,40 @@ class Joins:
     @property
     def columns(self) -> list[str]:
         """The columns that `opened` gives."""
-        return [name for place, cell in enumerate(self.cells) for name in (cell.column.name, f"_value{place}")]
+        return [
+            name
+            for place, cell in enumerate(self.cells)
+            for name in (cell.column.name, f"_value{place}")
+        ]
 
     @property
     def types(self) -> list[str]:
-        return [part for place, cell in enumerate(self.cells) for part in (
-            f"`{cell.column.name}` {'array<int>' if cell.many else 'int'} not null",
-            f"_value{place} {'array<string>' if cell.many else 'string'}")]
+        return [
+            part
+            for place, cell in enumerate(self.cells)
+            for part in (
+                f"`{cell.column.name}` {'array<int>' if cell.many else 'int'} not null",
+                f"_value{place} {'array<string>' if cell.many else 'string'}",
+            )
+        ]
 
     def shipped(self, state: FittedState) -> FittedState:
         """The state that workers need: only the head of each joined vocabulary."""
-        heads = {cell.key: table.head(self.head) for cell in self.cells
-                 if isinstance(table := state.kept(cell.key), FileBackedState)}
+        heads = {
+            cell.key: table.head(self.head)
+            for cell in self.cells
+            if isinstance(table := state.kept(cell.key), FileBackedState)
+        }
         return replace(state, tables={**state.tables, **heads})
 
-    def opened(self, features: Features, columns: Mapping[str, pa.Array], keys: Keys,
-               split: npt.NDArray[np.int32] | None = None, folds: Keys | None = None) -> list[pa.Array]:
+    def opened(
+        self,
+        features: Features,
+        columns: Mapping[str, pa.Array],
+        keys: Keys,
+        split: npt.NDArray[np.int32] | None = None,
+        folds: Keys | None = None,
+    ) -> list[pa.Array]:
         if not self.cells:
             return []
         extras = features.extras(columns, keys, split, folds)
@@ -128,7 +150,9 @@ class Joins:
             table = state.kept(cell.key)
             assert isinstance(table, FileBackedState)
             known = _places(rows, table, self.head, FIRST + cell.op.oov)
-            rows = (_of_lists if cell.many else _of_values)(rows, cell.column.name, f"_value{place}", known)
+            rows = (_of_lists if cell.many else _of_values)(
+                rows, cell.column.name, f"_value{place}", known
+            )
         if all(cell.finished for cell in self.cells):
             return rows
         kinds = [types.get(name, f"`{name}` {kind} not null") for name, kind in rows.dtypes]
@@ -154,8 +178,9 @@ def _places(rows: DataFrame, table: FileBackedState, head: int, first: int) -> D
     files = rows.sparkSession.read.parquet(*[store.spark_url(path) for path, _ in table.parts])
     offsets = sql.create_map(*[sql.lit(part) for pair in ends.items() for part in pair])
     place = offsets[sql.col("_metadata.file_name")] + sql.col("_metadata.row_index")
-    return files.select(sql.col("value").alias("_known"), (place + first).cast("int").alias("_id")).where(
-        sql.col("_id") >= first + head)
+    return files.select(
+        sql.col("value").alias("_known"), (place + first).cast("int").alias("_id")
+    ).where(sql.col("_id") >= first + head)
 
 
 def _joined(rows: DataFrame, value: str, known: DataFrame) -> DataFrame:
@@ -163,11 +188,16 @@ def _joined(rows: DataFrame, value: str, known: DataFrame) -> DataFrame:
     share one key."""
     from pyspark.sql import functions as sql
 
-    salt = sql.when(sql.col(value).isNull(), sql.monotonically_increasing_id() % _SALTS + 1).otherwise(0)
+    salt = sql.when(
+        sql.col(value).isNull(), sql.monotonically_increasing_id() % _SALTS + 1
+    ).otherwise(0)
     salted = rows.withColumn("_salt", salt.cast("int"))
     side = known.withColumn("_no_salt", sql.lit(0)).hint("merge")
-    return salted.join(side, (sql.col(value) == sql.col("_known")) & (sql.col("_salt") == sql.col("_no_salt")),
-                       "left").drop("_salt", "_no_salt", "_known")
+    return salted.join(
+        side,
+        (sql.col(value) == sql.col("_known")) & (sql.col("_salt") == sql.col("_no_salt")),
+        "left",
+    ).drop("_salt", "_no_salt", "_known")
 
 
 def _of_values(rows: DataFrame, name: str, value: str, known: DataFrame) -> DataFrame:
@@ -183,14 +213,30 @@ def _of_lists(rows: DataFrame, name: str, value: str, known: DataFrame) -> DataF
 
     others = [column for column in rows.columns if column not in (name, value)]
     elements = rows.withColumn("_row", sql.monotonically_increasing_id()).select(
-        "_row", sql.struct(*[f"`{column}`" for column in others]).alias("_others"),
-        sql.posexplode_outer(sql.arrays_zip(sql.col(f"`{name}`").alias("_mine"), sql.col(value).alias("_left"))))
+        "_row",
+        sql.struct(*[f"`{column}`" for column in others]).alias("_others"),
+        sql.posexplode_outer(
+            sql.arrays_zip(sql.col(f"`{name}`").alias("_mine"), sql.col(value).alias("_left"))
+        ),
+    )
     one = elements.select(
-        "_row", "pos", sql.when(sql.coalesce("pos", sql.lit(0)) == 0, sql.col("_others")).alias("_others"),
-        sql.col("col._mine").alias("_mine"), sql.col("col._left").alias("_left"))
-    found = sql.when(sql.col("pos").isNotNull(), sql.struct("pos", sql.coalesce("_id", "_mine").alias("id")))
-    rows = _joined(one, "_left", known).groupBy("_row").agg(
-        sql.first("_others", ignorenulls=True).alias("_others"), sql.sort_array(sql.collect_list(found)).alias("_ids"))
+        "_row",
+        "pos",
+        sql.when(sql.coalesce("pos", sql.lit(0)) == 0, sql.col("_others")).alias("_others"),
+        sql.col("col._mine").alias("_mine"),
+        sql.col("col._left").alias("_left"),
+    )
+    found = sql.when(
+        sql.col("pos").isNotNull(), sql.struct("pos", sql.coalesce("_id", "_mine").alias("id"))
+    )
+    rows = (
+        _joined(one, "_left", known)
+        .groupBy("_row")
+        .agg(
+            sql.first("_others", ignorenulls=True).alias("_others"),
+            sql.sort_array(sql.collect_list(found)).alias("_ids"),
+        )
+    )
     return rows.select("_others.*", sql.col("_ids.id").alias(name))
 
 
@@ -202,11 +248,15 @@ def _finished(joins: Joins, batches: Batches) -> Batches:
         for name in batch.schema.names:
             values = batch[name]
             if cell := cells.get(name):
-                for op in cell.column.ops[cell.number + 1:]:
+                for op in cell.column.ops[cell.number + 1 :]:
                     values = step(op, values, None, {})
                 values = stored(values, joins.spec, cell.column)
-                if cell.column.role in NUMBERS and len(unfit(values.to_numpy(zero_copy_only=False), cell.column)):
-                    raise FeatureError(f"column {name!r}: of a vocabulary in files, its operators make a number that "
-                                       f"may not be published ({reason(cell.column)}); clip it before, or fill it")
+                if cell.column.role in NUMBERS and len(
+                    unfit(values.to_numpy(zero_copy_only=False), cell.column)
+                ):
+                    raise FeatureError(
+                        f"column {name!r}: of a vocabulary in files, its operators make a number that "
+                        f"may not be published ({reason(cell.column)}); clip it before, or fill it"
+                    )
             columns.append(values)
         yield pa.record_batch(columns, batch.schema.names)

@@ -22,8 +22,11 @@ if TYPE_CHECKING:
 _FILE_VALUES = 1 << 20
 _MAX_FILES = 256
 # A failed task's output must not be visible: only the first algorithm ensures that.
-_OPTIONS = {"compression": "zstd", "mapreduce.fileoutputcommitter.algorithm.version": "1",
-            "mapreduce.fileoutputcommitter.marksuccessfuljobs": "false"}
+_OPTIONS = {
+    "compression": "zstd",
+    "mapreduce.fileoutputcommitter.algorithm.version": "1",
+    "mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
+}
 
 
 def may_be_stored(spec: Spec, learned: Learned) -> bool:
@@ -52,17 +55,34 @@ class Large:
             if left > self.values:
                 chosen.append(number)
                 left -= sizes.get(number, 0)
-        self._sort(counted.where(counted["key"].isin(chosen)), sum(sizes[n] for n in chosen), self.folder)
-        return {number: FileBackedState.of(self.store, self._first(self._files(f"{self.folder}/key={number}"),
-                                                                   _most(ops[number]))) for number in chosen}
+        self._sort(
+            counted.where(counted["key"].isin(chosen)), sum(sizes[n] for n in chosen), self.folder
+        )
+        return {
+            number: FileBackedState.of(
+                self.store,
+                self._first(self._files(f"{self.folder}/key={number}"), _most(ops[number])),
+            )
+            for number in chosen
+        }
 
-    def add(self, old: pa.Table | FileBackedState, new: pa.Table | FileBackedState, number: int,
-            max_size: int) -> FileBackedState:
+    def add(
+        self,
+        old: pa.Table | FileBackedState,
+        new: pa.Table | FileBackedState,
+        number: int,
+        max_size: int,
+    ) -> FileBackedState:
         """`old`, followed by the values of `new` that it lacks; `max_size` in all."""
         from pyspark.sql import functions as sql
 
-        first = old if isinstance(old, FileBackedState) else \
-            FileBackedState.of(self.store, [self._put(old, f"{self.folder}/old-{number}.parquet")])
+        first = (
+            old
+            if isinstance(old, FileBackedState)
+            else FileBackedState.of(
+                self.store, [self._put(old, f"{self.folder}/old-{number}.parquet")]
+            )
+        )
         unseen = self._frame(new).join(self._frame(first).select("value"), "value", "left_anti")
         folder = f"{self.folder}/more"
         self._sort(unseen.withColumn("key", sql.lit(number)), new.num_rows, folder)
@@ -73,10 +93,19 @@ class Large:
         """Writes files that hold a key's values by falling count, ties by value, one file after the other."""
         from pyspark.sql import functions as sql
 
-        files = min(_MAX_FILES, max(rows.sparkSession.sparkContext.defaultParallelism, about // _FILE_VALUES))
+        files = min(
+            _MAX_FILES,
+            max(rows.sparkSession.sparkContext.defaultParallelism, about // _FILE_VALUES),
+        )
         order = [sql.col("key"), sql.desc("count"), sql.col("value")]
-        (rows.repartitionByRange(files, *order).sortWithinPartitions(*order).write.partitionBy("key").mode("append")
-         .options(**_OPTIONS).parquet(self.store.spark_url(folder)))
+        (
+            rows.repartitionByRange(files, *order)
+            .sortWithinPartitions(*order)
+            .write.partitionBy("key")
+            .mode("append")
+            .options(**_OPTIONS)
+            .parquet(self.store.spark_url(folder))
+        )
 
     def _files(self, folder: str) -> list[str]:
         return [path for path in self.store.files(folder) if path.endswith(".parquet")]
@@ -90,7 +119,9 @@ class Large:
                 kept.append(path)
             else:
                 if most > 0:
-                    first = FileBackedState(uri=self.store.uri, parts=((path, rows),), digest="").head(most)
+                    first = FileBackedState(
+                        uri=self.store.uri, parts=((path, rows),), digest=""
+                    ).head(most)
                     kept.append(self._put(first, f"{path}.first.parquet"))
                 self.store.remove(path)
             most = max(0, most - rows)
@@ -98,7 +129,9 @@ class Large:
 
     def _put(self, table: pa.Table, path: str) -> str:
         sink = io.BytesIO()
-        pq.write_table(table.select(SCHEMA.names), sink, compression="zstd", write_page_checksum=True)
+        pq.write_table(
+            table.select(SCHEMA.names), sink, compression="zstd", write_page_checksum=True
+        )
         self.store.write(path, sink.getvalue())
         return path
 
@@ -113,8 +146,13 @@ def _most(op: Fitted) -> int:
     return op.max_size
 
 
-def extended(op: Fitted, old: pa.Table | FileBackedState, new: pa.Table | FileBackedState, large: Large, number: int
-             ) -> pa.Table | FileBackedState:
+def extended(
+    op: Fitted,
+    old: pa.Table | FileBackedState,
+    new: pa.Table | FileBackedState,
+    large: Large,
+    number: int,
+) -> pa.Table | FileBackedState:
     """`old` with the values that only `new` has: no known value changes what it becomes."""
     if not isinstance(old, FileBackedState) and not isinstance(new, FileBackedState):
         return op.update(old, new)

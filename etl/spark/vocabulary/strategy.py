@@ -9,7 +9,9 @@ from sluice.etl.table.fitted_state import FileBackedState, FittedState
 BROADCAST, HELD, JOIN = "broadcast", "held by each worker", "shuffle join"
 VALUE_BYTES = 64  # of a looked-up value: slots of 12 bytes, a quarter to half full, and its text while they are made
 _COLLECTED_BYTES = 128  # bytes of a value on the driver, which sorts what it collects
-_HEAD_BYTES = 1024  # a worker that does not hold a vocabulary holds one value for so many bytes it might
+_HEAD_BYTES = (
+    1024  # a worker that does not hold a vocabulary holds one value for so many bytes it might
+)
 
 
 def driver_limit(worker_bytes: int) -> int:
@@ -27,10 +29,15 @@ def choose_lookup(spec: Spec, state: FittedState, worker_bytes: int) -> dict[str
     """Returns how rows meet each fitted table. The driver has the tables that it collected, and sends them; of the
     others, which are kept in files, workers hold the smaller ones as long as there is room, and rows meet the rest by a
     join."""
-    free = worker_bytes - sum(table.num_rows * VALUE_BYTES for table in state.tables.values()
-                              if not isinstance(table, FileBackedState))
+    free = worker_bytes - sum(
+        table.num_rows * VALUE_BYTES
+        for table in state.tables.values()
+        if not isinstance(table, FileBackedState)
+    )
     found = {}
-    for learned in sorted(spec.fitted, key=lambda x: (not needed_whole(x), state.kept(x.key).num_rows, x.key)):
+    for learned in sorted(
+        spec.fitted, key=lambda x: (not needed_whole(x), state.kept(x.key).num_rows, x.key)
+    ):
         table = state.kept(learned.key)
         if not isinstance(table, FileBackedState):
             found[learned.key] = BROADCAST
@@ -43,4 +50,8 @@ def choose_lookup(spec: Spec, state: FittedState, worker_bytes: int) -> dict[str
 
 def needed_whole(learned: Learned) -> bool:
     """Whether another operator learns from its result: workers then apply it while they fit."""
-    return any(isinstance(op, Fitted) for column, number in learned.users for op in column.ops[number + 1:])
+    return any(
+        isinstance(op, Fitted)
+        for column, number in learned.users
+        for op in column.ops[number + 1 :]
+    )

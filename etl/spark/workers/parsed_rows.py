@@ -14,7 +14,15 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from sluice.etl.apply.counts import COUNT_ROWS, COUNTS, CountsOfRows, counts_of_parsed, enough, gathered, selected
+from sluice.etl.apply.counts import (
+    COUNT_ROWS,
+    COUNTS,
+    CountsOfRows,
+    counts_of_parsed,
+    enough,
+    gathered,
+    selected,
+)
 from sluice.etl.apply.features import Features
 from sluice.etl.apply.parse import Batches, InputParser, Parsed
 from sluice.etl.spark.workers.part_of_input import naming_part
@@ -33,13 +41,17 @@ ROWS = 1 << 15
 _CELLS = "rows binary, counts binary"
 
 
-def parsed_cells(lines: DataFrame, spec: Spec, level: int | None, before: Before | None = None) -> DataFrame:
+def parsed_cells(
+    lines: DataFrame, spec: Spec, level: int | None, before: Before | None = None
+) -> DataFrame:
     """Parses what was read, and counts it for a `level`, once: whoever takes `rows_of` or `counts_of` it in a later
     pass finds it on a disk. `before` says of each part of the input how many rows lie before it, and how many there
     are."""
     from pyspark import StorageLevel
 
-    return lines.mapInArrow(partial(_parsed, spec, level, before), _CELLS).persist(StorageLevel.DISK_ONLY)
+    return lines.mapInArrow(partial(_parsed, spec, level, before), _CELLS).persist(
+        StorageLevel.DISK_ONLY
+    )
 
 
 def rows_of(batches: Batches) -> Batches:
@@ -66,10 +78,14 @@ def counts_of(batches: Batches) -> Batches:
 
 def with_keys(rows: pa.RecordBatch) -> tuple[dict[str, pa.Array], Keys]:
     """The columns of a cell's rows, and their keys."""
-    return dict(zip(rows.schema.names[:-1], rows.columns[:-1], strict=True)), rows.columns[-1].to_numpy()
+    return dict(zip(rows.schema.names[:-1], rows.columns[:-1], strict=True)), rows.columns[
+        -1
+    ].to_numpy()
 
 
-def selected_rows(spec: Spec, batches: Batches) -> Iterator[tuple[dict[str, pa.Array], Keys | None]]:
+def selected_rows(
+    spec: Spec, batches: Batches
+) -> Iterator[tuple[dict[str, pa.Array], Keys | None]]:
     """In a worker: the rows that filters and the sample leave, of cells, or of columns where rows met other rows."""
     if spec.rows.relational:
         parser = InputParser(spec)
@@ -112,25 +128,37 @@ def _counted(counts: CountsOfRows, held: list[pa.RecordBatch]) -> Batches:
             yield _cell(_stream([], held[0].schema), _stream([found.slice(start, step)], COUNTS))
 
 
-def places_of(batch: pa.RecordBatch, before: Before, seen: Counter[tuple[str, int]]) -> npt.NDArray[np.float64]:
+def places_of(
+    batch: pa.RecordBatch, before: Before, seen: Counter[tuple[str, int]]
+) -> npt.NDArray[np.float64]:
     """Where the rows lie in the input; of each part as many were `seen` already."""
     firsts, total = before
     found = []
-    for number, part in enumerate(zip(batch["_file"].to_pylist(), batch["_from"].to_pylist(), strict=True)):
-        found.append(firsts[part] + (seen[part] if "line" in batch.schema.names else batch["_at"][number].as_py()))
+    for number, part in enumerate(
+        zip(batch["_file"].to_pylist(), batch["_from"].to_pylist(), strict=True)
+    ):
+        found.append(
+            firsts[part]
+            + (seen[part] if "line" in batch.schema.names else batch["_at"][number].as_py())
+        )
         seen[part] += 1
     return np.array(found, float) / total
 
 
 def _columns(spec: Spec, parsed: Parsed) -> pa.RecordBatch:
-    return pa.record_batch([parsed.columns[name] for name in spec.input.with_place], list(spec.input.with_place))
+    return pa.record_batch(
+        [parsed.columns[name] for name in spec.input.with_place], list(spec.input.with_place)
+    )
 
 
 def _cells(rows: pa.RecordBatch, counts: Sequence[pa.RecordBatch]) -> Batches:
     """Cuts rows that are wide, so that no cell is much larger than `CELL_BYTES`; the first has the counts."""
     step = max(1, -(-rows.num_rows // max(1, -(-rows.nbytes // CELL_BYTES))))
     for start in range(0, max(1, rows.num_rows), step):
-        yield _cell(_stream([rows.slice(start, step)], rows.schema), _stream([] if start else counts, COUNTS))
+        yield _cell(
+            _stream([rows.slice(start, step)], rows.schema),
+            _stream([] if start else counts, COUNTS),
+        )
 
 
 def _cell(rows: pa.Buffer, counts: pa.Buffer) -> pa.RecordBatch:
@@ -147,7 +175,9 @@ def _stream(batches: Sequence[pa.RecordBatch], schema: pa.Schema) -> pa.Buffer:
 
 def _of_one(cell: pa.Buffer) -> pa.Array:
     """An array of one value, which is not copied."""
-    return pa.Array.from_buffers(pa.binary(), 1, [None, pa.py_buffer(np.array([0, cell.size], np.int32)), cell])
+    return pa.Array.from_buffers(
+        pa.binary(), 1, [None, pa.py_buffer(np.array([0, cell.size], np.int32)), cell]
+    )
 
 
 def _opened(cell: pa.BinaryScalar) -> Iterator[pa.RecordBatch]:

@@ -25,7 +25,9 @@ def naming_part(work: Callable[..., Batches]) -> Callable[..., Batches]:
 
             if (task := TaskContext.get()) is None:
                 raise
-            raise FeatureError(f"{failure} (in part {task.partitionId()} of the input)") from failure
+            raise FeatureError(
+                f"{failure} (in part {task.partitionId()} of the input)"
+            ) from failure
 
     return named
 

@@ -19,7 +19,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-_REMOVED = {"filesystem": ("LocalFileSystem", "S3FSWrapper", "FileSystem"), "hdfs": ("HadoopFileSystem", "connect")}
+_REMOVED = {
+    "filesystem": ("LocalFileSystem", "S3FSWrapper", "FileSystem"),
+    "hdfs": ("HadoopFileSystem", "connect"),
+}
 _lock = threading.Lock()
 GIVEN = types.SimpleNamespace(partitions=None, fs=types.SimpleNamespace(open=lambda _path: None))
 """What a worker asks of a dataset whose files are given: nobody reads a file through it."""
@@ -39,8 +42,14 @@ class VersionFiles(Protocol):
 class RowGroupPiece:
     """A Parquet file, or one row group of it: what Petastorm uses of the removed ParquetDatasetPiece."""
 
-    def __init__(self, path: str, open_file_func: Any = None, row_group: int | None = None,
-                 partition_keys: Sequence[Any] = (), metadata: Any = None):
+    def __init__(
+        self,
+        path: str,
+        open_file_func: Any = None,
+        row_group: int | None = None,
+        partition_keys: Sequence[Any] = (),
+        metadata: Any = None,
+    ):
         self.path, self.row_group, self.partition_keys = path, row_group, list(partition_keys)
         self._open, self._metadata = open_file_func, metadata
 
@@ -56,7 +65,11 @@ class RowGroupPiece:
         with self._open(self.path) as opened:
             file = pq.ParquetFile(opened)
             names = list(columns)
-            table = file.read(names) if self.row_group is None else file.read_row_group(self.row_group, names)
+            table = (
+                file.read(names)
+                if self.row_group is None
+                else file.read_row_group(self.row_group, names)
+            )
         for name, at in self.partition_keys if partitions else ():
             values = next(p.dictionary for p in partitions or () if p.name == name)
             indices = pa.array(np.full(len(table), at, np.int32))
@@ -71,12 +84,18 @@ class Dataset:
 
     def __init__(self, paths: Sequence[str], files: VersionFiles):
         if isinstance(paths, str):
-            raise TypeError("the files of a dataset are given as a list: a folder may hold files of no version")
+            raise TypeError(
+                "the files of a dataset are given as a list: a folder may hold files of no version"
+            )
         self.fs, self.paths = GIVEN.fs, list(paths)
         known = named(files.stored)
         schema = types.SimpleNamespace(to_arrow_schema=lambda: known)
-        self.pieces = [RowGroupPiece(path, metadata=types.SimpleNamespace(num_row_groups=len(counts), schema=schema))
-                       for path, counts in zip(self.paths, files.row_groups, strict=True)]
+        self.pieces = [
+            RowGroupPiece(
+                path, metadata=types.SimpleNamespace(num_row_groups=len(counts), schema=schema)
+            )
+            for path, counts in zip(self.paths, files.row_groups, strict=True)
+        ]
 
 
 def dataset(path_or_paths: Any, filesystem: Any = None, **options: Any) -> Any:
@@ -123,7 +142,9 @@ def install() -> None:
 
         worker, numpy = petastorm.arrow_reader_worker, _Numpy("numpy")
         kept = {name: getattr(pq, name) for name in ("ParquetFile", "read_schema", "read_metadata")}
-        legacy = types.SimpleNamespace(**kept, ParquetDataset=dataset, ParquetDatasetPiece=RowGroupPiece)
+        legacy = types.SimpleNamespace(
+            **kept, ParquetDataset=dataset, ParquetDatasetPiece=RowGroupPiece
+        )
         petastorm.reader.pq = petastorm.etl.dataset_metadata.pq = worker.pq = legacy
         worker.ParquetFile = lambda opened: None if opened is None else pq.ParquetFile(opened)
         worker.np = petastorm.unischema.np = numpy
@@ -143,15 +164,23 @@ def restore_modules(known: Mapping[str, type]) -> None:
 class PetastormLocalFiles:
     """What Petastorm uses of the removed LocalFileSystem. It is sent to other processes by its class."""
 
-    exists, isdir, isfile = (staticmethod(f) for f in (os.path.exists, os.path.isdir, os.path.isfile))
+    exists, isdir, isfile = (
+        staticmethod(f) for f in (os.path.exists, os.path.isdir, os.path.isfile)
+    )
 
     def open(self, path: str, mode: str = "rb") -> pa.NativeFile:
-        return pa.OSFile(path, mode)  # Petastorm leaves files open, of which Python's own file class would warn
+        return pa.OSFile(
+            path, mode
+        )  # Petastorm leaves files open, of which Python's own file class would warn
 
     def ls(self, path: str, detail: bool = False) -> list[Any]:
         with os.scandir(path) as entries:
-            return [{"name": e.path, "type": "directory" if e.is_dir() else "file"} if detail else e.path
-                    for e in entries]
+            return [
+                {"name": e.path, "type": "directory" if e.is_dir() else "file"}
+                if detail
+                else e.path
+                for e in entries
+            ]
 
     def rm(self, path: str, recursive: bool = False) -> None:
         if recursive and os.path.isdir(path):

@@ -45,7 +45,9 @@ class PetastormOptions:
     """A `petastorm.unischema.Unischema` that the files must have; None: it is inferred from the first one."""
 
     def __post_init__(self) -> None:
-        if not any((self.transform_spec, self.predicate, self.rowgroup_selector, self.cache, self.schema)):
+        if not any(
+            (self.transform_spec, self.predicate, self.rowgroup_selector, self.cache, self.schema)
+        ):
             return
         compat.install()
         from petastorm.cache import CacheBase
@@ -55,21 +57,32 @@ class PetastormOptions:
         from petastorm.transform import TransformSpec
         from petastorm.unischema import Unischema
 
-        kinds = {"transform_spec": TransformSpec, "predicate": PredicateBase, "schema": Unischema,
-                 "rowgroup_selector": RowGroupSelectorBase, "cache": CacheBase}
+        kinds = {
+            "transform_spec": TransformSpec,
+            "predicate": PredicateBase,
+            "schema": Unischema,
+            "rowgroup_selector": RowGroupSelectorBase,
+            "cache": CacheBase,
+        }
         for name, kind in kinds.items():
             value = getattr(self, name)
             if value is not None and not isinstance(value, kind):
                 raise PetastormError(f"{name}: {value!r} is no {kind.__module__}.{kind.__name__}")
         if isinstance(self.cache, LocalDiskCache):
-            raise PetastormError("cache: Petastorm's LocalDiskCache unpickles what lies on the disk, which can run any "
-                                 "program; FileOpener(cache=FileCache(…)) keeps what was read from a store")
+            raise PetastormError(
+                "cache: Petastorm's LocalDiskCache unpickles what lies on the disk, which can run any "
+                "program; FileOpener(cache=FileCache(…)) keeps what was read from a store"
+            )
         if self.cache is not None and self.predicate is not None:
-            raise PetastormError("cache: Petastorm keeps no row groups in a cache of which a predicate takes rows")
+            raise PetastormError(
+                "cache: Petastorm keeps no row groups in a cache of which a predicate takes rows"
+            )
         if self.rowgroup_selector is not None and list(self.rowgroup_selector.get_index_names()):
-            raise PetastormError(f"rowgroup_selector: it needs the indexes {self.rowgroup_selector.get_index_names()}, "
-                                 "which lie pickled in _common_metadata, and nothing is unpickled here; give one that "
-                                 "selects by the numbers of row groups, or a predicate")
+            raise PetastormError(
+                f"rowgroup_selector: it needs the indexes {self.rowgroup_selector.get_index_names()}, "
+                "which lie pickled in _common_metadata, and nothing is unpickled here; give one that "
+                "selects by the numbers of row groups, or a predicate"
+            )
 
     @property
     def asked_for(self) -> list[str]:
@@ -78,18 +91,30 @@ class PetastormOptions:
     def columns(self, wanted: Sequence[str], stored: pa.Schema) -> tuple[Sequence[str], pa.Schema]:
         """The columns to read for those that are wanted, and the schema of these. A TransformSpec's function gets all
         columns that files hold, and that Petastorm has a name for."""
-        spec, fields = self.transform_spec, () if self.predicate is None else sorted(self.predicate.get_fields())
+        spec, fields = (
+            self.transform_spec,
+            () if self.predicate is None else sorted(self.predicate.get_fields()),
+        )
         stored = pa.schema(list(parts(stored)))
         after = stored if spec is None else transformed(stored, spec)
-        for what, names, there in (("predicate", fields, stored.names), ("files", wanted, after.names)):
+        for what, names, there in (
+            ("predicate", fields, stored.names),
+            ("files", wanted, after.names),
+        ):
             if lacking := [name for name in names if name not in there]:
-                raise PetastormError(f"{what}: no column {lacking[0]!r}{nearest(lacking[0], there)}")
-        read = list(unischema_of(stored).fields) if spec is not None and spec.func else \
-            dict.fromkeys([*(name for name in wanted if name in stored.names), *fields])
+                raise PetastormError(
+                    f"{what}: no column {lacking[0]!r}{nearest(lacking[0], there)}"
+                )
+        read = (
+            list(unischema_of(stored).fields)
+            if spec is not None and spec.func
+            else dict.fromkeys([*(name for name in wanted if name in stored.names), *fields])
+        )
         return tuple(read), pa.schema([after.field(name) for name in wanted])
 
 
 # ---- the schema, and what a TransformSpec makes of it
+
 
 def unischema_of(schema: pa.Schema) -> Any:
     """The Unischema that Petastorm infers. Columns of types that it has no name for are left out, as it does."""
@@ -122,7 +147,9 @@ def _kind(field: Any) -> tuple[bool, int]:
 
 
 def _told(field: Any) -> str:
-    return ("lists of " if field.shape else "") + getattr(field.numpy_dtype, "__name__", str(field.numpy_dtype))
+    return ("lists of " if field.shape else "") + getattr(
+        field.numpy_dtype, "__name__", str(field.numpy_dtype)
+    )
 
 
 def transformed(stored: pa.Schema, spec: Any) -> pa.Schema:
@@ -134,8 +161,12 @@ def transformed(stored: pa.Schema, spec: Any) -> pa.Schema:
     before = unischema_of(stored)
     edited = {field[0] for field in spec.edit_fields}
     check_names(spec, list(before.fields))
-    return pa.schema([_edited(field) if name in edited else stored.field(name)
-                      for name, field in transform_schema(before, spec).fields.items()])
+    return pa.schema(
+        [
+            _edited(field) if name in edited else stored.field(name)
+            for name, field in transform_schema(before, spec).fields.items()
+        ]
+    )
 
 
 def check_names(spec: Any, there: Sequence[str]) -> None:
@@ -144,19 +175,29 @@ def check_names(spec: Any, there: Sequence[str]) -> None:
     for what, known in (("removed_fields", there), ("selected_fields", [*there, *edited])):
         for name in getattr(spec, what) or ():
             if name not in known:
-                raise PetastormError(f"TransformSpec: {what} names {name!r}, which is not there{nearest(name, known)}")
+                raise PetastormError(
+                    f"TransformSpec: {what} names {name!r}, which is not there{nearest(name, known)}"
+                )
 
 
 def _edited(field: Any) -> pa.Field:
     try:
-        kind = pa.string() if field.numpy_dtype is np.str_ else pa.from_numpy_dtype(np.dtype(field.numpy_dtype))
+        kind = (
+            pa.string()
+            if field.numpy_dtype is np.str_
+            else pa.from_numpy_dtype(np.dtype(field.numpy_dtype))
+        )
     except (TypeError, pa.ArrowException):
-        raise PetastormError(f"TransformSpec: edit_fields gives {field.name!r} the type {field.numpy_dtype!r}, which "
-                             "is none of Arrow's; take one of numpy's") from None
+        raise PetastormError(
+            f"TransformSpec: edit_fields gives {field.name!r} the type {field.numpy_dtype!r}, which "
+            "is none of Arrow's; take one of numpy's"
+        ) from None
     return pa.field(field.name, pa.list_(kind) if field.shape else kind)
 
 
-def retyped(stored: Mapping[str, pa.DataType], spec: Any) -> tuple[dict[str, pa.DataType], frozenset[str]]:
+def retyped(
+    stored: Mapping[str, pa.DataType], spec: Any
+) -> tuple[dict[str, pa.DataType], frozenset[str]]:
     """The types of columns after a TransformSpec, and which of these it makes: no file says anything of them."""
     after = {f.name: f.type for f in transformed(pa.schema(stored), spec)}
     return after, frozenset(field[0] for field in spec.edit_fields) & after.keys()
@@ -174,7 +215,11 @@ def reshaped(fields: Iterable[Field], stored: pa.Schema, spec: Any) -> tuple[Fie
             inner = kind.value_type if several else kind
             role = "id_list" if several else "dense" if pa.types.is_floating(inner) else "sparse"
             known = there.get(column.name) or Field(name=column.name, role=role, type="")
-            found.append(replace(known, type=str(kind), layout="list" if several else "scalar", cardinality=None))
+            found.append(
+                replace(
+                    known, type=str(kind), layout="list" if several else "scalar", cardinality=None
+                )
+            )
         elif column.name in there:
             found.append(there[column.name])
     return (*found, *(f for f in there.values() if f.made))
@@ -182,16 +227,24 @@ def reshaped(fields: Iterable[Field], stored: pa.Schema, spec: Any) -> tuple[Fie
 
 def without_spec(transforms: Iterable[Any]) -> tuple[Iterable[Any], Any]:
     """A user's transforms over batches, and the TransformSpec that stands before them, or None."""
-    given = list(transforms) if isinstance(transforms, Sequence) and not isinstance(transforms, str) else transforms
+    given = (
+        list(transforms)
+        if isinstance(transforms, Sequence) and not isinstance(transforms, str)
+        else transforms
+    )
     known = sys.modules.get("petastorm.transform")
     if known is None or not isinstance(given, list):
         return given, None
     at = [n for n, one in enumerate(given) if isinstance(one, known.TransformSpec)]
     if len(at) > 1:
-        raise PetastormError("transforms: Petastorm's worker takes one TransformSpec; put their functions into one")
+        raise PetastormError(
+            "transforms: Petastorm's worker takes one TransformSpec; put their functions into one"
+        )
     if at and at != [0]:
-        raise PetastormError("transforms: a TransformSpec works on row groups as they are read, before any function "
-                             "over batches: give it first")
+        raise PetastormError(
+            "transforms: a TransformSpec works on row groups as they are read, before any function "
+            "over batches: give it first"
+        )
     return (given[1:], given[0]) if at else (given, None)
 
 
@@ -204,12 +257,18 @@ def checked(spec: Any, same_rows: bool) -> Any:
         try:
             found = function(frame)
         except Exception as error:
-            raise ValueError(f"the function of the TransformSpec failed: {type(error).__name__}: {error}") from error
+            raise ValueError(
+                f"the function of the TransformSpec failed: {type(error).__name__}: {error}"
+            ) from error
         if not hasattr(found, "columns"):
-            raise ValueError(f"the function of the TransformSpec gave back {type(found).__name__}, not a DataFrame")
+            raise ValueError(
+                f"the function of the TransformSpec gave back {type(found).__name__}, not a DataFrame"
+            )
         if same_rows and len(found) != rows:
-            raise ValueError(f"the function of the TransformSpec gave back {len(found)} rows for {rows}: each row "
-                             "needs one, or the order of rows is lost; leave rows out by a predicate")
+            raise ValueError(
+                f"the function of the TransformSpec gave back {len(found)} rows for {rows}: each row "
+                "needs one, or the order of rows is lost; leave rows out by a predicate"
+            )
         return found
 
     spec.func = call if function else None

@@ -53,8 +53,12 @@ class RowGroupOrder:
     shuffle_rows: bool = False
 
     def reads(self, epoch: int) -> list[Read]:
-        there = [Read(file, group, rows, (WindowPart(0, 0, 0, rows),)) for file, counts in enumerate(self.groups)
-                 for group, rows in enumerate(counts) if rows]
+        there = [
+            Read(file, group, rows, (WindowPart(0, 0, 0, rows),))
+            for file, counts in enumerate(self.groups)
+            for group, rows in enumerate(counts)
+            if rows
+        ]
         if not self.shuffle_groups:
             return there
         return [there[n] for n in permutation(len(there), "row groups", self.seed, epoch)]
@@ -76,16 +80,26 @@ class RowGroupOrder:
     def position(self, state: Mapping[str, Any]) -> tuple[int, int]:
         """The position that `state` names. RowGroupError, with the differences, if it belongs to another order."""
         if state.get("order") != self.digest:
-            named = [f"{name}: {state[name]!r} in the state, {own!r} here" for name, own in self._named().items()
-                     if name in state and state[name] != own]
-            others = "; ".join(named) or "the rows of each row group are others, or which of them come"
+            named = [
+                f"{name}: {state[name]!r} in the state, {own!r} here"
+                for name, own in self._named().items()
+                if name in state and state[name] != own
+            ]
+            others = (
+                "; ".join(named) or "the rows of each row group are others, or which of them come"
+            )
             raise RowGroupError(f"this state belongs to another order of row groups ({others})")
         return int(state["epoch"]), int(state["row_group"])
 
     def _named(self) -> dict[str, Any]:
         """What the order follows from, as far as a person knows it by name."""
-        return {"seed": self.seed, "shuffle_row_groups": self.shuffle_groups, "shuffle_rows": self.shuffle_rows,
-                "files": len(self.groups), "row_groups": sum(rows > 0 for counts in self.groups for rows in counts)}
+        return {
+            "seed": self.seed,
+            "shuffle_row_groups": self.shuffle_groups,
+            "shuffle_rows": self.shuffle_rows,
+            "files": len(self.groups),
+            "row_groups": sum(rows > 0 for counts in self.groups for rows in counts),
+        }
 
 
 class RowGroupStage:
@@ -93,8 +107,16 @@ class RowGroupStage:
 
     restarts = 0  # its workers are threads
 
-    def __init__(self, groups: RowGroupReader, source: PetastormSource, order: RowGroupOrder, *, machine: Machine,
-                 memory_limit: int | None, workers: int):
+    def __init__(
+        self,
+        groups: RowGroupReader,
+        source: PetastormSource,
+        order: RowGroupOrder,
+        *,
+        machine: Machine,
+        memory_limit: int | None,
+        workers: int,
+    ):
         self._groups, self._source, self._order, self._machine = groups, source, order, machine
         self._cores = max(1, math.ceil(machine.cores()))
         self.knobs = Knobs(workers={READ.name: 1})
@@ -127,7 +149,9 @@ class RowGroupStage:
         self.close()
         with self._turning:
             self._governor = self._new_governor()
-            found: Iterator[Decoded] = self._source.open(self._tasks(epoch, number, epochs), self._make_pool)
+            found: Iterator[Decoded] = self._source.open(
+                self._tasks(epoch, number, epochs), self._make_pool
+            )
         return found
 
     def _tasks(self, epoch: int, number: int, epochs: int | None) -> Iterator[ReadTask]:
@@ -139,7 +163,9 @@ class RowGroupStage:
                 yield ReadTask(schedule, read)
             epoch, number = epoch + 1, 0
 
-    def _make_pool(self, tasks: Iterator[ReadTask], make_work: Callable[[], Work]) -> Pool[ReadTask, Decoded]:
+    def _make_pool(
+        self, tasks: Iterator[ReadTask], make_work: Callable[[], Work]
+    ) -> Pool[ReadTask, Decoded]:
         def work_of(_clock: Any) -> Work:
             work = make_work()
 
@@ -152,18 +178,36 @@ class RowGroupStage:
 
             return shuffled
 
-        self._pool = Pool(self._tally, tasks, work_of, workers=self.knobs.workers[READ.name],
-                          limit_bytes=self.knobs.read_ahead_bytes, governor=self._governor,
-                          size=lambda task: self._groups.decoding.at_work(task.read.rows), measure=_measured)
+        self._pool = Pool(
+            self._tally,
+            tasks,
+            work_of,
+            workers=self.knobs.workers[READ.name],
+            limit_bytes=self.knobs.read_ahead_bytes,
+            governor=self._governor,
+            size=lambda task: self._groups.decoding.at_work(task.read.rows),
+            measure=_measured,
+        )
         return self._pool
 
     def _new_governor(self) -> Governor:
-        return Governor(self._limit, self._minimum, self._base, MemoryReadings(
-            used=lambda: self._base + self._machine.memory_own() - self._own, pressure=self._machine.memory_pressure))
+        return Governor(
+            self._limit,
+            self._minimum,
+            self._base,
+            MemoryReadings(
+                used=lambda: self._base + self._machine.memory_own() - self._own,
+                pressure=self._machine.memory_pressure,
+            ),
+        )
 
     def stats(self) -> tuple[StageStats, ...]:
         workers, room = self.knobs.workers[READ.name], self.knobs.read_ahead_bytes
-        return (self._tally.stats(workers, "thread", 0, room) if self._pool is None else self._pool.stats(),)
+        return (
+            self._tally.stats(workers, "thread", 0, room)
+            if self._pool is None
+            else self._pool.stats(),
+        )
 
     @property
     def held_back(self) -> Counter[str]:

@@ -20,7 +20,13 @@ import pyarrow as pa
 
 from sluice.ingest.memory.governor import Charge
 from sluice.ingest.read.petastorm import compat
-from sluice.ingest.read.petastorm.options import PetastormError, PetastormOptions, checked, difference, unischema_of
+from sluice.ingest.read.petastorm.options import (
+    PetastormError,
+    PetastormOptions,
+    checked,
+    difference,
+    unischema_of,
+)
 from sluice.ingest.row_order import Read
 from sluice.ingest.stages.pool import Pool
 from sluice.ingest.stages.shuffle import Decoded, ReadTask
@@ -36,17 +42,26 @@ class PetastormSource:
 
     name = "petastorm"
 
-    def __init__(self, groups: RowGroupReader, options: PetastormOptions = PetastormOptions(), *,
-                 whole: Mapping[str, Any] | None = None):
+    def __init__(
+        self,
+        groups: RowGroupReader,
+        options: PetastormOptions = PetastormOptions(),
+        *,
+        whole: Mapping[str, Any] | None = None,
+    ):
         """With `whole`, row groups come as Petastorm gives them, as arrays by name, also if a function changes their
         rows; it holds what Petastorm's Reader is told of shards."""
         compat.install()
         self._groups, self._options = groups, options
         spec = options.transform_spec
-        self._how = {"transform_spec": None if spec is None else checked(spec, same_rows=whole is None),
-                     "predicate": options.predicate, "rowgroup_selector": options.rowgroup_selector,
-                     "cache": options.cache, "worker_class": _worker_class(as_arrays=whole is not None),
-                     **(whole or {})}
+        self._how = {
+            "transform_spec": None if spec is None else checked(spec, same_rows=whole is None),
+            "predicate": options.predicate,
+            "rowgroup_selector": options.rowgroup_selector,
+            "cache": options.cache,
+            "worker_class": _worker_class(as_arrays=whole is not None),
+            **(whole or {}),
+        }
         self.stored = unischema_of(groups.stored)
         """What Petastorm infers from the first file."""
         if options.schema is not None and (wrong := difference(options.schema, self.stored)):
@@ -64,8 +79,15 @@ class PetastormSource:
         return self._reader(iter(()), _PoolOfReader(self._groups, None))
 
     def _reader(self, tasks: Iterator[ReadTask], pool: _PoolOfReader) -> Any:
-        return _reader_class()(tasks, self._groups, [f.path for f in self._groups.files], reader_pool=pool,
-                               is_batched_reader=True, shuffle_row_groups=False, **self._how)
+        return _reader_class()(
+            tasks,
+            self._groups,
+            [f.path for f in self._groups.files],
+            reader_pool=pool,
+            is_batched_reader=True,
+            shuffle_row_groups=False,
+            **self._how,
+        )
 
     def _compare(self, schema: pa.Schema) -> str | None:
         return difference(self.stored, unischema_of(schema))
@@ -74,7 +96,11 @@ class PetastormSource:
         """How many rows of each row group selector and predicate leave, and a hash of which rows the predicate
         leaves."""
         every, predicate = self._groups.row_groups, self._options.predicate
-        if predicate is None and self._options.rowgroup_selector is None and self._how.get("shard_count") is None:
+        if (
+            predicate is None
+            and self._options.rowgroup_selector is None
+            and self._how.get("shard_count") is None
+        ):
             return every, ""
         places = pieces_at(every)
         chosen = [places[index] for index in self.idle().ventilator.row_groups]
@@ -82,14 +108,24 @@ class PetastormSource:
         def rows(at: tuple[int, int]) -> tuple[int, bytes]:
             if predicate is None:
                 return every[at[0]][at[1]], b""
-            mask = _mask(predicate, self._groups.decoded(*at, columns=sorted(predicate.get_fields())))
+            mask = _mask(
+                predicate, self._groups.decoded(*at, columns=sorted(predicate.get_fields()))
+            )
             return int(mask.sum()), hashlib.sha256(np.packbits(mask).tobytes()).digest()
 
-        with ThreadPoolExecutor(min(_COUNTED_AT_ONCE, os.cpu_count() or 1), "sluice-predicate") as threads:
+        with ThreadPoolExecutor(
+            min(_COUNTED_AT_ONCE, os.cpu_count() or 1), "sluice-predicate"
+        ) as threads:
             counted = dict(zip(chosen, threads.map(rows, chosen), strict=True))
-        which = "" if predicate is None else hashlib.sha256(b"".join(one for _, one in counted.values())).hexdigest()
-        return tuple(tuple(counted.get((file, group), (0, b""))[0] for group in range(len(groups)))
-                     for file, groups in enumerate(every)), which[:16]
+        which = (
+            ""
+            if predicate is None
+            else hashlib.sha256(b"".join(one for _, one in counted.values())).hexdigest()
+        )
+        return tuple(
+            tuple(counted.get((file, group), (0, b""))[0] for group in range(len(groups)))
+            for file, groups in enumerate(every)
+        ), which[:16]
 
 
 def pieces_at(row_groups: Sequence[Sequence[int]]) -> list[tuple[int, int]]:
@@ -101,8 +137,10 @@ def _mask(predicate: Any, table: pa.Table) -> Any:
     """Which rows of a table a predicate takes."""
     mask = np.asarray(predicate.do_include(table.to_pandas()))
     if mask.shape != (table.num_rows,):
-        raise ValueError(f"predicate: it gave back {mask.shape} values for {table.num_rows} rows; it takes a DataFrame "
-                         "and gives back a value for each row")
+        raise ValueError(
+            f"predicate: it gave back {mask.shape} values for {table.num_rows} rows; it takes a DataFrame "
+            "and gives back a value for each row"
+        )
     return mask.astype(bool)
 
 
@@ -113,30 +151,47 @@ def _worker_class(as_arrays: bool) -> Any:
     class PlanWorker(ArrowReaderWorker):  # type: ignore[misc]
         """Petastorm's worker: only how stored columns are read, and which rows of them, is ours."""
 
-        def __init__(self, worker_id: int, publish: Callable[[pa.Table], None], args: Sequence[Any]):
+        def __init__(
+            self, worker_id: int, publish: Callable[[pa.Table], None], args: Sequence[Any]
+        ):
             super().__init__(worker_id, publish, args)
             self._dataset = compat.GIVEN
             self._dataset_path_or_paths: Any = args[1][0]  # of a cache's key, with the piece
-            self._places, self._at, self._predicate = pieces_at(self._filesystem.row_groups), (0, 0), None
+            self._places, self._at, self._predicate = (
+                pieces_at(self._filesystem.row_groups),
+                (0, 0),
+                None,
+            )
 
         def process(self, piece_index: int, *args: Any, **options: Any) -> None:
             self._at = self._places[piece_index]
             super().process(piece_index, *args, **options)
 
-        def _load_rows_with_predicate(self, file: Any, piece: Any, predicate: Any, part: Any) -> Any:
+        def _load_rows_with_predicate(
+            self, file: Any, piece: Any, predicate: Any, part: Any
+        ) -> Any:
             self._predicate = predicate
             return self._load_rows(file, piece, part)
 
-        def _read_with_shuffle_row_drop(self, _piece: Any, _file: Any, _columns: Any, _part: Any) -> pa.Table:
+        def _read_with_shuffle_row_drop(
+            self, _piece: Any, _file: Any, _columns: Any, _part: Any
+        ) -> pa.Table:
             table = self._filesystem.decoded(*self._at)
-            return table if self._predicate is None else table.filter(pa.array(_mask(self._predicate, table)))
+            return (
+                table
+                if self._predicate is None
+                else table.filter(pa.array(_mask(self._predicate, table)))
+            )
 
         def _load_rows(self, file: Any, piece: Any, part: Any) -> pa.Table:
             table = super()._load_rows(file, piece, part)
             if as_arrays:
                 pool = types.SimpleNamespace(get_results=lambda: table)
-                return ArrowReaderWorker.new_results_queue_reader().read_next(
-                    pool, self._transformed_schema, None)._asdict()
+                return (
+                    ArrowReaderWorker.new_results_queue_reader()
+                    .read_next(pool, self._transformed_schema, None)
+                    ._asdict()
+                )
             wanted = self._filesystem.given
             return table if wanted is None else table.select(wanted.names).cast(wanted)
 
@@ -166,7 +221,11 @@ def _reader_class() -> Any:
 
         def item(self, number: int) -> dict[str, Any]:
             """What Petastorm's workers are told of a row group."""
-            return {"piece_index": number, "worker_predicate": self._predicate, "shuffle_row_drop_partition": (0, 1)}
+            return {
+                "piece_index": number,
+                "worker_predicate": self._predicate,
+                "shuffle_row_drop_partition": (0, 1),
+            }
 
         def processed_item(self) -> None:
             pass
@@ -182,12 +241,23 @@ def _reader_class() -> Any:
             self._tasks = tasks
             super().__init__(*args, **options)
 
-        def _create_ventilator(self, row_groups: Any, _shuffle: Any, _parts: Any, _epochs: Any, predicate: Any,
-                               *_others: Any) -> PlanVentilator:
+        def _create_ventilator(
+            self,
+            row_groups: Any,
+            _shuffle: Any,
+            _parts: Any,
+            _epochs: Any,
+            predicate: Any,
+            *_others: Any,
+        ) -> PlanVentilator:
             return PlanVentilator(self._tasks, row_groups, predicate)
 
-        def _apply_row_group_selector(self, _dataset: Any, selector: Any, row_groups: Sequence[int]) -> list[int]:
-            chosen = selector.select_row_groups({})  # it needs no index, as its options have made sure
+        def _apply_row_group_selector(
+            self, _dataset: Any, selector: Any, row_groups: Sequence[int]
+        ) -> list[int]:
+            chosen = selector.select_row_groups(
+                {}
+            )  # it needs no index, as its options have made sure
             return [number for number in row_groups if number in chosen]
 
     return PlanReader
@@ -223,16 +293,22 @@ class _PoolOfReader:
 
         def make_work() -> Work:
             published: list[pa.Table] = []
-            nothing = (self._groups.stored if self._groups.given is None else self._groups.given).empty_table()
+            nothing = (
+                self._groups.stored if self._groups.given is None else self._groups.given
+            ).empty_table()
             with self._lock:
                 worker = worker_class(next(self._ids), published.append, worker_args)
 
             def decode(read: Read) -> pa.Table:
                 worker.process(**ventilator.item(self._firsts[read.file] + read.group))
-                table = published.pop() if published else nothing  # a worker publishes no table without rows
+                table = (
+                    published.pop() if published else nothing
+                )  # a worker publishes no table without rows
                 if not isinstance(table, dict) and table.num_rows != read.rows:
-                    raise ValueError(f"{table.num_rows} rows where {read.rows} are due: a predicate chooses the same "
-                                     "rows each time, and a cache gives back what it was given")
+                    raise ValueError(
+                        f"{table.num_rows} rows where {read.rows} are due: a predicate chooses the same "
+                        "rows each time, and a cache gives back what it was given"
+                    )
                 return table
 
             def work(task: ReadTask, charge: Charge) -> Decoded:

@@ -11,11 +11,23 @@ import pytest
 from sluice.agent.simulator.fluid import Simulator
 from sluice.agent.simulator.physics import Consumer, SimMachine, SimStage, TrueCosts
 from sluice.agent.tunable import Policy, Reason
-from sluice.benchmarks.rivals.contest import Contest, LiveError, Settled, Turn, contest, score, settle, table
+from sluice.benchmarks.rivals.contest import (
+    Contest,
+    LiveError,
+    Settled,
+    Turn,
+    contest,
+    score,
+    settle,
+    table,
+)
 from sluice.ingest.knobs import Knobs, Limits
 
-STORE = TrueCosts(SimMachine(cores=2, timer_noise=0), (SimStage(name="read", cost_s=0.05, cpu=0.02),),
-                  Consumer(batch_rows=1024))
+STORE = TrueCosts(
+    SimMachine(cores=2, timer_noise=0),
+    (SimStage(name="read", cost_s=0.05, cpu=0.02),),
+    Consumer(batch_rows=1024),
+)
 TRAINER = TrueCosts(STORE.machine, STORE.stages, Consumer(batch_rows=1024, step_s=0.03))
 FAIL = TrueCosts(STORE.machine, (SimStage(name="read", cost_s=1e6),), STORE.consumer)
 LIMITS = Limits(workers={"read": (1, 64)})
@@ -31,7 +43,9 @@ class Moving(Simulator):
 
 class Bench:
     def __init__(self, truth: TrueCosts = STORE, decided: threading.Event | None = None) -> None:
-        self.tunable = (Simulator if decided is None else Moving)(lambda _: truth, LIMITS, Knobs(workers={"read": 1}))
+        self.tunable = (Simulator if decided is None else Moving)(
+            lambda _: truth, LIMITS, Knobs(workers={"read": 1})
+        )
         self.decided = decided
 
     def setting(self, text: str) -> Knobs:
@@ -94,14 +108,25 @@ def test_a_score_needs_as_many_rounds_of_each():
 def test_the_best_of_the_survey_is_measured_again_beside_cores():
     found = contest(Bench, ["read=1", "read=4", "read=16"], {}, rounds=3, seconds=2.0, settle_s=1.0)
     assert found.best == "read=16"
-    assert {name: len(turns) for name, turns in found.arms.items()} == {"cores": 3, "best": 3, "best again": 3}
+    assert {name: len(turns) for name, turns in found.arms.items()} == {
+        "cores": 3,
+        "best": 3,
+        "best again": 3,
+    }
     assert found.spread == pytest.approx(8, rel=0.05)
     assert found.score("best again").value == pytest.approx(1, abs=0.02)
     assert found.to_dict()["counts"] is True
 
 
 def test_where_a_setting_keeps_the_trainer_fed_the_leanest_is_an_arm():
-    found = contest(lambda: Bench(TRAINER), ["read=1", "read=2", "read=16"], {}, rounds=2, seconds=2.0, settle_s=1.0)
+    found = contest(
+        lambda: Bench(TRAINER),
+        ["read=1", "read=2", "read=16"],
+        {},
+        rounds=2,
+        seconds=2.0,
+        settle_s=1.0,
+    )
     assert "lean" in found.arms
     assert found.cpu_ratio("best") == pytest.approx(1, rel=0.05)
     assert found.to_dict()["counts"] is False
@@ -136,7 +161,9 @@ def test_policies_begin_as_often_as_is_asked_in_turns_and_the_last_start_takes_p
         began.append(Bench())
         return began[-1]
 
-    found = contest(opened, ["read=1", "read=4"], policies, rounds=1, seconds=2.0, settle_s=1.0, starts=3)
+    found = contest(
+        opened, ["read=1", "read=4"], policies, rounds=1, seconds=2.0, settle_s=1.0, starts=3
+    )
     assert {name: len(starts) for name, starts in found.starts.items()} == {"eight": 3, "also": 3}
     assert len(began) == 7, "each start has a pipeline of its own, and all arms one together"
     assert found.settled["eight"] is found.starts["eight"][-1]
@@ -144,12 +171,22 @@ def test_policies_begin_as_often_as_is_asked_in_turns_and_the_last_start_takes_p
 
 
 def test_the_table_and_the_json_say_what_a_policy_reached():
-    turns = {"cores": [Turn(10, 1, 1)] * 2, "best": [Turn(20, 0, 1)] * 2, "best again": [Turn(20, 0, 1)] * 2,
-             "lean": [Turn(20, 0, 1)] * 2, "eight": [Turn(19, 0, 1.2)] * 2}
+    turns = {
+        "cores": [Turn(10, 1, 1)] * 2,
+        "best": [Turn(20, 0, 1)] * 2,
+        "best again": [Turn(20, 0, 1)] * 2,
+        "lean": [Turn(20, 0, 1)] * 2,
+        "eight": [Turn(19, 0, 1.2)] * 2,
+    }
     settled = Settled(Knobs(workers={"read": 8}), (3.0,), 1e-3, None)
     found = Contest({"read=8": Turn(20, 0, 1)}, turns, {"eight": settled})
     told = found.to_dict()["policies"]["eight"]
-    assert (told["score"], told["decisions"], told["last_change_s"], told["cpu_ratio"]) == (0.9, 1, 3.0, 1.2)
+    assert (told["score"], told["decisions"], told["last_change_s"], told["cpu_ratio"]) == (
+        0.9,
+        1,
+        3.0,
+        1.2,
+    )
     assert "0.90 (0.90 to 0.90)" in table({"far store": found})
     flat = Contest(found.survey, {**turns, "best": [Turn(11, 0, 1)] * 2}, found.settled)
     assert "does not count" in table({"far store": flat})

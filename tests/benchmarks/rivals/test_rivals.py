@@ -21,6 +21,7 @@ pytestmark = pytest.mark.slow
 
 SLOW = {"bayes"}  # it takes a second a decision, and has nothing that the others lack
 
+
 @pytest.mark.parametrize("name", sorted(set(RIVALS) - SLOW))
 class TestEachOfTheRivals(PolicyContract):
     """What holds of every policy."""
@@ -35,20 +36,43 @@ def test_the_folder_registers_the_names_that_the_product_says_lie_there():
 def test_a_program_finds_them_from_anywhere(tmp_path, repo):
     """Only `sluice` is on its path, and a folder of the user's own that is called `benchmarks` is left alone."""
     (tmp_path / "benchmarks" / "rivals").mkdir(parents=True)
-    (tmp_path / "benchmarks" / "rivals" / "__init__.py").write_text("raise SystemExit('imported')\n")
-    done = subprocess.run([sys.executable, "-m", "sluice", "simulate", "--policy", "cores", "--scenario", "steady"],
-                          cwd=tmp_path, env={"PYTHONPATH": str(repo)}, capture_output=True, text=True, check=True)
+    (tmp_path / "benchmarks" / "rivals" / "__init__.py").write_text(
+        "raise SystemExit('imported')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "sluice", "simulate", "--policy", "cores", "--scenario", "steady"],
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(repo)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert json.loads(done.stdout.splitlines()[-1])["policy"] == "cores"
     assert "one a core" in done.stderr
 
 
 def test_live_set_ups_are_run_and_scored(monkeypatch, capsys):
-    small = Setup(name="small", about="a lookup", settings=("light=1", "light=4"), transforms=("light",))
+    small = Setup(
+        name="small", about="a lookup", settings=("light=1", "light=4"), transforms=("light",)
+    )
     monkeypatch.setattr(contest, "SETUPS", (small,))
     monkeypatch.setattr(live_setups, "_WARM_S", 0.0)
-    monkeypatch.setattr(contest, "TABLE", {"rows": 65_536, "row_group_rows": 8192, "splits": {"train": 1.0}})
-    found = simulated.main(["--live-only", "--policy", "fixed", "--rounds", "1", "--settle", "0.1", "--seconds",
-                            "0.05"])
+    monkeypatch.setattr(
+        contest, "TABLE", {"rows": 65_536, "row_group_rows": 8192, "splits": {"train": 1.0}}
+    )
+    found = simulated.main(
+        [
+            "--live-only",
+            "--policy",
+            "fixed",
+            "--rounds",
+            "1",
+            "--settle",
+            "0.1",
+            "--seconds",
+            "0.05",
+        ]
+    )
     live = found["live"]["small"]
     assert "policies" not in found  # nothing was simulated
     assert live["best"] in small.settings

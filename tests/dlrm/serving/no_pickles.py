@@ -1,6 +1,6 @@
 """Takes a run through every program that reads one, and prints what was looked up by pickles meanwhile.
 
-    python -m tests.dlrm.serving.no_pickles RUN
+python -m tests.dlrm.serving.no_pickles RUN
 """
 
 from __future__ import annotations
@@ -21,12 +21,19 @@ if __name__ == "__main__":
 
     def listen(event: str, args: tuple) -> None:
         if event == "pickle.find_class":
-            looked_up.append(f"{args[0]}.{args[1]}, from {''.join(traceback.format_stack(limit=12))}")
+            looked_up.append(
+                f"{args[0]}.{args[1]}, from {''.join(traceback.format_stack(limit=12))}"
+            )
 
     sys.addaudithook(listen)
-    found = {"evaluate": evaluate.main(["--run-dir", run])["step"],
-             "serve": Servable.load(Path(run), "int8").meta.step,
-             "resume": train.main(["--run-dir", run, "--resume"])["steps"]}
+    found = {
+        "evaluate": evaluate.main(["--run-dir", run])["step"],
+        "serve": Servable.load(Path(run), "int8").meta.step,
+        "resume": train.main(["--run-dir", run, "--resume"])["steps"],
+    }
     before = list(looked_up)
     found["export"] = export.main([run])["difference"]
-    print(json.dumps({**found, "looked_up": before, "exporting": looked_up[len(before):]}), flush=True)
+    print(
+        json.dumps({**found, "looked_up": before, "exporting": looked_up[len(before) :]}),
+        flush=True,
+    )

@@ -21,8 +21,9 @@ from tests.dlrm.hostile_table import MODULE, SPEC, ended, forget
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.filterwarnings("ignore::FutureWarning",
-                            "ignore::UserWarning")  # torch of torchrec, see sluice.dlrm.telemetry.silence_warnings
+@pytest.mark.filterwarnings(
+    "ignore::FutureWarning", "ignore::UserWarning"
+)  # torch of torchrec, see sluice.dlrm.telemetry.silence_warnings
 def test_what_a_table_or_a_run_folder_names_is_not_run(hostile, ran, capsys, tmp_path):
     trained = hostile / "run"
     assert ended(export.main, trained, "--out", tmp_path / "export") == 0
@@ -30,7 +31,10 @@ def test_what_a_table_or_a_run_folder_names_is_not_run(hostile, ran, capsys, tmp
     capsys.readouterr()
     assert ended(serve.main, trained, "--port", 0) == 2
     said = capsys.readouterr().err
-    assert f"column 'I1': the spec of {hostile / 'table'}, version 0 names the function '{MODULE}:halved'" in said
+    assert (
+        f"column 'I1': the spec of {hostile / 'table'}, version 0 names the function '{MODULE}:halved'"
+        in said
+    )
     assert f"--allow-code {MODULE}" in said
     assert not ran()
 
@@ -40,11 +44,15 @@ def test_what_a_table_or_a_run_folder_names_is_not_run(hostile, ran, capsys, tmp
     meta = latest(other / "checkpoints")[0] / "meta.json"
     values = json.loads(meta.read_text())
     for key in ("udf", "transform", "allow_code"):
-        meta.write_text(json.dumps({**values, "config": {**values["config"], key: [f"{MODULE}:halved"]}}))
+        meta.write_text(
+            json.dumps({**values, "config": {**values["config"], key: [f"{MODULE}:halved"]}})
+        )
         assert ended(export.main, other) == 2
         assert ended(serve.main, other, "--port", 0) == 2
         assert f"'{key}'" in capsys.readouterr().err
-    meta.write_text(json.dumps({**values, "config": {**values["config"], "transforms": [f"{MODULE}:halved"]}}))
+    meta.write_text(
+        json.dumps({**values, "config": {**values["config"], "transforms": [f"{MODULE}:halved"]}})
+    )
     assert ended(serve.main, other, "--port", 0) == 2
     said = capsys.readouterr().err
     assert "the checkpoint does not fit" in said or f"names the function '{MODULE}:halved'" in said
@@ -55,7 +63,9 @@ def test_what_the_user_allows_runs_and_nothing_else(hostile, ran, tmp_path):
     """By the options as a server has them: the module, or a spec of the user's own that names the function."""
     own = tmp_path / "own.toml"
     own.write_text(SPEC)
-    columns = {name: clicks_table.raw_rows(5)[name].combine_chunks() for name in clicks_table.COLUMNS}
+    columns = {
+        name: clicks_table.raw_rows(5)[name].combine_chunks() for name in clicks_table.COLUMNS
+    }
 
     def allowed(*words: object) -> Permission:
         return parse(ServerOptions, argv=["run", *map(str, words)], prog="serve").code.permission

@@ -16,20 +16,55 @@ from sluice.dlrm.telemetry.prometheus import Endpoint
 from sluice.ingest.stats import Snapshot, StageStats
 from tests import ports
 
-STAGE = StageStats(name="read", items=2, rows=300, bytes=4000, busy_s=1.5, cpu_s=1.0, wait_input_s=0.5,
-                   wait_output_s=0.25, workers=3, queue_bytes=77)
-NOW = Snapshot(at=1.0, sequence=0, stages=(STAGE,), batches=5, rows=250, consumer_wait_s=0.5, consumer_compute_s=2.0,
-               memory_used=1000, memory_limit=4000, cpu_quota=2.0, cpu_used_s=3.0, held_back=1,
-               elsewhere={"workers": 4, "bytes": 900, "retries": 2, "hedges": 1, "core_s": 7.5})
+STAGE = StageStats(
+    name="read",
+    items=2,
+    rows=300,
+    bytes=4000,
+    busy_s=1.5,
+    cpu_s=1.0,
+    wait_input_s=0.5,
+    wait_output_s=0.25,
+    workers=3,
+    queue_bytes=77,
+)
+NOW = Snapshot(
+    at=1.0,
+    sequence=0,
+    stages=(STAGE,),
+    batches=5,
+    rows=250,
+    consumer_wait_s=0.5,
+    consumer_compute_s=2.0,
+    memory_used=1000,
+    memory_limit=4000,
+    cpu_quota=2.0,
+    cpu_used_s=3.0,
+    held_back=1,
+    elsewhere={"workers": 4, "bytes": 900, "retries": 2, "hedges": 1, "core_s": 7.5},
+)
 FAULT = "fault cores=1@10s: 1 core instead of 2"
 
 
 def filled() -> Endpoint:
     endpoint = Endpoint(1, clock=lambda: 1_790_000_000.25)
     endpoint.show_loader(lambda: NOW, version=4)
-    endpoint.observe({"kind": "train", "step": 20, "epoch": 1, "loss": 0.5, "samples_per_s": 99.0, "stall": 0.25})
-    endpoint.observe({"kind": "eval", "split": "test", "auc": None, "ne": 0.75, "logloss": 0.5, "calibration": 1.0})
-    endpoint.observe({"kind": "decision", "before": {"workers": {"read": 1}}, "after": {"workers": {"read": 4}}})
+    endpoint.observe(
+        {"kind": "train", "step": 20, "epoch": 1, "loss": 0.5, "samples_per_s": 99.0, "stall": 0.25}
+    )
+    endpoint.observe(
+        {
+            "kind": "eval",
+            "split": "test",
+            "auc": None,
+            "ne": 0.75,
+            "logloss": 0.5,
+            "calibration": 1.0,
+        }
+    )
+    endpoint.observe(
+        {"kind": "decision", "before": {"workers": {"read": 1}}, "after": {"workers": {"read": 4}}}
+    )
     endpoint.observe({"kind": "fault", "fault": "cores=1@10s", "did": "1 core instead of 2"})
     endpoint.observe({"kind": "slice"})
     return endpoint
@@ -37,15 +72,25 @@ def filled() -> Endpoint:
 
 def test_the_trainer_and_its_loader_are_told():
     text = generate_latest(filled().registry).decode()
-    for line in ("sluice_train_rank 1.0", "sluice_train_table_version 4.0", "sluice_train_step 20.0",
-                 "sluice_train_loss 0.5", "sluice_train_stall 0.25", 'sluice_eval_ne{split="test"} 0.75',
-                 'sluice_train_last_event_timestamp_seconds{kind="decision",what="read 1 → 4"} 1.79000000025e+09',
-                 f'sluice_train_last_event_timestamp_seconds{{kind="fault",what="{FAULT}"}} 1.79000000025e+09',
-                 "sluice_train_decisions_total 1.0", "sluice_loader_rows_total 250.0",
-                 "sluice_loader_consumer_wait_seconds_total 0.5", "sluice_loader_memory_limit 4000.0",
-                 'sluice_loader_stage_busy_seconds_total{stage="read"} 1.5',
-                 'sluice_loader_stage_workers{stage="read"} 3.0', "sluice_loader_elsewhere_workers 4.0",
-                 "sluice_loader_elsewhere_retries_total 2.0", "sluice_loader_elsewhere_core_seconds_total 7.5"):
+    for line in (
+        "sluice_train_rank 1.0",
+        "sluice_train_table_version 4.0",
+        "sluice_train_step 20.0",
+        "sluice_train_loss 0.5",
+        "sluice_train_stall 0.25",
+        'sluice_eval_ne{split="test"} 0.75',
+        'sluice_train_last_event_timestamp_seconds{kind="decision",what="read 1 → 4"} 1.79000000025e+09',
+        f'sluice_train_last_event_timestamp_seconds{{kind="fault",what="{FAULT}"}} 1.79000000025e+09',
+        "sluice_train_decisions_total 1.0",
+        "sluice_loader_rows_total 250.0",
+        "sluice_loader_consumer_wait_seconds_total 0.5",
+        "sluice_loader_memory_limit 4000.0",
+        'sluice_loader_stage_busy_seconds_total{stage="read"} 1.5',
+        'sluice_loader_stage_workers{stage="read"} 3.0',
+        "sluice_loader_elsewhere_workers 4.0",
+        "sluice_loader_elsewhere_retries_total 2.0",
+        "sluice_loader_elsewhere_core_seconds_total 7.5",
+    ):
         assert f"\n{line}\n" in text
     assert 'sluice_eval_auc{split="test"}' not in text  # not defined, so not told
 
@@ -56,9 +101,20 @@ def test_every_metric_of_the_dashboard_is_exported(repo):
     served.request(200, 0.01)
     served.answered(1, {"I1": 1})
     endpoint = filled()
-    endpoint.observe({"kind": "eval", "split": "test", "auc": 0.75, "ne": 0.75, "logloss": 0.5, "calibration": 1.0})
+    endpoint.observe(
+        {
+            "kind": "eval",
+            "split": "test",
+            "auc": 0.75,
+            "ne": 0.75,
+            "logloss": 0.5,
+            "calibration": 1.0,
+        }
+    )
     text = generate_latest(endpoint.registry).decode() + served.text(0).decode()
-    told = {line.split("{")[0].split(" ")[0] for line in text.splitlines() if not line.startswith("#")}
+    told = {
+        line.split("{")[0].split(" ")[0] for line in text.splitlines() if not line.startswith("#")
+    }
     dashboard = json.loads((repo / "docs" / "grafana.json").read_text())
     panels, annotations = dashboard["panels"], dashboard["annotations"]["list"]
     targets = [*annotations, *(target for panel in panels for target in panel.get("targets", ()))]
@@ -73,8 +129,12 @@ def test_every_metric_of_the_dashboard_is_exported(repo):
 def test_it_is_served_and_ends(monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as probe:
         taken = probe.getsockname()[1]
-        with pytest.raises(ConfigError, match=f"127.0.0.1:{taken}, for rank 3, cannot be listened on"), \
-                Endpoint.at_address(f"{taken - 1}", 3, 1):
+        with (
+            pytest.raises(
+                ConfigError, match=f"127.0.0.1:{taken}, for rank 3, cannot be listened on"
+            ),
+            Endpoint.at_address(f"{taken - 1}", 3, 1),
+        ):
             pass
     port = ports.free()
     with Endpoint.at_address(f"127.0.0.1:{port}", 0, 0) as endpoint:

@@ -18,10 +18,15 @@ from tests.dlrm.rig import written
 pytestmark = pytest.mark.slow
 
 DENSE, COLUMNS = 3, 4
-KINDS = [{}, {"kind": "dcn"}, {"kind": "dcn", "cross_rank": 4, "cross_experts": 2}, {"kind": "wide_deep"},
-         *({"kind": kind} for kind in ("deepfm", "xdeepfm", "autoint", "pnn", "dnn")),
-         {"kind": "dien", "history": "h", "target": "t"},
-         {"precision": "bf16"}]
+KINDS = [
+    {},
+    {"kind": "dcn"},
+    {"kind": "dcn", "cross_rank": 4, "cross_experts": 2},
+    {"kind": "wide_deep"},
+    *({"kind": kind} for kind in ("deepfm", "xdeepfm", "autoint", "pnn", "dnn")),
+    {"kind": "dien", "history": "h", "target": "t"},
+    {"precision": "bf16"},
+]
 
 
 def config(**how: object) -> ModelConfig:
@@ -39,7 +44,9 @@ def test_every_kind_of_model_is_exported_and_equal(how):
     program = exported(head, batches(model)[-1]).module()
     assert difference(head, program, batches(model)) <= 1e-6
     with pytest.raises(NotEqual, match="differ by up to"):
-        difference(Head(model, DENSE, COLUMNS).eval(), program, batches(model))  # a model of other weights
+        difference(
+            Head(model, DENSE, COLUMNS).eval(), program, batches(model)
+        )  # a model of other weights
 
 
 @pytest.fixture
@@ -50,9 +57,19 @@ def run(tmp_path):
     head = Head(model, DENSE, COLUMNS)
     path = tmp_path / "run" / "checkpoints" / "step-000000007"
     state = {f"tower.{name}": value for name, value in head.tower.state_dict().items()}
-    written({f"model.{name}": value for name, value in state.items()}, path, CheckpointMeta(
-        config=Config(data="/nowhere", version=0, model=model).to_dict(), version=0, fingerprint={},
-        columns=dict.fromkeys("abcd", 10), dense=("x", "y", "z"), trained={}, step=7))
+    written(
+        {f"model.{name}": value for name, value in state.items()},
+        path,
+        CheckpointMeta(
+            config=Config(data="/nowhere", version=0, model=model).to_dict(),
+            version=0,
+            fingerprint={},
+            columns=dict.fromkeys("abcd", 10),
+            dense=("x", "y", "z"),
+            trained={},
+            step=7,
+        ),
+    )
     return tmp_path / "run", head.eval()
 
 
@@ -63,7 +80,11 @@ def test_the_command_writes_a_program_that_others_can_load(run, capsys):
     inputs = example(config(), dense=DENSE, columns=COLUMNS, longest=0, rows=33)
     torch.testing.assert_close(program(*inputs), head(*inputs))
     about = json.loads((folder / "export" / "export.json").read_text())
-    assert (about["dense"], about["columns"], about["inputs"]) == (["x", "y", "z"], list("abcd"), ["dense", "pooled"])
+    assert (about["dense"], about["columns"], about["inputs"]) == (
+        ["x", "y", "z"],
+        list("abcd"),
+        ["dense", "pooled"],
+    )
     assert found["written"] == [str(folder / "export" / "dense.pt2")]
     told = capsys.readouterr().err
     for what in NOT_EXPORTED:

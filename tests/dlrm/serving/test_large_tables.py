@@ -18,11 +18,20 @@ IDS = [0, 7, 2**31 - 1, 2**31, 2**31 + 7, ROWS - 1]
 def test_each_row_is_read_from_its_place(kind):
     """Behind another table, so that numbers of rows are beyond 2³² in the array that both share."""
     first = Table(name="small", rows=10, width=WIDTH)
-    tables = NarrowTables([first, Table(name="large", rows=ROWS, width=WIDTH)],
-                          {"small": ["small"], "large": ["large"]}, kind)
+    tables = NarrowTables(
+        [first, Table(name="large", rows=ROWS, width=WIDTH)],
+        {"small": ["small"], "large": ["large"]},
+        kind,
+    )
     for number, row in enumerate(IDS):
         tables._groups[0].put(first.rows + row, torch.full((1, WIDTH), number + 1.0))
     ids = torch.tensor([*([3] * len(IDS)), *IDS])
-    pooled = tables(KeyedJaggedTensor(keys=["small", "large"], values=ids, lengths=torch.ones(2 * len(IDS)).int()))
-    torch.testing.assert_close(pooled["large"][:, 0], torch.arange(1.0, len(IDS) + 1), rtol=2e-3, atol=0)
+    pooled = tables(
+        KeyedJaggedTensor(
+            keys=["small", "large"], values=ids, lengths=torch.ones(2 * len(IDS)).int()
+        )
+    )
+    torch.testing.assert_close(
+        pooled["large"][:, 0], torch.arange(1.0, len(IDS) + 1), rtol=2e-3, atol=0
+    )
     assert not pooled["small"].any()

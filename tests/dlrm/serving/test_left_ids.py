@@ -18,11 +18,19 @@ from tests.ingest import left_ids
 def served(table: FeatureTable) -> Servable:
     """What `batch` needs of it."""
     state, tables = table.state(), tables_of(table.fields, ModelConfig(), profile_of(table))
-    return Servable(path=None, meta=SimpleNamespace(dense=tuple(f.name for f in table.fields if f.role == "dense")),
-                    spec=None, table=table, model=None, tables=None, rows=SimpleNamespace(complete=dict),
-                    features=Features(table.spec(), state), online=online_of(table, state),
-                    transforms=ColumnTransforms.of(table),
-                    layout=SimpleNamespace(missing=None, columns=tables))
+    return Servable(
+        path=None,
+        meta=SimpleNamespace(dense=tuple(f.name for f in table.fields if f.role == "dense")),
+        spec=None,
+        table=table,
+        model=None,
+        tables=None,
+        rows=SimpleNamespace(complete=dict),
+        features=Features(table.spec(), state),
+        online=online_of(table, state),
+        transforms=ColumnTransforms.of(table),
+        layout=SimpleNamespace(missing=None, columns=tables),
+    )
 
 
 def test_ids_left_to_the_loader_are_made_in_serving_too(tmp_path):

@@ -27,11 +27,15 @@ def test_a_pace_is_learned_from_batches_of_any_size_whatever_it_begins_with(fixe
             pace = pace.after(units, (fixed + each * units) * draw.uniform(0.9, 1.1))
         for units in (1, 100, 10_000):
             assert pace.seconds(units) == pytest.approx(fixed + each * units, rel=0.35)
-    assert Pace.from_two_batches((1, 0.002), (257, 0.0276)) == Pace(pytest.approx(0.0019), pytest.approx(1e-4))
+    assert Pace.from_two_batches((1, 0.002), (257, 0.0276)) == Pace(
+        pytest.approx(0.0019), pytest.approx(1e-4)
+    )
     held_up = Pace.from_two_batches((1, 0.5), (1025, 0.1))  # the small one by other programs
     assert held_up.seconds(1025) > 0.1
     assert held_up.each > 4e-5
-    assert Pace(0.001, 1e-4).after(1000, 60.0).seconds(1000) < 0.3  # one that was held up is no rule
+    assert (
+        Pace(0.001, 1e-4).after(1000, 60.0).seconds(1000) < 0.3
+    )  # one that was held up is no rule
 
 
 def test_a_request_waits_only_if_it_can_be_answered_in_time():
@@ -59,9 +63,19 @@ def test_batches_are_bounded_by_time_and_what_comes_too_late_is_told_when_to_com
 
     async def run() -> list[object]:
         batcher: Batcher[int, float] = Batcher(
-            work, size=lambda _: 1, size_limit=10**9, request_limit=64, waiting_limit=10**6, units=lambda n: n,
-            answer_s=2.0, pace=Pace(0.001, 1e-4), clock=lambda: now[0])
-        found = await asyncio.gather(*(batcher.ask(400) for _ in range(128)), return_exceptions=True)
+            work,
+            size=lambda _: 1,
+            size_limit=10**9,
+            request_limit=64,
+            waiting_limit=10**6,
+            units=lambda n: n,
+            answer_s=2.0,
+            pace=Pace(0.001, 1e-4),
+            clock=lambda: now[0],
+        )
+        found = await asyncio.gather(
+            *(batcher.ask(400) for _ in range(128)), return_exceptions=True
+        )
         assert batcher.ahead_s == 0.0
         return [*found, await batcher.ask(5)]
 
@@ -73,7 +87,10 @@ def test_batches_are_bounded_by_time_and_what_comes_too_late_is_told_when_to_com
     assert {one.retry_after for one in refused} == {1}
     assert "takes longer than 2 s; try again in 1 s" in str(refused[0])
     assert max(batches) * 1e-4 + 0.001 <= BATCH_S
-    assert threads == {True, False}  # what takes long is done beside the loop, what does not is done on it
+    assert threads == {
+        True,
+        False,
+    }  # what takes long is done beside the loop, what does not is done on it
     assert last == now[0]
 
 
@@ -86,8 +103,15 @@ def test_the_loop_answers_others_while_a_batch_is_worked_on():
         return requests
 
     async def run() -> int:
-        batcher: Batcher[int, int] = Batcher(work, size=lambda _: 1, size_limit=1, request_limit=1, waiting_limit=9,
-                                             units=lambda n: n, pace=Pace(1.0, 1.0))
+        batcher: Batcher[int, int] = Batcher(
+            work,
+            size=lambda _: 1,
+            size_limit=1,
+            request_limit=1,
+            waiting_limit=9,
+            units=lambda n: n,
+            pace=Pace(1.0, 1.0),
+        )
         asked = asyncio.ensure_future(batcher.ask(7))
         await asyncio.to_thread(begun.wait, 20)
         for _ in range(100):

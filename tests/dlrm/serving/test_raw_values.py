@@ -71,12 +71,24 @@ def as_csv(word: str | None) -> str:
 def write(form: str, path: Path) -> None:
     rows = [*enumerate(WORDS), (LACKING, None)]
     if form == "json":
-        path.write_text("".join(json.dumps({"label": 0, "row": n} | ({} if n == LACKING else {"word": word})) + "\n"
-                                for n, word in rows))
+        path.write_text(
+            "".join(
+                json.dumps({"label": 0, "row": n} | ({} if n == LACKING else {"word": word})) + "\n"
+                for n, word in rows
+            )
+        )
     elif form == "parquet":
-        pq.write_table(pa.table({"label": [0] * len(rows), "row": [n for n, _ in rows],
-                                 "word": [word for _, word in rows],
-                                 "size": pa.nulls(len(rows), pa.float64())}), path)
+        pq.write_table(
+            pa.table(
+                {
+                    "label": [0] * len(rows),
+                    "row": [n for n, _ in rows],
+                    "word": [word for _, word in rows],
+                    "size": pa.nulls(len(rows), pa.float64()),
+                }
+            ),
+            path,
+        )
     elif form == "csv":
         path.write_text("".join(f"0,{n},{as_csv(word)},\n" for n, word in rows))
     else:
@@ -143,8 +155,21 @@ ops = [{op = "hash", size = 10}]
 """
 BEYOND = 2**1024 - 2**970
 """The least whole number whose nearest float is infinite."""
-WHOLE = [0, -1, 2**53 + 1, 2**63 - 1, 2**63, -(2**63) - 1, 2**64, 10**20, -(10**25), 10**40, BEYOND - 1, BEYOND,
-         10**400]
+WHOLE = [
+    0,
+    -1,
+    2**53 + 1,
+    2**63 - 1,
+    2**63,
+    -(2**63) - 1,
+    2**64,
+    10**20,
+    -(10**25),
+    10**40,
+    BEYOND - 1,
+    BEYOND,
+    10**400,
+]
 LISTS = """
 [input]
 format = "json"
@@ -174,17 +199,28 @@ ops = [{op = "hash", size = 4000000007}]
 """
 
 
-def test_a_whole_number_where_json_has_floats_or_texts_is_the_same_to_a_job_and_to_a_server(tmp_path):
+def test_a_whole_number_where_json_has_floats_or_texts_is_the_same_to_a_job_and_to_a_server(
+    tmp_path,
+):
     """In a list of texts it is its digits, however many; a float may be the nearest one, but no infinity."""
-    values = [*({"size": one} for one in WHOLE), *({"sizes": [one, None]} for one in WHOLE),
-              *({"words": [one, "a"]} for one in WHOLE)]
+    values = [
+        *({"size": one} for one in WHOLE),
+        *({"sizes": [one, None]} for one in WHOLE),
+        *({"words": [one, "a"]} for one in WHOLE),
+    ]
     rows = [{"row": number, **one} for number, one in enumerate(values)]
     (tmp_path / "rows").write_text("".join(json.dumps({"label": 0, **row}) + "\n" for row in rows))
     run(None, tmp_path / "table", tmp_path / "rows", text=LISTS, max_rejects=1.0)
     job = {int(row["row"]): row for row in rows_of(FeatureTable.open(tmp_path / "table"))}
     assert {row["row"] for row in rows} - job.keys() == {
-        number for number, one in enumerate(values) for name in ("size", "sizes") if any(
-            isinstance(item, int) and item >= BEYOND for item in np.ravel(np.array(one.get(name), object)))}
+        number
+        for number, one in enumerate(values)
+        for name in ("size", "sizes")
+        if any(
+            isinstance(item, int) and item >= BEYOND
+            for item in np.ravel(np.array(one.get(name), object))
+        )
+    }
     spec = Spec.parse(LISTS)
     decoder, features = Decoder(spec, "", most_rows=99), Features(spec, FittedState())
     for row in rows:
@@ -195,7 +231,10 @@ def test_a_whole_number_where_json_has_floats_or_texts_is_the_same_to_a_job_and_
             continue
         served = as_read(features.inputs(decoder.columns([decoder.read(JSON, body)])))
         stored = job[row["row"]]
-        assert [np.float32(served[name][0]) for name in ("size", "sizes")] == [stored["size"], stored["sizes"]], row
+        assert [np.float32(served[name][0]) for name in ("size", "sizes")] == [
+            stored["size"],
+            stored["sizes"],
+        ], row
         assert served["words"][0] == stored["words"], row
 
 
@@ -213,14 +252,25 @@ def test_a_number_that_a_job_rejects_is_422_for_a_server_and_others_are_the_same
     assert result.rejected == {f"{name}: NaN, or too large for float32": len(LARGE) - len(kept)}
     assert sorted(kept) == ([0, 1, 5, 6, 7] if name == "x" else [0, 2, 5, 7])
     spec = table.spec()
-    servable = Servable(path=tmp_path, meta=SimpleNamespace(dense=("row", "x", "y")), spec=spec, table=table,
-                        model=None, tables=None, features=Features(spec, FittedState()), rows=Serving.open(table),
-                        online=online_of(table, None), transforms=ColumnTransforms((), ()),
-                        layout=SimpleNamespace(missing=None, columns=[SimpleNamespace(name="id", rows=12)]))
+    servable = Servable(
+        path=tmp_path,
+        meta=SimpleNamespace(dense=("row", "x", "y")),
+        spec=spec,
+        table=table,
+        model=None,
+        tables=None,
+        features=Features(spec, FittedState()),
+        rows=Serving.open(table),
+        online=online_of(table, None),
+        transforms=ColumnTransforms((), ()),
+        layout=SimpleNamespace(missing=None, columns=[SimpleNamespace(name="id", rows=12)]),
+    )
     decoder = Decoder(spec, "", most_rows=99)
 
     def batch(some):
-        return servable.batch(decoder.columns([decoder.read(JSON, json.dumps({"rows": some}).encode())]))
+        return servable.batch(
+            decoder.columns([decoder.read(JSON, json.dumps({"rows": some}).encode())])
+        )
 
     for row in rows:
         if row["row"] in kept:

@@ -27,15 +27,21 @@ name = "day"
 role = "sparse"
 ops = [{op = "weekday"}, {op = "modulus", size = 7}]
 """
-ROWS = [{"at": "1970-01-01 00:00:10", "day": "19700102"}, {"at": "02.01.1970", "day": 5}, {"at": 7.5, "day": None},
-        {"at": "", "day": ""}]
+ROWS = [
+    {"at": "1970-01-01 00:00:10", "day": "19700102"},
+    {"at": "02.01.1970", "day": 5},
+    {"at": 7.5, "day": None},
+    {"at": "", "day": ""},
+]
 READ = {"at": [10.0, 86_400.0, 7.5, None], "day": [86_400, 5, None, None]}
 
 
 def decoded(*bodies: tuple[str, bytes]) -> dict[str, list]:
     decoder = Decoder(Spec.own(SPEC), "", most_rows=9)
-    return {name: values.to_pylist() for name, values in
-            decoder.columns([decoder.read(*body) for body in bodies]).items()}
+    return {
+        name: values.to_pylist()
+        for name, values in decoder.columns([decoder.read(*body) for body in bodies]).items()
+    }
 
 
 def body_of(*rows: dict) -> tuple[str, bytes]:
@@ -57,9 +63,14 @@ def test_columns_of_times_may_be_texts():
         assert decoded(body) == {"at": [10.0, None], "day": [86_400, 172_800]}
 
 
-@pytest.mark.parametrize(("row", "said"), [({"at": "yesterday"}, "feature 'at': not a time as its format says"),
-                                           ({"at": "\ud800"}, "feature 'at' is not a number"),
-                                           ({"at": ["1970"]}, "feature 'at' is not a number")])
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ({"at": "yesterday"}, "feature 'at': not a time as its format says"),
+        ({"at": "\ud800"}, "feature 'at' is not a number"),
+        ({"at": ["1970"]}, "feature 'at' is not a number"),
+    ],
+)
 def test_a_text_that_is_no_such_time_is_refused_by_name(row, said):
     with pytest.raises(Refusal, match=said) as refused:
         decoded(body_of(row))

@@ -40,9 +40,12 @@ class CountingScorer:
 
 def asked(*requests: tuple[str, str, dict[str, object]]) -> list[httpx.Response]:
     """What a server answers to requests of method, path and what else they bring."""
+
     async def talk() -> list[httpx.Response]:
         app = HttpApp(CountingScorer(), ServerLimits())
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://here") as http:
+        async with httpx.AsyncClient(
+            transport=httpx.ASGITransport(app=app), base_url="http://here"
+        ) as http:
             return [await http.request(method, path, **more) for method, path, more in requests]
 
     return asyncio.run(talk())
@@ -50,7 +53,9 @@ def asked(*requests: tuple[str, str, dict[str, object]]) -> list[httpx.Response]
 
 def posted(body: bytes, content_type: str = JSON, **headers: str) -> httpx.Response:
     named = {name.replace("_", "-"): value for name, value in headers.items()}
-    (reply,) = asked(("POST", "/predict", {"content": body, "headers": {"content-type": content_type, **named}}))
+    (reply,) = asked(
+        ("POST", "/predict", {"content": body, "headers": {"content-type": content_type, **named}})
+    )
     return reply
 
 
@@ -58,11 +63,17 @@ def test_each_path_says_which_methods_it_takes():
     every = ("GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE")
     others = [(method, path) for path in METHODS for method in every if method not in METHODS[path]]
     for (method, path), reply in zip(others, asked(*((*one, {}) for one in others)), strict=True):
-        assert (reply.status_code, reply.headers["allow"]) == (405, ", ".join(METHODS[path])), (method, path)
+        assert (reply.status_code, reply.headers["allow"]) == (405, ", ".join(METHODS[path])), (
+            method,
+            path,
+        )
     readable = [path for path in METHODS if "GET" in METHODS[path]]
     for path in readable:
         got, head = asked(("GET", path, {}), ("HEAD", path, {}))
-        assert (head.status_code, head.headers["content-type"]) == (200, got.headers["content-type"])
+        assert (head.status_code, head.headers["content-type"]) == (
+            200,
+            got.headers["content-type"],
+        )
     assert sorted(readable) == ["/health", "/metrics", "/model"]
 
 
@@ -72,33 +83,60 @@ def test_a_body_is_taken_as_it_comes():
     for encoding in ("gzip", "br", "deflate, gzip"):
         reply = posted(gzip.compress(GOOD), content_encoding=encoding)
         assert reply.status_code == 415
-        assert reply.json()["error"] == f"Content-Encoding {encoding!r}: a body must come as it is, without compression"
+        assert (
+            reply.json()["error"]
+            == f"Content-Encoding {encoding!r}: a body must come as it is, without compression"
+        )
 
 
-@pytest.mark.parametrize(("charset", "status"), [
-    ("utf-8", 200), ('"UTF-8"', 200), ("us-ascii", 200), ("utf-16", 415), ("latin-1", 415), ("", 415)])
+@pytest.mark.parametrize(
+    ("charset", "status"),
+    [
+        ("utf-8", 200),
+        ('"UTF-8"', 200),
+        ("us-ascii", 200),
+        ("utf-16", 415),
+        ("latin-1", 415),
+        ("", 415),
+    ],
+)
 def test_json_is_utf_8(charset, status):
     reply = posted(GOOD, f"{JSON}; charset={charset}")
     assert reply.status_code == status
     assert status == 200 or "JSON is read as UTF-8 alone" in reply.json()["error"]
 
 
-@pytest.mark.parametrize(("body", "status", "line"), [
-    (b'{"rows": [{"C1": "a"}, {"C1": "a", "C5": "b", "C1": "c"}]}', 422, "key 'C1' is there twice in one object"),
-    (b'{"rows": [{"C1": "a" , "C1" \n: "a"}]}', 422, "key 'C1' is there twice"),
-    (b'{"rows": [{"C1": "a:b", "C\\u0031": "a"}]}', 422, "key 'C1' is there twice"),
-    (b'{"rows": [], "rows": [{}]}', 422, "key 'rows' is there twice"),
-    (b'{"rows": [{"C1": {"a": 1, "a": 2}}]}', 422, "key 'a' is there twice"),
-    (b'{"rows": [{"C1": {"a": 1}}]}', 422, "rows[0]: feature 'C1' is not UTF-8 text"),
-    (b'{"rows": [{}, {"I5": 1e999}]}', 422, "rows[1]: feature 'I5' is not a number of 64 bits"),
-    (b'{"rows": [{"I5": -1e400}]}', 422, "rows[0]: feature 'I5' is not a number of 64 bits"),
-    (b'{"rows": [{"I5": 1' + b"0" * 400 + b"}]}", 422, "rows[0]: feature 'I5' is not a number of 64 bits"),
-    (b'{"rows": [{"I1": 1e999}]}', 422, "rows[0]: feature 'I1' is not a whole number of 64 bits"),
-    (b'{"rows": [{"I5": NaN}]}', 400, "NaN is no JSON number; send null for a missing one"),
-    (b'{"rows": [{"I5": -Infinity}]}', 400, "-Infinity is no JSON number"),
-    (b'{"rows": [{"C1": "\xe9"}]}', 400, "the body is not JSON: 'utf-8' codec"),
-    (json.dumps({"rows": []}).encode("utf-16"), 400, "the body is not JSON: 'utf-8' codec"),
-])
+@pytest.mark.parametrize(
+    ("body", "status", "line"),
+    [
+        (
+            b'{"rows": [{"C1": "a"}, {"C1": "a", "C5": "b", "C1": "c"}]}',
+            422,
+            "key 'C1' is there twice in one object",
+        ),
+        (b'{"rows": [{"C1": "a" , "C1" \n: "a"}]}', 422, "key 'C1' is there twice"),
+        (b'{"rows": [{"C1": "a:b", "C\\u0031": "a"}]}', 422, "key 'C1' is there twice"),
+        (b'{"rows": [], "rows": [{}]}', 422, "key 'rows' is there twice"),
+        (b'{"rows": [{"C1": {"a": 1, "a": 2}}]}', 422, "key 'a' is there twice"),
+        (b'{"rows": [{"C1": {"a": 1}}]}', 422, "rows[0]: feature 'C1' is not UTF-8 text"),
+        (b'{"rows": [{}, {"I5": 1e999}]}', 422, "rows[1]: feature 'I5' is not a number of 64 bits"),
+        (b'{"rows": [{"I5": -1e400}]}', 422, "rows[0]: feature 'I5' is not a number of 64 bits"),
+        (
+            b'{"rows": [{"I5": 1' + b"0" * 400 + b"}]}",
+            422,
+            "rows[0]: feature 'I5' is not a number of 64 bits",
+        ),
+        (
+            b'{"rows": [{"I1": 1e999}]}',
+            422,
+            "rows[0]: feature 'I1' is not a whole number of 64 bits",
+        ),
+        (b'{"rows": [{"I5": NaN}]}', 400, "NaN is no JSON number; send null for a missing one"),
+        (b'{"rows": [{"I5": -Infinity}]}', 400, "-Infinity is no JSON number"),
+        (b'{"rows": [{"C1": "\xe9"}]}', 400, "the body is not JSON: 'utf-8' codec"),
+        (json.dumps({"rows": []}).encode("utf-16"), 400, "the body is not JSON: 'utf-8' codec"),
+    ],
+)
 def test_a_value_that_readers_may_take_for_another_is_refused(body, status, line):
     reply = posted(body)
     assert reply.status_code == status
@@ -106,12 +144,19 @@ def test_a_value_that_readers_may_take_for_another_is_refused(body, status, line
 
 
 def test_colons_in_texts_are_no_keys_and_a_mark_at_the_head_is_skipped():
-    assert posted(b'{"rows": [{"C1": "a:1", "C5": "\\":", "tags": ["x:y"]}]}').json()["probabilities"] == [3.0]
+    assert posted(b'{"rows": [{"C1": "a:1", "C5": "\\":", "tags": ["x:y"]}]}').json()[
+        "probabilities"
+    ] == [3.0]
     assert posted(b"\xef\xbb\xbf" + GOOD).status_code == 200
 
 
-@pytest.mark.parametrize("content_type", ["", "text/plain", "application/x-www-form-urlencoded", "json"])
+@pytest.mark.parametrize(
+    "content_type", ["", "text/plain", "application/x-www-form-urlencoded", "json"]
+)
 def test_another_content_type_is_415(content_type):
     reply = posted(GOOD, content_type)
     assert reply.status_code == 415
-    assert "is neither application/json nor application/vnd.apache.arrow.stream" in reply.json()["error"]
+    assert (
+        "is neither application/json nor application/vnd.apache.arrow.stream"
+        in reply.json()["error"]
+    )

@@ -36,14 +36,29 @@ pytestmark = pytest.mark.slow
 def folder(tmp_path_factory: pytest.TempPathFactory, forks: Forks) -> Path:
     path = tmp_path_factory.mktemp("serve")
     clicks_table.write(path / "table", clicks_table.raw_rows(3000))
-    process = forks.train("--run-dir", path / "run", "--data", path / "table", "--batch-size", 256, "--width", 16,
-                          "--dense-layers", "16", "--over-layers", "16", tmp=path)
+    process = forks.train(
+        "--run-dir",
+        path / "run",
+        "--data",
+        path / "table",
+        "--batch-size",
+        256,
+        "--width",
+        16,
+        "--dense-layers",
+        "16",
+        "--over-layers",
+        "16",
+        tmp=path,
+    )
     assert process.returncode == 0, process.stderr[-3000:]
     return path
 
 
-@pytest.mark.parametrize(("main", "words", "meant"), [
-    (main, "run --prot 1", "port"), (export.main, "run --uot x", "out")])
+@pytest.mark.parametrize(
+    ("main", "words", "meant"),
+    [(main, "run --prot 1", "port"), (export.main, "run --uot x", "out")],
+)
 def test_a_misspelt_option_is_answered_with_the_one_that_may_be_meant(main, words, meant):
     with pytest.raises(OptionError, match=f".did you mean '--{meant}'"):
         main(words.split())
@@ -58,8 +73,13 @@ class Server:
 
     def __init__(self, folder: Path, *words: object) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "dlrm.serve", folder / "run", "--port", "0", *map(str, words)], cwd=ROOT, text=True,
-            env=environment(folder), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+            [sys.executable, "-m", "dlrm.serve", folder / "run", "--port", "0", *map(str, words)],
+            cwd=ROOT,
+            text=True,
+            env=environment(folder),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
         self.said = ""
         for line in self.process.stderr:
             self.said += line
@@ -97,12 +117,15 @@ def test_slow_broken_and_good_clients_and_a_clean_end(folder):
         assert "tables: int8" in server.said
         assert "AUC" in server.said
         late_head = server.raw(b"POST /predict HTTP/1.1\r\nhost: x\r\n")
-        late_body = server.raw(b"POST /predict HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
-                               b"content-length: 100\r\n\r\n{")
+        late_body = server.raw(
+            b"POST /predict HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+            b"content-length: 100\r\n\r\n{"
+        )
         nothing = server.raw(b"")
         nonsense = server.raw(b"\x16\x03\x01 what is this\r\n\r\n")
         assert [reply.split(b"\r\n")[0] for reply in (late_head, late_body, nothing)] == [
-            b"HTTP/1.1 408 Request Timeout"] * 3
+            b"HTTP/1.1 408 Request Timeout"
+        ] * 3
         assert b"the body did not come within 0.5 s" in late_body
         assert nonsense.startswith(b"HTTP/1.1 400")
         with httpx.Client(base_url=server.url, timeout=60) as http:
@@ -120,8 +143,12 @@ def test_slow_broken_and_good_clients_and_a_clean_end(folder):
 GOOD = b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n"
 POST = b"POST /predict HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
 DOUBTFUL = {
-    "both lengths": POST + b"content-length: 4\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n" + GOOD,
-    "both, the other way round": POST + b"Transfer-Encoding: chunked\r\nContent-Length: 0\r\n\r\n0\r\n\r\n" + GOOD,
+    "both lengths": POST
+    + b"content-length: 4\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n"
+    + GOOD,
+    "both, the other way round": POST
+    + b"Transfer-Encoding: chunked\r\nContent-Length: 0\r\n\r\n0\r\n\r\n"
+    + GOOD,
     "two lengths": POST + b"content-length: 2\r\ncontent-length: 30\r\n\r\n{}" + GOOD,
     "two lengths in one": POST + b"content-length: 2, 30\r\n\r\n{}" + GOOD,
     "a sign": POST + b"content-length: +2\r\n\r\n{}" + GOOD,
@@ -133,17 +160,28 @@ DOUBTFUL = {
     "a folded header": POST + b"x: y\r\n content-length: 30\r\ncontent-length: 2\r\n\r\n{}" + GOOD,
     "a blank before the colon": POST + b"content-length : 2\r\n\r\n{}" + GOOD,
     "an empty chunk size": POST + b"transfer-encoding: chunked\r\n\r\n\r\n{}\r\n0\r\n\r\n" + GOOD,
-    "a chunk size in hexadecimal": POST + b"transfer-encoding: chunked\r\n\r\n0x2\r\n{}\r\n0\r\n\r\n" + GOOD,
+    "a chunk size in hexadecimal": POST
+    + b"transfer-encoding: chunked\r\n\r\n0x2\r\n{}\r\n0\r\n\r\n"
+    + GOOD,
     "a negative chunk": POST + b"transfer-encoding: chunked\r\n\r\n-2\r\n{}\r\n0\r\n\r\n" + GOOD,
-    "a chunk longer than it says": POST + b"transfer-encoding: chunked\r\n\r\n1\r\n{}\r\n0\r\n\r\n" + GOOD,
-    "chunked twice": POST + b"transfer-encoding: chunked\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n" + GOOD,
+    "a chunk longer than it says": POST
+    + b"transfer-encoding: chunked\r\n\r\n1\r\n{}\r\n0\r\n\r\n"
+    + GOOD,
+    "chunked twice": POST
+    + b"transfer-encoding: chunked\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n"
+    + GOOD,
     "chunked, and another": POST + b"transfer-encoding: chunked, identity\r\n\r\n0\r\n\r\n" + GOOD,
-    "an old version": POST.replace(b"1.1", b"1.0") + b"transfer-encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n" + GOOD,
+    "an old version": POST.replace(b"1.1", b"1.0")
+    + b"transfer-encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n"
+    + GOOD,
     "a head without an end": GOOD[:-2] + b"x: " + b"y" * 66_000,
     "headers without an end": GOOD[:-2] + b"x: y\r\n" * 11_000,
-    "headers after the body, without an end": POST + b"transfer-encoding: chunked\r\n\r\n0\r\n" + b"x: y\r\n" * 11_000,
+    "headers after the body, without an end": POST
+    + b"transfer-encoding: chunked\r\n\r\n0\r\n"
+    + b"x: y\r\n" * 11_000,
     "a crowd on one connection": GOOD * 40,
-    "no host": GOOD.replace(b"host: x\r\n", b"") + GOOD, "two hosts": GOOD.replace(b"host", b"host: y\r\nhost") + GOOD,
+    "no host": GOOD.replace(b"host: x\r\n", b"") + GOOD,
+    "two hosts": GOOD.replace(b"host", b"host: y\r\nhost") + GOOD,
 }
 
 
@@ -156,7 +194,9 @@ def test_doubtful_requests_floods_and_idle_connections_cost_others_nothing(folde
             heard = server.raw(sent)
             assert heard.startswith(b"HTTP/1.1 400 Bad Request\r\n"), name
             assert (heard.count(b"HTTP/1.1 "), b"connection: close" in heard) == (1, True), name
-            assert json.loads(heard.partition(b"\r\n\r\n")[2])["error"].startswith("this is no proper HTTP"), name
+            assert json.loads(heard.partition(b"\r\n\r\n")[2])["error"].startswith(
+                "this is no proper HTTP"
+            ), name
         assert b"can't be present with Content-Length" in server.raw(DOUBTFUL["both lengths"])
         upgrade = server.raw(GOOD.replace(b"host", b"connection: upgrade\r\nupgrade: h2c\r\nhost"))
         assert upgrade.startswith(b"HTTP/1.1 200")
@@ -165,10 +205,16 @@ def test_doubtful_requests_floods_and_idle_connections_cost_others_nothing(folde
         with ExitStack() as open_ones, httpx.Client(base_url=server.url, timeout=60) as http:
             assert http.get("/health").status_code == 200
             for _ in range(400):  # of which each 300 would be all that may be open
-                open_ones.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=60))
-            assert server.raw(GOOD.replace(b"host", b"connection: close\r\nhost")).startswith(b"HTTP/1.1 200")
+                open_ones.enter_context(
+                    socket.create_connection(("127.0.0.1", server.port), timeout=60)
+                )
+            assert server.raw(GOOD.replace(b"host", b"connection: close\r\nhost")).startswith(
+                b"HTTP/1.1 200"
+            )
 
-        requests = [POST + b"connection: close\r\ncontent-length: %d\r\n\r\n%s" % (len(rows), rows)] * 128
+        requests = [
+            POST + b"connection: close\r\ncontent-length: %d\r\n\r\n%s" % (len(rows), rows)
+        ] * 128
         with ThreadPoolExecutor(len(requests)) as pool:
             asked = [pool.submit(server.raw, one) for one in requests]
             while_they_waited = 0
@@ -201,8 +247,10 @@ def test_what_was_asked_before_sigterm_is_answered(folder):
         assert [pin.version for pin in pins(store, time.time())] == [0]
         body = json.dumps({"rows": [{"I1": 3}]}).encode()
         with socket.create_connection(("127.0.0.1", server.port), timeout=60) as client:
-            client.sendall(b"POST /predict HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
-                           b"expect: 100-continue\r\ncontent-length: %d\r\n\r\n" % len(body))
+            client.sendall(
+                b"POST /predict HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+                b"expect: 100-continue\r\ncontent-length: %d\r\n\r\n" % len(body)
+            )
             assert client.recv(1000).startswith(b"HTTP/1.1 100")  # the server is within the request
             server.process.send_signal(signal.SIGTERM)
             assert "asked to leave" in server.process.stderr.readline()
@@ -223,6 +271,7 @@ def test_hundreds_of_requests_leave_no_descriptor_no_thread_and_little_memory(fo
 
     good = json.dumps({"rows": [{"I1": 3, "C1": "a"}] * 20}).encode()
     with Server(folder, "--measure-rows", 0) as server:
+
         def ask(count: int) -> None:
             for number in range(count):
                 body = good if number % 4 else b"{broken"
@@ -260,5 +309,7 @@ def test_a_wrong_start_is_one_line_and_2(folder, tmp_path, capsys):
         assert f"127.0.0.1:{port} cannot be listened on" in started(folder / "run", "--port", port)
     assert "no checkpoint in" in started(tmp_path, "--port", 0)
     assert "leave --best out for the newest" in started(tmp_path, "--port", 0, "--best")
-    assert f"{tmp_path / 'rum'} does not exist: name a run folder" in started(tmp_path / "rum", "--port", 0)
+    assert f"{tmp_path / 'rum'} does not exist: name a run folder" in started(
+        tmp_path / "rum", "--port", 0
+    )
     assert "must be from 0 to 65535" in started(folder / "run", "--port", 70000)

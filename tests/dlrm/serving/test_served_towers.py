@@ -19,28 +19,56 @@ from sluice.dlrm.training.assemble import parts_of
 from tests.dlrm.rig import DENSE, SIZES, bagged, batch
 
 ITEMS = {"kind": "dien", "history": "small", "target": "tiny"}
-HOW = [*({"kind": kind} for kind in MODELS if kind != "dien"), ITEMS, {**ITEMS, "history_table": "target"},
-       {"table_dtype": "fp16"}, {"table_dtype": "bf16", "compress": {"big": "quotient:70"}}]
+HOW = [
+    *({"kind": kind} for kind in MODELS if kind != "dien"),
+    ITEMS,
+    {**ITEMS, "history_table": "target"},
+    {"table_dtype": "fp16"},
+    {"table_dtype": "bf16", "compress": {"big": "quotient:70"}},
+]
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::FutureWarning",
-                            "ignore::UserWarning")  # torch of torchrec, see sluice.dlrm.telemetry.silence_warnings
+@pytest.mark.filterwarnings(
+    "ignore::FutureWarning", "ignore::UserWarning"
+)  # torch of torchrec, see sluice.dlrm.telemetry.silence_warnings
 def test_a_checkpoint_answers_in_a_server_as_in_training(tmp_path):
     with world() as here:
         for number, how in enumerate(HOW):
             model = ModelConfig(width=8, dense_layers=(8,), over_layers=(8,), **how)
-            columns = [Table(name=name, rows=SIZES["small"] if name == "tiny" else rows, width=8,
-                             longest=3 if name == "small" else 1) for name, rows in SIZES.items()]
-            config, layout = Config(data="fake", version=0, model=model), TableLayout(model, columns)
-            parts = parts_of(config, layout, len(DENSE), placed(config, layout.tables, machine(1, 1)), here)
+            columns = [
+                Table(
+                    name=name,
+                    rows=SIZES["small"] if name == "tiny" else rows,
+                    width=8,
+                    longest=3 if name == "small" else 1,
+                )
+                for name, rows in SIZES.items()
+            ]
+            config, layout = (
+                Config(data="fake", version=0, model=model),
+                TableLayout(model, columns),
+            )
+            parts = parts_of(
+                config, layout, len(DENSE), placed(config, layout.tables, machine(1, 1)), here
+            )
             saved = Checkpoints(tmp_path / str(number), parts, here, keep=1, record=lambda _: None)
-            saved.save(CheckpointMeta(config={}, version=0, fingerprint={}, columns=SIZES, dense=tuple(DENSE),
-                                      trained={}))
+            saved.save(
+                CheckpointMeta(
+                    config={},
+                    version=0,
+                    fingerprint={},
+                    columns=SIZES,
+                    dense=tuple(DENSE),
+                    trained={},
+                )
+            )
             saved.wait()
             saved.close()
             narrow = TableLayout(replace(model, auxiliary=0.0), columns)
-            alone, tables = ranker(config, narrow, len(DENSE), CheckpointReader(latest(saved.folder)[0]), "fp32")
+            alone, tables = ranker(
+                config, narrow, len(DENSE), CheckpointReader(latest(saved.folder)[0]), "fp32"
+            )
             one = bagged(batch(9, 64), 9)
             with torch.no_grad():
                 found = alone(*narrow.features(one, here.device))

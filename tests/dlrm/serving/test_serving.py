@@ -56,8 +56,23 @@ def folder(tmp_path_factory: pytest.TempPathFactory, forks: Forks) -> Path:
     """A table, and a run of one epoch over it."""
     path = tmp_path_factory.mktemp("serving")
     clicks_table.write(path / "table", clicks_table.raw_rows(ROWS))
-    process = forks.train("--run-dir", path / "run", "--data", path / "table", "--batch-size", BATCH, "--width", 16,
-                          "--dense-layers", "16", "--over-layers", "16", "--save-every", 30, tmp=path)
+    process = forks.train(
+        "--run-dir",
+        path / "run",
+        "--data",
+        path / "table",
+        "--batch-size",
+        BATCH,
+        "--width",
+        16,
+        "--dense-layers",
+        "16",
+        "--over-layers",
+        "16",
+        "--save-every",
+        30,
+        tmp=path,
+    )
     assert process.returncode == 0, process.stderr[-3000:]
     (path / "trained.json").write_text(json.dumps(last_json(process)))
     return path
@@ -91,18 +106,24 @@ def as_json(table: pa.Table) -> bytes:
 
 def bag_sums(ids: torch.Tensor, batch) -> torch.Tensor:
     """A number for each row's bag, the fifth column."""
-    return torch.segment_reduce(ids.double(), "sum", lengths=batch.lengths.view(5, -1)[4], unsafe=True)[:, None]
+    return torch.segment_reduce(
+        ids.double(), "sum", lengths=batch.lengths.view(5, -1)[4], unsafe=True
+    )[:, None]
 
 
 # ---- the same as in training
 
 
-@pytest.mark.filterwarnings("ignore::FutureWarning",
-                            "ignore::UserWarning")  # torch of torchrec, see sluice.dlrm.telemetry.silence_warnings
+@pytest.mark.filterwarnings(
+    "ignore::FutureWarning", "ignore::UserWarning"
+)  # torch of torchrec, see sluice.dlrm.telemetry.silence_warnings
 def test_features_and_probabilities_are_those_of_training_on_10000_rows(folder, wide, scorer, raw):
     """Through JSON and Arrow, against the loader's batches and the model as the trainer's own code loads it."""
     config = Config.from_dict(wide.meta.config)
-    table, asked = wide.table, raw.slice(0, ROWS * 9 // 10)  # the splits train and validation: 10,800 rows
+    table, asked = (
+        wide.table,
+        raw.slice(0, ROWS * 9 // 10),
+    )  # the splits train and validation: 10,800 rows
     assert asked.num_rows >= 10_000
     trained: list[torch.Tensor] = []
     with world() as here:
@@ -110,14 +131,26 @@ def test_features_and_probabilities_are_those_of_training_on_10000_rows(folder, 
         parts = assemble.parts_of(config, now.layout, len(wide.meta.dense), now.placement, here)
         save_load.load(wide.path, parts, here, optimisers=False)
         for split in ("train", "validation"):
-            with loaders.evaluation(config, table, split, rank=0, local_ranks=1) as batches, torch.no_grad():
+            with (
+                loaders.evaluation(config, table, split, rank=0, local_ranks=1) as batches,
+                torch.no_grad(),
+            ):
                 for batch in batches:
                     kept = batch.weight > 0
                     logits = parts.model(*parts.layout.features(batch, here.device))
                     ids = batch.values.split(batch.lengths.view(5, -1).sum(1).tolist())
                     scalars = torch.stack([part.double() for part in ids[:4]], 1)
-                    trained.append(torch.cat([logits.double().sigmoid()[:, None], batch.dense.double(), scalars,
-                                              bag_sums(ids[4], batch)], 1)[kept])
+                    trained.append(
+                        torch.cat(
+                            [
+                                logits.double().sigmoid()[:, None],
+                                batch.dense.double(),
+                                scalars,
+                                bag_sums(ids[4], batch),
+                            ],
+                            1,
+                        )[kept]
+                    )
     want = torch.cat(trained)
     want = want[want[:, 1].argsort()]  # dense feature 0 is the row's number
     features = asked.drop_columns("label")
@@ -126,7 +159,10 @@ def test_features_and_probabilities_are_those_of_training_on_10000_rows(folder, 
     scalars = torch.stack([part.double() for part in ids[:4]], 1)
     got = torch.cat([made.dense.double(), scalars, bag_sums(ids[4], made)], 1)
     assert torch.equal(got, want[:, 1:])
-    for body, kind in ((arrow(features.slice(0, 10_000)), ARROW), (as_json(features.slice(0, 10_000)), JSON)):
+    for body, kind in (
+        (arrow(features.slice(0, 10_000)), ARROW),
+        (as_json(features.slice(0, 10_000)), JSON),
+    ):
         (answer,) = scorer.answer([PredictRequest(kind, body)])
         assert np.abs(np.array(answer.probabilities) - want[:10_000, 0].numpy()).max() < 1e-6
     assert want[:, 0].std() > 0.02  # or everything would be equal to everything
@@ -166,12 +202,17 @@ def test_numbers_are_those_that_a_job_reads():
     numbers = [name for name, kind in decoder.kinds.items() if kind in ("int", "float")]
     rows = [dict.fromkeys(numbers, value) for value in (True, 3, False, None)]
     columns = decoder.columns([decoder.read(JSON, json.dumps({"rows": rows}).encode())])
-    assert {name: columns[name].to_pylist() for name in numbers} == {name: [1, 3, 0, None] for name in numbers}
+    assert {name: columns[name].to_pylist() for name in numbers} == {
+        name: [1, 3, 0, None] for name in numbers
+    }
     floats = [name for name in numbers if decoder.kinds[name] == "float"]
     for whole in (2**64 + 1, 2**53 + 1):
         asked = decoder.read(JSON, json.dumps({"rows": [dict.fromkeys(floats, whole)]}).encode())
-        assert {name: values[0].as_py() for name, values in decoder.columns([asked]).items() if name in floats} == \
-            dict.fromkeys(floats, float(whole))
+        assert {
+            name: values[0].as_py()
+            for name, values in decoder.columns([asked]).items()
+            if name in floats
+        } == dict.fromkeys(floats, float(whole))
     table = pa.table({name: pa.array([True, None]) for name in numbers})
     assert decoder.read(ARROW, arrow(table)).columns[numbers[0]].to_pylist() == [1, None]
     table = pa.table({name: pa.array([2**63 + 1], pa.uint64()) for name in floats})
@@ -180,12 +221,16 @@ def test_numbers_are_those_that_a_job_reads():
 
 def test_many_requests_at_once_get_what_each_gets_alone(scorer, raw):
     """Of both kinds, of several rows and of none, with bad ones between them."""
-    asked = [PredictRequest(JSON, as_json(raw.slice(3 * n, n % 4))) if n % 3 else PredictRequest(ARROW,
-                                                                                                 arrow(raw.slice(5 * n,
-                                                                                                                 2)))
-             for n in range(20)]
+    asked = [
+        PredictRequest(JSON, as_json(raw.slice(3 * n, n % 4)))
+        if n % 3
+        else PredictRequest(ARROW, arrow(raw.slice(5 * n, 2)))
+        for n in range(20)
+    ]
     asked[7] = PredictRequest(JSON, b"nonsense")
-    asked[11] = PredictRequest(JSON, b'{"rows": [{"C1": "\\ud800"}]}')  # text that no UTF-8 has: found out late
+    asked[11] = PredictRequest(
+        JSON, b'{"rows": [{"C1": "\\ud800"}]}'
+    )  # text that no UTF-8 has: found out late
     together = scorer.answer(asked)
     for n, request in enumerate(asked):
         (alone,) = scorer.answer([request])
@@ -197,10 +242,21 @@ def test_many_requests_at_once_get_what_each_gets_alone(scorer, raw):
 
 
 def test_a_feature_that_is_missing_is_the_specs_default_and_counted(scorer):
-    given = {"I1": None, "I2": 5, "I5": 2.5, "number": 3, "C1": "zzz", "C5": None, "C9": "x", "C14": None, "tags": []}
+    given = {
+        "I1": None,
+        "I2": 5,
+        "I5": 2.5,
+        "number": 3,
+        "C1": "zzz",
+        "C5": None,
+        "C9": "x",
+        "C14": None,
+        "tags": [],
+    }
     fewer = {name: value for name, value in given.items() if name not in ("C14", "I1")}
-    whole, lacking = scorer.answer([PredictRequest(JSON, json.dumps({"rows": [row]}).encode()) for row in (given,
-                                                                                                           fewer)])
+    whole, lacking = scorer.answer(
+        [PredictRequest(JSON, json.dumps({"rows": [row]}).encode()) for row in (given, fewer)]
+    )
     assert lacking.probabilities == pytest.approx(whole.probabilities, abs=1e-6)
     assert (whole.missing, lacking.missing) == ({}, {"C14": 1, "I1": 1})
     (answer,) = scorer.answer([PredictRequest(ARROW, arrow(pa.table({"I2": [5, 6]})))])
@@ -209,10 +265,22 @@ def test_a_feature_that_is_missing_is_the_specs_default_and_counted(scorer):
 
 
 def test_a_number_that_nothing_fills_in_is_refused(tmp_path):
-    features = SimpleNamespace(inputs=lambda columns: {"I1": pa.array([1.0, None, 2.0], pa.float32())})
-    bare = Servable(path=tmp_path, meta=SimpleNamespace(dense=("I1",)), spec=None, table=None, model=None, tables=None,
-                    features=features, rows=SimpleNamespace(complete=dict), online={},
-                    transforms=ColumnTransforms((), ()), layout=SimpleNamespace(missing=None, columns=()))
+    features = SimpleNamespace(
+        inputs=lambda columns: {"I1": pa.array([1.0, None, 2.0], pa.float32())}
+    )
+    bare = Servable(
+        path=tmp_path,
+        meta=SimpleNamespace(dense=("I1",)),
+        spec=None,
+        table=None,
+        model=None,
+        tables=None,
+        features=features,
+        rows=SimpleNamespace(complete=dict),
+        online={},
+        transforms=ColumnTransforms((), ()),
+        layout=SimpleNamespace(missing=None, columns=()),
+    )
     with pytest.raises(ValueError, match="feature 'I1' is missing or no finite number") as raised:
         bare.batch({"I1": pa.array([1, None, 2])})
     assert raised.value.rows == [1]
@@ -221,40 +289,67 @@ def test_a_number_that_nothing_fills_in_is_refused(tmp_path):
 # ---- requests that are not as they should be
 
 
-@pytest.mark.parametrize(("kind", "body", "status", "line"), [
-    (JSON, b"", 400, "is not JSON"),
-    (JSON, b"{" * 100_000, 400, "is not JSON"),
-    (JSON, b"[" * 100_000, 400, "is not JSON"),
-    (JSON, b"\xff\xfe\x00", 400, "is not JSON"),
-    (JSON, b"[1]", 400, 'is not {"rows"'),
-    (JSON, b'{"rows": 3}', 400, 'is not {"rows"'),
-    (JSON, b'{"rows": [3]}', 400, "rows[0] is not an object"),
-    (JSON, b'{"rows": [], "more": 1}', 400, "has 'more' beside"),
-    (JSON, b'{"rows": [{"I5": NaN}]}', 400, "NaN is no JSON number"),
-    (JSON, b'{"rows": [{"I1": 1' + b"0" * 5000 + b"}]}", 400, "is not JSON"),
-    (JSON, b'{"rows": [{}, {"I1": "x"}]}', 422, "rows[1]: feature 'I1' is not a whole number"),
-    (JSON, b'{"rows": [{"I1": [true]}]}', 422, "not a whole number"),
-    (JSON, b'{"rows": [{"I1": 1.5}]}', 422, "not a whole number"),
-    (JSON, b'{"rows": [{"I1": 9223372036854775808}]}', 422, "not a whole number of 64 bits"),
-    (JSON, b'{"rows": [{"I5": 1' + b"0" * 400 + b"}]}", 422, "feature 'I5'"),
-    (JSON, b'{"rows": [{"C1": ["x"]}]}', 422, "not UTF-8 text"),
-    (JSON, b'{"rows": [{"tags": ["x", 3.5]}]}', 422, "not a list of texts"),
-    (JSON, b'{"rows": [{"C26": "x"}]}', 422, "feature 'C26' is none of the model's"),
-    (JSON, b'{"rows": [], "fingerprint": "of last year"}', 409, "is for features 'of last year'"),
-    (JSON, json.dumps({"rows": [{}] * 10_001}).encode(), 413, "10001 rows are more than the 10000"),
-    ("text/plain", b"{}", 415, "'text/plain' is neither"),
-    (ARROW, b"", 400, "not an Arrow IPC stream"),
-    (ARROW, b"\xff\xff\xff\xff\xff\xff\xff\x7f" * 9, 400, "not an Arrow IPC stream"),
-    (ARROW, arrow(pa.table({"I1": ["x"]})), 422, "feature 'I1' is string, where the spec has int"),
-    (ARROW, arrow(pa.table({"I1": [1.5]})), 422, "feature 'I1' is double"),
-    (ARROW, arrow(pa.table({"C1": [{"a": 1}]})), 422, "feature 'C1' is struct"),
-    (ARROW, arrow(pa.table({"C26": ["x"]})), 422, "feature 'C26' is none of the model's"),
-    (ARROW, arrow(pa.table({"C1": pa.array(["x"] * 3).dictionary_encode()})), 415, "must not be dictionary-encoded"),
-    (ARROW, arrow(pa.table({"I1": [1] * 1000}), options=pa.ipc.IpcWriteOptions(compression="zstd")), 415,
-     "must not be compressed"),
-    (ARROW, arrow(pa.table({"I1": [1] * 10_001})), 413, "10001 rows are more"),
-    (ARROW, arrow(pa.table([[1], [2]], ["I1", "I1"])), 422, "two columns have one name"),
-])
+@pytest.mark.parametrize(
+    ("kind", "body", "status", "line"),
+    [
+        (JSON, b"", 400, "is not JSON"),
+        (JSON, b"{" * 100_000, 400, "is not JSON"),
+        (JSON, b"[" * 100_000, 400, "is not JSON"),
+        (JSON, b"\xff\xfe\x00", 400, "is not JSON"),
+        (JSON, b"[1]", 400, 'is not {"rows"'),
+        (JSON, b'{"rows": 3}', 400, 'is not {"rows"'),
+        (JSON, b'{"rows": [3]}', 400, "rows[0] is not an object"),
+        (JSON, b'{"rows": [], "more": 1}', 400, "has 'more' beside"),
+        (JSON, b'{"rows": [{"I5": NaN}]}', 400, "NaN is no JSON number"),
+        (JSON, b'{"rows": [{"I1": 1' + b"0" * 5000 + b"}]}", 400, "is not JSON"),
+        (JSON, b'{"rows": [{}, {"I1": "x"}]}', 422, "rows[1]: feature 'I1' is not a whole number"),
+        (JSON, b'{"rows": [{"I1": [true]}]}', 422, "not a whole number"),
+        (JSON, b'{"rows": [{"I1": 1.5}]}', 422, "not a whole number"),
+        (JSON, b'{"rows": [{"I1": 9223372036854775808}]}', 422, "not a whole number of 64 bits"),
+        (JSON, b'{"rows": [{"I5": 1' + b"0" * 400 + b"}]}", 422, "feature 'I5'"),
+        (JSON, b'{"rows": [{"C1": ["x"]}]}', 422, "not UTF-8 text"),
+        (JSON, b'{"rows": [{"tags": ["x", 3.5]}]}', 422, "not a list of texts"),
+        (JSON, b'{"rows": [{"C26": "x"}]}', 422, "feature 'C26' is none of the model's"),
+        (
+            JSON,
+            b'{"rows": [], "fingerprint": "of last year"}',
+            409,
+            "is for features 'of last year'",
+        ),
+        (
+            JSON,
+            json.dumps({"rows": [{}] * 10_001}).encode(),
+            413,
+            "10001 rows are more than the 10000",
+        ),
+        ("text/plain", b"{}", 415, "'text/plain' is neither"),
+        (ARROW, b"", 400, "not an Arrow IPC stream"),
+        (ARROW, b"\xff\xff\xff\xff\xff\xff\xff\x7f" * 9, 400, "not an Arrow IPC stream"),
+        (
+            ARROW,
+            arrow(pa.table({"I1": ["x"]})),
+            422,
+            "feature 'I1' is string, where the spec has int",
+        ),
+        (ARROW, arrow(pa.table({"I1": [1.5]})), 422, "feature 'I1' is double"),
+        (ARROW, arrow(pa.table({"C1": [{"a": 1}]})), 422, "feature 'C1' is struct"),
+        (ARROW, arrow(pa.table({"C26": ["x"]})), 422, "feature 'C26' is none of the model's"),
+        (
+            ARROW,
+            arrow(pa.table({"C1": pa.array(["x"] * 3).dictionary_encode()})),
+            415,
+            "must not be dictionary-encoded",
+        ),
+        (
+            ARROW,
+            arrow(pa.table({"I1": [1] * 1000}), options=pa.ipc.IpcWriteOptions(compression="zstd")),
+            415,
+            "must not be compressed",
+        ),
+        (ARROW, arrow(pa.table({"I1": [1] * 10_001})), 413, "10001 rows are more"),
+        (ARROW, arrow(pa.table([[1], [2]], ["I1", "I1"])), 422, "two columns have one name"),
+    ],
+)
 def test_a_bad_request_is_a_status_and_a_line(scorer, kind, body, status, line):
     (refusal,) = scorer.answer([PredictRequest(kind, body)])
     assert refusal.status == status
@@ -265,7 +360,9 @@ def test_a_bad_request_is_a_status_and_a_line(scorer, kind, body, status, line):
 
 def test_an_arrow_stream_that_lies_about_its_offsets_is_refused(scorer):
     """Every bit of a good stream turned around once: an answer or a refusal each time, never a crash."""
-    good = bytearray(arrow(pa.table({"C1": ["abc", "d"], "tags": [["x"], ["y", "z"]], "I1": [1, 2]})))
+    good = bytearray(
+        arrow(pa.table({"C1": ["abc", "d"], "tags": [["x"], ["y", "z"]], "I1": [1, 2]}))
+    )
     statuses: Counter[int] = Counter()
     for place in range(0, len(good), 3):
         good[place] ^= 0xFF
@@ -289,22 +386,31 @@ def test_int8_tables_take_less_than_a_quarter_and_hardly_change_the_answers(fold
     assert narrow.tables.wide_bytes / narrow.tables.bytes >= 3.5
     before, after = compared(narrow, "test", 10_000)
     assert before.rows == ROWS // 10
-    assert before.auc == pytest.approx(json.loads((folder / "trained.json").read_text())["auc"], abs=1e-9)
+    assert before.auc == pytest.approx(
+        json.loads((folder / "trained.json").read_text())["auc"], abs=1e-9
+    )
     assert abs(after.auc - before.auc) < 0.0005
     assert after.auc != before.auc
 
 
 def test_narrow_rows_are_within_half_a_step_of_the_wide_ones():
     generator = torch.Generator().manual_seed(1)
-    tables = [Table(name="a", rows=50, width=8), Table(name="b", rows=7, width=8), Table(name="c", rows=9, width=4)]
+    tables = [
+        Table(name="a", rows=50, width=8),
+        Table(name="b", rows=7, width=8),
+        Table(name="c", rows=9, width=4),
+    ]
     weights = {t.name: torch.randn(t.rows, t.width, generator=generator) for t in tables}
     weights["a"][3] = 0  # a row without a scale
     from torchrec import KeyedJaggedTensor
 
     keys = {t.name: [t.name] for t in tables}
     ids = {"a": [3, 49, 0, 0], "b": [6], "c": []}
-    sparse = KeyedJaggedTensor(keys=list(ids), values=torch.tensor([*ids["a"], *ids["b"]], dtype=torch.int32),
-                               lengths=torch.tensor([2, 2, 0, 1, 0, 0], dtype=torch.int32))
+    sparse = KeyedJaggedTensor(
+        keys=list(ids),
+        values=torch.tensor([*ids["a"], *ids["b"]], dtype=torch.int32),
+        lengths=torch.tensor([2, 2, 0, 1, 0, 0], dtype=torch.int32),
+    )
     for kind, error in (("fp32", 0.0), ("fp16", 2e-3), ("int8", 2 * 3.5 / 254)):
         narrow = NarrowTables(tables, keys, kind)
         for name, rows in weights.items():
@@ -314,8 +420,14 @@ def test_narrow_rows_are_within_half_a_step_of_the_wide_ones():
         assert (pooled["a"][1] - 2 * weights["a"][0]).abs().max() <= error
         assert torch.equal(pooled["b"][0], torch.zeros(8))
         assert torch.equal(pooled["c"], torch.zeros(2, 4))
-        weighed = narrow(KeyedJaggedTensor(keys=list(ids), values=sparse.values(), lengths=sparse.lengths(),
-                                           weights=torch.tensor([1.0, 0.5, 0.5, 0.5, 2.0])))
+        weighed = narrow(
+            KeyedJaggedTensor(
+                keys=list(ids),
+                values=sparse.values(),
+                lengths=sparse.lengths(),
+                weights=torch.tensor([1.0, 0.5, 0.5, 0.5, 2.0]),
+            )
+        )
         assert (weighed["a"][1] - weights["a"][0]).abs().max() <= error
         assert (weighed["b"][1] - 2 * weights["b"][6]).abs().max() <= 2 * error
     with pytest.raises(ConfigError, match="'int4' is none of fp32"):
@@ -335,9 +447,13 @@ def test_what_waits_at_the_same_time_is_worked_on_together():
         return [r.upper() for r in requests]
 
     async def ask() -> list[object]:
-        batcher: Batcher[str, str] = Batcher(work, size=len, size_limit=10, request_limit=4, waiting_limit=7)
-        asked = [asyncio.ensure_future(batcher.ask(text))
-                 for text in ("a", "b", "gone", "c", "d", "bad", "too long for most")]
+        batcher: Batcher[str, str] = Batcher(
+            work, size=len, size_limit=10, request_limit=4, waiting_limit=7
+        )
+        asked = [
+            asyncio.ensure_future(batcher.ask(text))
+            for text in ("a", "b", "gone", "c", "d", "bad", "too long for most")
+        ]
         await asyncio.sleep(0)
         with pytest.raises(Full):
             await batcher.ask("one too many")
@@ -347,7 +463,16 @@ def test_what_waits_at_the_same_time_is_worked_on_together():
 
     found = asyncio.run(ask())
     assert seen == [["a", "b", "c", "d"], ["bad"], ["too long for most"], ["later"]]
-    assert [type(one) for one in found] == [str, str, asyncio.CancelledError, str, str, RuntimeError, str, str]
+    assert [type(one) for one in found] == [
+        str,
+        str,
+        asyncio.CancelledError,
+        str,
+        str,
+        RuntimeError,
+        str,
+        str,
+    ]
     assert found[-2:] == ["TOO LONG FOR MOST", "LATER"]
 
 
@@ -377,25 +502,39 @@ def client(service: HttpApp) -> httpx.AsyncClient:
 
 def served(scorer: Scorer, talk, **limits):
     """What `talk(client, service)` returns."""
+
     async def run():
         service = HttpApp(scorer, ServerLimits(rows=10_000, **limits))
         async with client(service) as http:
             return await talk(http, service)
+
     return asyncio.run(run())
 
 
 def test_http_answers_and_counts(scorer, raw):
     async def talk(http, service):
-        good = await http.post("/predict", content=as_json(raw.slice(0, 3)), headers={"content-type": JSON})
+        good = await http.post(
+            "/predict", content=as_json(raw.slice(0, 3)), headers={"content-type": JSON}
+        )
         bad = await http.post("/predict", content=b"?", headers={"content-type": JSON})
-        return good, bad, await http.get("/predict"), await http.get("/modle"), await http.get("/model"), \
-            await http.get("/health"), await http.get("/metrics")
+        return (
+            good,
+            bad,
+            await http.get("/predict"),
+            await http.get("/modle"),
+            await http.get("/model"),
+            await http.get("/health"),
+            await http.get("/metrics"),
+        )
 
     good, bad, wrong_method, nowhere, model, health, metrics = served(scorer, talk)
     assert (good.status_code, len(good.json()["probabilities"])) == (200, 3)
     assert good.json()["step"] == 38
     assert (bad.status_code, list(bad.json())) == (400, ["error"])
-    assert (wrong_method.status_code, wrong_method.json()) == (405, {"error": "/predict takes POST"})
+    assert (wrong_method.status_code, wrong_method.json()) == (
+        405,
+        {"error": "/predict takes POST"},
+    )
     assert "did you mean '/model'" in nowhere.json()["error"]
     assert model.json()["features"]["tags"] == "texts"
     assert "label" not in model.json()["features"]
@@ -413,12 +552,17 @@ def test_http_limits_size_and_rate(scorer):
                 yield b"x" * 10
 
         headers = {"content-type": JSON}
-        return (await http.post("/predict", content=b"x" * 101, headers=headers),
-                await http.post("/predict", content=parts(), headers=headers),  # without a length
-                await http.post("/predict", content=b"{}", headers=headers))
+        return (
+            await http.post("/predict", content=b"x" * 101, headers=headers),
+            await http.post("/predict", content=parts(), headers=headers),  # without a length
+            await http.post("/predict", content=b"{}", headers=headers),
+        )
 
     large, stream, often = served(scorer, talk, body_bytes=100, rate=2)
-    assert (large.status_code, "101 bytes is larger than 100" in large.json()["error"]) == (413, True)
+    assert (large.status_code, "101 bytes is larger than 100" in large.json()["error"]) == (
+        413,
+        True,
+    )
     assert (stream.status_code, "larger than 100 bytes" in stream.json()["error"]) == (413, True)
     assert (often.status_code, often.headers["retry-after"]) == (429, "1")
 
@@ -448,14 +592,20 @@ def test_a_newer_checkpoint_takes_over_without_a_dropped_request(folder, scorer,
 
         assert not await reload.look(service)
         assert not loads
-        (checkpoints / "LATEST").write_text("step-000000999\n")  # not whole: the old one stays, and it is told once
+        (checkpoints / "LATEST").write_text(
+            "step-000000999\n"
+        )  # not whole: the old one stays, and it is told once
         assert not await reload.look(service)
         assert not await reload.look(service)
         before = [asyncio.ensure_future(ask(n)) for n in range(20)]
         (checkpoints / "LATEST").write_text(newest + "\n")
         assert await reload.look(service)
         after = [asyncio.ensure_future(ask(n)) for n in range(20)]
-        return await asyncio.gather(*before), await asyncio.gather(*after), (await http.get("/metrics")).text
+        return (
+            await asyncio.gather(*before),
+            await asyncio.gather(*after),
+            (await http.get("/metrics")).text,
+        )
 
     before, after, metrics = served(first, talk)
     assert {r.status_code for r in (*before, *after)} == {200}
@@ -473,7 +623,11 @@ def test_nothing_ends_the_taking_over_and_health_says_what_fails(folder, tmp_pat
     shutil.copytree(folder / "run", run)
     checkpoints = run / "checkpoints"
     newest = latest(checkpoints)[0]
-    pointer, meta, values = checkpoints / "LATEST", newest / "meta.json", json.loads((newest / "meta.json").read_text())
+    pointer, meta, values = (
+        checkpoints / "LATEST",
+        newest / "meta.json",
+        json.loads((newest / "meta.json").read_text()),
+    )
     now = [0.0]
 
     def written(**changed: object) -> bytes:
@@ -487,13 +641,41 @@ def test_nothing_ends_the_taking_over_and_health_says_what_fails(folder, tmp_pat
         raise SystemExit("a user's module")
 
     model = values["config"]["model"]
-    damages = [*((pointer, text) for text in (b"\xff\xfe\x00", b"", b"..\n", b"/\n", b"step-\x00", b"step-7 8\n",
-                                             b"x" * 5000, None)),
-               *((meta, text) for text in (b"", b"\xff", b"[]", b"null", b"{}", b'"a"', b"[" * 10**5,
-                                          written(config=[]), written(config={}), written(version="x"),
-                                          written(columns=3), written(dense=[1]),
-                                          written(config={**values["config"], "data": None}),
-                                          written(config={**values["config"], "model": {**model, "width": 32}}), None))]
+    damages = [
+        *(
+            (pointer, text)
+            for text in (
+                b"\xff\xfe\x00",
+                b"",
+                b"..\n",
+                b"/\n",
+                b"step-\x00",
+                b"step-7 8\n",
+                b"x" * 5000,
+                None,
+            )
+        ),
+        *(
+            (meta, text)
+            for text in (
+                b"",
+                b"\xff",
+                b"[]",
+                b"null",
+                b"{}",
+                b'"a"',
+                b"[" * 10**5,
+                written(config=[]),
+                written(config={}),
+                written(version="x"),
+                written(columns=3),
+                written(dense=[1]),
+                written(config={**values["config"], "data": None}),
+                written(config={**values["config"], "model": {**model, "width": 32}}),
+                None,
+            )
+        ),
+    ]
 
     async def talk(http, service):
         for number, (path, damage) in enumerate(damages):
@@ -512,7 +694,9 @@ def test_nothing_ends_the_taking_over_and_health_says_what_fails(folder, tmp_pat
             assert (health["ok"], health["checkpoint"]) == (True, "step-000000030")
             about = health["reload"]
             assert about["failing"], damage
-            assert (about["last_failure"]["times"], about["failures"]) == (2, 2 * number + 2), damage
+            assert (about["last_failure"]["times"], about["failures"]) == (2, 2 * number + 2), (
+                damage
+            )
             assert about["last_failure"]["error"]
             path.rmdir() if damage is None else path.unlink()
             path.write_bytes(whole)
@@ -520,9 +704,14 @@ def test_nothing_ends_the_taking_over_and_health_says_what_fails(folder, tmp_pat
             assert await reload.look(service), damage
             health = (await http.get("/health")).json()
             assert (health["checkpoint"], health["reload"]["failing"]) == (newest.name, False)
-            assert health["reload"]["last_failure"]["times"] == 2  # what last failed stays to be read
+            assert (
+                health["reload"]["last_failure"]["times"] == 2
+            )  # what last failed stays to be read
         service.take(first)
-        for load, error in ((leaves, "SystemExit: a user's module"), (vanishes, "No such file or directory")):
+        for load, error in (
+            (leaves, "SystemExit: a user's module"),
+            (vanishes, "No such file or directory"),
+        ):
             reload._load = load
             assert not await reload.look(service)
             assert error in (await http.get("/health")).json()["reload"]["last_failure"]["error"]
@@ -566,7 +755,9 @@ def test_a_look_that_fails_does_not_end_the_looking(scorer, tmp_path):
 
     async def run() -> bool:
         service = HttpApp(scorer, ServerLimits())
-        task = asyncio.create_task(Reload(tmp_path, load, every_s=1e-4, say=lambda _: None)(service))
+        task = asyncio.create_task(
+            Reload(tmp_path, load, every_s=1e-4, say=lambda _: None)(service)
+        )
         await asyncio.wait_for(asyncio.to_thread(seen.wait), 20)
         alive = not task.done()
         task.cancel()
@@ -585,8 +776,13 @@ def test_the_best_checkpoint_is_served_if_asked_until_a_better_one_takes_over(fo
     shutil.copytree(folder / "run", run)
     old, new = (run / "checkpoints" / f"step-{step:09d}" for step in (30, 38))
     mark_best(old, 0.7)
-    reload = Reload(run, lambda: Scorer(Servable.load(run, "fp32", take_best=True), most_rows=100), every_s=1.0,
-                    say=lambda _: None, take_best=True)
+    reload = Reload(
+        run,
+        lambda: Scorer(Servable.load(run, "fp32", take_best=True), most_rows=100),
+        every_s=1.0,
+        say=lambda _: None,
+        take_best=True,
+    )
 
     async def talk(http, service):
         taken = [await reload.look(service)]
@@ -611,21 +807,36 @@ def spoilt(path: Path, change) -> None:
 
 
 def one_nan(tensors) -> None:
-    next(v for k, v in tensors.items() if "embedding_bags.C5" in k and k.startswith("model."))[7, 3] = torch.nan
+    next(v for k, v in tensors.items() if "embedding_bags.C5" in k and k.startswith("model."))[
+        7, 3
+    ] = torch.nan
 
 
 def far_too_large(factor: float):
     def change(tensors) -> None:
         for value in (v for k, v in tensors.items() if k.startswith("model.") and ".over." in k):
             value.mul_(factor)
+
     return change
 
 
-@pytest.mark.parametrize(("change", "why"), [
-    (one_nan, r"step-000000039 holds numbers that are not finite: model\..*C5.weight \(1 of "),
-    (far_too_large(1e25), "step-000000039 is not served: the model's answers to made-up rows are no numbers"),
-    (far_too_large(1e4), "step-000000039 is not served: .* most of some made-up rows are exactly 0 or 1")])
-def test_a_model_without_sane_answers_never_takes_over_and_health_says_why(folder, raw, tmp_path, change, why):
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (one_nan, r"step-000000039 holds numbers that are not finite: model\..*C5.weight \(1 of "),
+        (
+            far_too_large(1e25),
+            "step-000000039 is not served: the model's answers to made-up rows are no numbers",
+        ),
+        (
+            far_too_large(1e4),
+            "step-000000039 is not served: .* most of some made-up rows are exactly 0 or 1",
+        ),
+    ],
+)
+def test_a_model_without_sane_answers_never_takes_over_and_health_says_why(
+    folder, raw, tmp_path, change, why
+):
     run = tmp_path / "run"
     shutil.copytree(folder / "run", run)
 
@@ -639,7 +850,9 @@ def test_a_model_without_sane_answers_never_takes_over_and_health_says_why(folde
         service = HttpApp(first, ServerLimits(), background=reload)
         async with client(service) as http:
             assert not await reload.look(service)
-            answer = await http.post("/predict", content=as_json(raw.slice(0, 5)), headers={"content-type": JSON})
+            answer = await http.post(
+                "/predict", content=as_json(raw.slice(0, 5)), headers={"content-type": JSON}
+            )
             return answer, (await http.get("/health")).json()
 
     answer, health = asyncio.run(whole())
@@ -650,12 +863,20 @@ def test_a_model_without_sane_answers_never_takes_over_and_health_says_why(folde
         load()
 
 
-def test_no_program_takes_weights_that_are_no_numbers_and_each_names_the_newest_that_are(folder, tmp_path):
+def test_no_program_takes_weights_that_are_no_numbers_and_each_names_the_newest_that_are(
+    folder, tmp_path
+):
     run = tmp_path / "run"
     shutil.copytree(folder / "run", run)
-    spoilt(latest(run / "checkpoints")[0], lambda tensors: [v.fill_(torch.inf) for v in tensors.values()])
-    for main, words in ((export.main, [run]), (evaluate.main, ["--run-dir", run]),
-                        (train.main, ["--run-dir", run, "--resume", "--epochs", 2])):
+    spoilt(
+        latest(run / "checkpoints")[0],
+        lambda tensors: [v.fill_(torch.inf) for v in tensors.values()],
+    )
+    for main, words in (
+        (export.main, [run]),
+        (evaluate.main, ["--run-dir", run]),
+        (train.main, ["--run-dir", run, "--resume", "--epochs", 2]),
+    ):
         try:
             main([str(word) for word in words])
         except (CheckpointError, SystemExit) as error:
@@ -669,7 +890,9 @@ def test_no_program_takes_weights_that_are_no_numbers_and_each_names_the_newest_
 def test_a_row_for_which_the_model_has_no_number_is_refused_alone(wide):
     """Its value is one of float32, and nothing in the spec makes it smaller: here a model multiplies it by itself."""
     scorer = Scorer(replace(wide, model=lambda dense, _: dense.square().sum(1)), most_rows=10)
-    good, bad = (PredictRequest(JSON, body) for body in (b'{"rows":[{}]}', b'{"rows":[{},{"I5":3e38}]}'))
+    good, bad = (
+        PredictRequest(JSON, body) for body in (b'{"rows":[{}]}', b'{"rows":[{},{"I5":3e38}]}')
+    )
     answers = scorer.answer([good, bad])
     assert len(answers[0].probabilities) == 1
     assert answers[1].status == 422
@@ -687,9 +910,27 @@ def test_no_pickle_in_a_run_folder_is_read_by_any_program(folder, tmp_path):
     bomb = pickle.dumps(Bomb(marker))
     (run / "export").mkdir()
     for place in (run, run / "export", run / "checkpoints", *(run / "checkpoints").glob("step-*")):
-        for name in (".metadata", "__0_0.distcp", "__0.metadata", "data.pkl", "meta.pkl", "layout.pkl", "state.pt",
-                     "model.pt", "model.pth", "model.bin", "optimizer.pt", "checkpoint.ckpt", "config.pkl", "agent.pkl",
-                     "knobs.pkl", "dense.pt2", "dense-compiled.pt2", "rank-00001.safetensors", "_common_metadata"):
+        for name in (
+            ".metadata",
+            "__0_0.distcp",
+            "__0.metadata",
+            "data.pkl",
+            "meta.pkl",
+            "layout.pkl",
+            "state.pt",
+            "model.pt",
+            "model.pth",
+            "model.bin",
+            "optimizer.pt",
+            "checkpoint.ckpt",
+            "config.pkl",
+            "agent.pkl",
+            "knobs.pkl",
+            "dense.pt2",
+            "dense-compiled.pt2",
+            "rank-00001.safetensors",
+            "_common_metadata",
+        ):
             (place / name).write_bytes(bomb)
     process = launch(0, "tests.dlrm.serving.no_pickles", run, tmp=tmp_path)
     assert process.returncode == 0, process.stderr[-3000:]
@@ -700,7 +941,9 @@ def test_no_pickle_in_a_run_folder_is_read_by_any_program(folder, tmp_path):
     assert not marker.exists()
 
 
-def test_a_run_without_a_checkpoint_or_with_a_spoilt_one_or_with_a_table_that_vanished(folder, tmp_path):
+def test_a_run_without_a_checkpoint_or_with_a_spoilt_one_or_with_a_table_that_vanished(
+    folder, tmp_path
+):
     with pytest.raises(CheckpointError, match="no checkpoint in"):
         Servable.load(tmp_path, "int8")
     run, table = tmp_path / "run", tmp_path / "table"
@@ -736,6 +979,8 @@ def test_a_table_without_a_spec_cannot_be_served(folder, tmp_path):
 
     path = tmp_path / "run" / "checkpoints" / "step-1"
     path.mkdir(parents=True)
-    CheckpointMeta.of(table, {**values["config"], "data": table.uri, "version": 0}).write(path, {}, CheckpointDisk())
+    CheckpointMeta.of(table, {**values["config"], "data": table.uri, "version": 0}).write(
+        path, {}, CheckpointDisk()
+    )
     with pytest.raises(CheckpointError, match=r"was not made by etl/job\.py"):
         Servable.load(tmp_path / "run", "int8")

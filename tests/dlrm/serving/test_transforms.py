@@ -22,18 +22,26 @@ pytestmark = pytest.mark.slow
 
 
 def test_a_server_asks_for_the_code_again(transformed, monkeypatch):
-    with pytest.raises(OperatorError, match=rf"transform 'ratio' names the function .* --allow-code {MODULE}"):
+    with pytest.raises(
+        OperatorError, match=rf"transform 'ratio' names the function .* --allow-code {MODULE}"
+    ):
         Servable.load(transformed / "run", "fp32")
     monkeypatch.setitem(sys.modules, MODULE, None)  # it can no longer be imported
-    with pytest.raises(OperatorError, match=rf"transform 'ratio': function = '{MODULE}:ratio': cannot be imported"):
+    with pytest.raises(
+        OperatorError, match=rf"transform 'ratio': function = '{MODULE}:ratio': cannot be imported"
+    ):
         Servable.load(transformed / "run", "fp32", allow_code=(MODULE,))
 
 
-def test_a_server_refuses_a_run_whose_row_groups_were_changed_as_it_reads_none(transformed, monkeypatch):
+def test_a_server_refuses_a_run_whose_row_groups_were_changed_as_it_reads_none(
+    transformed, monkeypatch
+):
     path, meta = latest(transformed / "run" / "checkpoints")
     changed = replace(meta, config={**meta.config, "transform_spec": "mine:halved"})
     monkeypatch.setattr(served_model, "chosen", lambda *_args, **_more: (path, changed))
-    with pytest.raises(CheckpointError, match="was trained with --transform-spec mine:halved, which changes"):
+    with pytest.raises(
+        CheckpointError, match="was trained with --transform-spec mine:halved, which changes"
+    ):
         Servable.load(transformed / "run", "fp32", allow_code=(MODULE,))
 
 
@@ -46,7 +54,10 @@ def test_a_server_makes_of_raw_rows_what_the_loader_gave_the_trainer(transformed
     numbers = torch.expm1(batch.dense[order, 0].double()).round().long().tolist()
     raw = clicks_table.raw_rows(ROWS).drop_columns("label").take(numbers)
     plain = FeatureTable.open(config.data, allow_code=(MODULE,))
-    assert [one.name for one in servable.table.transforms] == [*(one.name for one in plain.transforms), "doubled"]
+    assert [one.name for one in servable.table.transforms] == [
+        *(one.name for one in plain.transforms),
+        "doubled",
+    ]
     made = servable.batch({name: raw[name].combine_chunks() for name in raw.column_names})
     torch.testing.assert_close(made.dense, batch.dense[order], rtol=0, atol=0)
     columns = [c.name for c in servable.layout.columns]
@@ -54,8 +65,10 @@ def test_a_server_makes_of_raw_rows_what_the_loader_gave_the_trainer(transformed
     def rows_of(one, rows: int) -> list[list[list[int]]]:
         lengths = one.lengths.view(len(columns), rows)
         ids = one.values.split(lengths.sum(1).tolist())
-        return [[bag.tolist() for bag in part.split(counts)]
-                for part, counts in zip(ids, lengths.tolist(), strict=True)]
+        return [
+            [bag.tolist() for bag in part.split(counts)]
+            for part, counts in zip(ids, lengths.tolist(), strict=True)
+        ]
 
     theirs = rows_of(batch, len(batch.label))
     assert rows_of(made, 200) == [[column[row] for row in order.tolist()] for column in theirs]

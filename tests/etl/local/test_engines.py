@@ -23,7 +23,10 @@ from sluice.etl.table.table import FeatureTable
 from tests.etl.jobs import on
 
 # pyspark 4.1 leaves the sockets through which it collects to the garbage collector.
-pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")]
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"),
+]
 
 FEATURES = Path(__file__).resolve().parents[3] / "features"
 SPECS = ["avazu", "criteo", "criteo_kaggle", "criteo_raw", "criteo_terabyte", "wide"]
@@ -32,7 +35,10 @@ OTHERWISE = {"job", "at", "files", "engine", "took"}
 
 
 def test_all_shipped_specs_but_the_relational_one_are_compared():
-    assert sorted(path.stem for path in FEATURES.glob("*.toml") if only_spark(Spec.read(path)) is None) == SPECS
+    assert (
+        sorted(path.stem for path in FEATURES.glob("*.toml") if only_spark(Spec.read(path)) is None)
+        == SPECS
+    )
 
 
 def raw_of(name: str, folder: Path, seed: int) -> Path:
@@ -53,32 +59,51 @@ def raw_of(name: str, folder: Path, seed: int) -> Path:
 
 def made(spark, text: str, inputs: list[Path], output: Path, **options: object) -> FeatureTable:
     spec = Spec.own(text)
-    job = Job(spec=spec, inputs=tuple(map(str, inputs)), store=TableStore(output), max_rejects=0.1,
-              split_moved="accept", accept_nulls=tuple(spec.input.columns), **options)
+    job = Job(
+        spec=spec,
+        inputs=tuple(map(str, inputs)),
+        store=TableStore(output),
+        max_rejects=0.1,
+        split_moved="accept",
+        accept_nulls=tuple(spec.input.columns),
+        **options,
+    )
     on(spark, job)
     return FeatureTable.open(output)
 
 
 def bits(table: pa.Table) -> list[object]:
     """The columns so that NaN equals itself, and -0.0 does not equal 0.0."""
-    return [column.combine_chunks().to_numpy(zero_copy_only=False).view(f"i{column.type.bit_width // 8}").tolist()
-            if pa.types.is_floating(column.type) else column.to_pylist() for column in table.columns]
+    return [
+        column.combine_chunks()
+        .to_numpy(zero_copy_only=False)
+        .view(f"i{column.type.bit_width // 8}")
+        .tolist()
+        if pa.types.is_floating(column.type)
+        else column.to_pylist()
+        for column in table.columns
+    ]
 
 
 def rejects(table: FeatureTable) -> list[dict]:
     folder = Path(table.uri) / "_sluice" / "rejects" / table.record.job
-    found = [json.loads(line) for path in folder.glob("*.json") for line in path.read_text().splitlines()]
+    found = [
+        json.loads(line) for path in folder.glob("*.json") for line in path.read_text().splitlines()
+    ]
     return sorted(found, key=lambda row: (row["file"], row.get("line", 0), row["raw"]))
 
 
 def alike(one: FeatureTable, other: FeatureTable) -> None:
     assert one.fingerprint == other.fingerprint
-    records = [{key: value for key, value in table.record.to_json().items() if key not in OTHERWISE}
-               for table in (one, other)]
+    records = [
+        {key: value for key, value in table.record.to_json().items() if key not in OTHERWISE}
+        for table in (one, other)
+    ]
     assert records[0] == records[1]
     assert DeltaTable(one.uri).schema().to_json() == DeltaTable(other.uri).schema().to_json()
-    assert [(f.split, f.rows, f.row_group_rows) for f in one.files] == \
-        [(f.split, f.rows, f.row_group_rows) for f in other.files]
+    assert [(f.split, f.rows, f.row_group_rows) for f in one.files] == [
+        (f.split, f.rows, f.row_group_rows) for f in other.files
+    ]
     for mine, theirs in zip(one.files, other.files, strict=True):
         tables = [pq.read_table(f.path, partitioning=None) for f in (mine, theirs)]
         assert tables[0].schema.names == tables[1].schema.names
@@ -90,16 +115,23 @@ def alike(one: FeatureTable, other: FeatureTable) -> None:
 @pytest.mark.parametrize("name", SPECS)
 def test_every_mode_makes_the_same_table(spark, tmp_path, name):
     text = (FEATURES / f"{name}.toml").read_text()
-    text = text.replace("F1..F900", "F1..F40").replace("C1..C94", "C1..C6")  # a thousand columns are a minute of Spark
+    text = text.replace("F1..F900", "F1..F40").replace(
+        "C1..C94", "C1..C6"
+    )  # a thousand columns are a minute of Spark
     first, second = (raw_of(name, tmp_path, seed) for seed in (1, 2))
     updating = {"update_state": name in ("criteo", "avazu")}
-    steps = [("create", [first], {}), ("append", [second], updating),
-             ("overwrite", [first, second], {"update_state": True})]
+    steps = [
+        ("create", [first], {}),
+        ("append", [second], updating),
+        ("overwrite", [first, second], {"update_state": True}),
+    ]
     if name == "criteo":  # once, as it is a create but for what it is on
         steps.append(("overwrite", [second], {"refit": True}))
     for mode, inputs, options in steps:
-        both = [made(engine, text, inputs, tmp_path / where, mode=mode, **options)
-                for engine, where in ((spark, "spark"), (None, "local"))]
+        both = [
+            made(engine, text, inputs, tmp_path / where, mode=mode, **options)
+            for engine, where in ((spark, "spark"), (None, "local"))
+        ]
         alike(*both)
     assert both[0].version == len(steps) - 1
     assert [table.record.engine for table in both] == ["spark", "local"]
@@ -157,10 +189,12 @@ name = "codes"
 role = "id_list"
 ops = [{op = "hash", size = 4000000000}]
 """
-WAYS = {"order": 'order = "at"\norder_step = 1\n[sample]\nnegatives = 0.7\nweight = "weight"',
-        "partition": 'partition = "place"\ntogether = "word"\nplain_lists = true\n[[filter]]\ncolumn = "word"\n'
-                     'op = "present"',
-        "drawn": 'key = ["since"]\nsplit_by = ["word"]\n[negatives]\ncolumn = "word"\neach = 2'}
+WAYS = {
+    "order": 'order = "at"\norder_step = 1\n[sample]\nnegatives = 0.7\nweight = "weight"',
+    "partition": 'partition = "place"\ntogether = "word"\nplain_lists = true\n[[filter]]\ncolumn = "word"\n'
+    'op = "present"',
+    "drawn": 'key = ["since"]\nsplit_by = ["word"]\n[negatives]\ncolumn = "word"\neach = 2',
+}
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -172,62 +206,114 @@ def test_odd_values_are_the_same_to_both(spark, tmp_path, way):
     def of(kind: pa.DataType, *values: object) -> pa.Array:
         return pa.array([values[n] for n in draw.integers(0, len(values), 400)], kind)
 
-    table = pa.table({
-        "click": of(pa.int8(), 0, 1), "at": of(pa.float64(), *ODD_NUMBERS), "price": of(pa.float64(), *ODD_NUMBERS),
-        "since": of(pa.timestamp("us", "UTC"), -1_500_000, 0, 999_999, 10**15 + 1, None),
-        "word": of(pa.string(), "\U0001f600", "\uffee", "é", "e", "E", "", None, "a\x00"),
-        "place": of(pa.string(), "a b/c%d", "x=1", "ü", "", None, "__HIVE"),
-        "tags": of(pa.list_(pa.string()), [], ["a", None, "b"], None, ["\U0001f600", "\uffee"]),
-        "seen": of(pa.timestamp("us"), -1_500_000, 0, 999_999, 10**15 + 1, None),
-        "day": of(pa.date32(), -1, 0, 19_000, None),
-        "codes": of(pa.list_(pa.int64()), [], [2**60, None, -1], None, [7]),
-        "cost": of(pa.decimal128(9, 2), decimal.Decimal("-0.01"), decimal.Decimal("1234567.89"), None)})
+    table = pa.table(
+        {
+            "click": of(pa.int8(), 0, 1),
+            "at": of(pa.float64(), *ODD_NUMBERS),
+            "price": of(pa.float64(), *ODD_NUMBERS),
+            "since": of(pa.timestamp("us", "UTC"), -1_500_000, 0, 999_999, 10**15 + 1, None),
+            "word": of(pa.string(), "\U0001f600", "\uffee", "é", "e", "E", "", None, "a\x00"),
+            "place": of(pa.string(), "a b/c%d", "x=1", "ü", "", None, "__HIVE"),
+            "tags": of(pa.list_(pa.string()), [], ["a", None, "b"], None, ["\U0001f600", "\uffee"]),
+            "seen": of(pa.timestamp("us"), -1_500_000, 0, 999_999, 10**15 + 1, None),
+            "day": of(pa.date32(), -1, 0, 19_000, None),
+            "codes": of(pa.list_(pa.int64()), [], [2**60, None, -1], None, [7]),
+            "cost": of(
+                pa.decimal128(9, 2), decimal.Decimal("-0.01"), decimal.Decimal("1234567.89"), None
+            ),
+        }
+    )
     pq.write_table(table, tmp_path / "rows.parquet", row_group_size=70)
-    both = [made(engine, ODD % WAYS[way], [tmp_path / "rows.parquet"], tmp_path / where)
-            for engine, where in ((spark, "spark"), (None, "local"))]
+    both = [
+        made(engine, ODD % WAYS[way], [tmp_path / "rows.parquet"], tmp_path / where)
+        for engine, where in ((spark, "spark"), (None, "local"))
+    ]
     alike(*both)
     assert len(both[0].files) > 2
 
 
 def test_a_fraction_is_no_int_to_both(spark, tmp_path):
     """Its row is set aside, by a reason that names the column; a cast alone would cut the fraction off."""
-    table = pa.table({
-        "click": [0, 1] * 20, "at": pa.array([n + (n == 5) / 2 for n in range(40)], pa.float64()),
-        "cost": pa.array([None if n % 7 == 0 else decimal.Decimal(n) + decimal.Decimal(n == 9) / 4 for n in range(40)],
-                         pa.decimal128(38, 18)),
-        "half": pa.array([n + (n == 11) / 2 for n in range(40)], pa.float32())})
+    table = pa.table(
+        {
+            "click": [0, 1] * 20,
+            "at": pa.array([n + (n == 5) / 2 for n in range(40)], pa.float64()),
+            "cost": pa.array(
+                [
+                    None if n % 7 == 0 else decimal.Decimal(n) + decimal.Decimal(n == 9) / 4
+                    for n in range(40)
+                ],
+                pa.decimal128(38, 18),
+            ),
+            "half": pa.array([n + (n == 11) / 2 for n in range(40)], pa.float32()),
+        }
+    )
     pq.write_table(table, tmp_path / "rows.parquet")
-    text = ('[input]\nformat = "parquet"\ncolumns = ["click:int", "at:int", "cost:int", "half:int"]\n[table]\n'
-            'split = {train = 1}\n[[column]]\nname = "click"\nrole = "label"\n' + "".join(
-                f'[[column]]\nname = "{name}"\nrole = "dense"\nops = [{{op = "fill"}}]\n'
-                for name in ("at", "cost", "half")))
-    both = [made(engine, text, [tmp_path / "rows.parquet"], tmp_path / where)
-            for engine, where in ((spark, "spark"), (None, "local"))]
+    text = (
+        '[input]\nformat = "parquet"\ncolumns = ["click:int", "at:int", "cost:int", "half:int"]\n[table]\n'
+        'split = {train = 1}\n[[column]]\nname = "click"\nrole = "label"\n'
+        + "".join(
+            f'[[column]]\nname = "{name}"\nrole = "dense"\nops = [{{op = "fill"}}]\n'
+            for name in ("at", "cost", "half")
+        )
+    )
+    both = [
+        made(engine, text, [tmp_path / "rows.parquet"], tmp_path / where)
+        for engine, where in ((spark, "spark"), (None, "local"))
+    ]
     alike(*both)
-    assert both[0].record.rejected == {f"{name}: not a whole number of 64 bits": 1 for name in ("at", "cost", "half")}
+    assert both[0].record.rejected == {
+        f"{name}: not a whole number of 64 bits": 1 for name in ("at", "cost", "half")
+    }
     assert both[0].record.rows == 37
 
 
 def test_names_with_dots_are_left_to_the_local_engine(spark, tmp_path):
-    table = pa.table({"click": [0, 1] * 20, "device": [{"os": None if n % 3 else f"s{n % 4}"} for n in range(40)]})
+    table = pa.table(
+        {
+            "click": [0, 1] * 20,
+            "device": [{"os": None if n % 3 else f"s{n % 4}"} for n in range(40)],
+        }
+    )
     pq.write_table(table, tmp_path / "rows.parquet")
-    text = ('[input]\nformat = "parquet"\ncolumns = ["click:int", "device.os:text"]\n[table]\nsplit = {train = 1}\n'
-            '[[column]]\nname = "click"\nrole = "label"\n[[column]]\nname = "device.os"\nrole = "sparse"\n'
-            'ops = [{op = "categorify"}]\n')
+    text = (
+        '[input]\nformat = "parquet"\ncolumns = ["click:int", "device.os:text"]\n[table]\nsplit = {train = 1}\n'
+        '[[column]]\nname = "click"\nrole = "label"\n[[column]]\nname = "device.os"\nrole = "sparse"\n'
+        'ops = [{op = "categorify"}]\n'
+    )
     local = made(None, text, [tmp_path / "rows.parquet"], tmp_path / "local")
     assert {one.name: one.cardinality for one in local.fields}["device.os"] == 2 + 1 + 4
-    with pytest.raises(InputError, match=r"input column 'device.os': names with dots, .* run it with --engine local"):
+    with pytest.raises(
+        InputError,
+        match=r"input column 'device.os': names with dots, .* run it with --engine local",
+    ):
         made(spark, text, [tmp_path / "rows.parquet"], tmp_path / "spark")
-    lines = [json.dumps({"click": n % 2 == 1, "device": None if n % 3 else {"os": f"s{n % 4}"}}) for n in range(40)]
+    lines = [
+        json.dumps({"click": n % 2 == 1, "device": None if n % 3 else {"os": f"s{n % 4}"}})
+        for n in range(40)
+    ]
     (tmp_path / "rows.json").write_text("\n".join(lines))
     of_json = text.replace('"parquet"', '"json"')
-    both = [made(engine, of_json, [tmp_path / "rows.json"], tmp_path / f"{name}-json")
-            for engine, name in ((spark, "spark"), (None, "local"))]
+    both = [
+        made(engine, of_json, [tmp_path / "rows.json"], tmp_path / f"{name}-json")
+        for engine, name in ((spark, "spark"), (None, "local"))
+    ]
     alike(*both)
     assert {one.name: one.cardinality for one in both[1].fields}["device.os"] == 2 + 1 + 4
 
 
-ODD_NUMBERS = (-0.0, 0.0, 1.5, -2.25, -1e300, 1e-300, float("nan"), float("inf"), float("-inf"), None)
+ODD_NUMBERS = (
+    -0.0,
+    0.0,
+    1.5,
+    -2.25,
+    -1e300,
+    1e-300,
+    float("nan"),
+    float("inf"),
+    float("-inf"),
+    None,
+)
 
 GROWN = """
 [input]
@@ -257,12 +343,27 @@ def test_a_column_that_newer_csv_files_have_comes_in_by_an_overwrite_of_all(spar
     both, grown = [], GROWN % (', "place:text"', 'optional = ["place"]\n') + MORE
     for engine, where in ((spark, "spark"), (None, "local")):
         before = made(engine, GROWN % ("", ""), [tmp_path / "1.csv"], tmp_path / where)
-        with pytest.raises(InputError, match="its header has no column in column 4, where the spec has 'place'"):
-            made(engine, grown.replace('optional = ["place"]\n', ""), [tmp_path / "1.csv"], tmp_path / f"{where}-not")
-        both.append(made(engine, grown, [tmp_path / "1.csv", tmp_path / "2.csv"], tmp_path / where, mode="overwrite",
-                         update_state=True))
+        with pytest.raises(
+            InputError, match="its header has no column in column 4, where the spec has 'place'"
+        ):
+            made(
+                engine,
+                grown.replace('optional = ["place"]\n', ""),
+                [tmp_path / "1.csv"],
+                tmp_path / f"{where}-not",
+            )
+        both.append(
+            made(
+                engine,
+                grown,
+                [tmp_path / "1.csv", tmp_path / "2.csv"],
+                tmp_path / where,
+                mode="overwrite",
+                update_state=True,
+            )
+        )
         known = before.state()["word/0"]["value"].to_pylist()
-        assert both[-1].state()["word/0"]["value"].to_pylist()[:len(known)] == known
+        assert both[-1].state()["word/0"]["value"].to_pylist()[: len(known)] == known
     alike(*both)
     assert sum(both[0].record.rejected.values()) == 1
     assert both[0].record.raw_nulls["place"] == 0.5

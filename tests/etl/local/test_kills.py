@@ -82,8 +82,14 @@ def test_a_job_killed_at_thirty_moments_publishes_nothing_or_all(tmp_path, repo)
     small_table(tmp_path / "old", rows=30, files=1, splits={"train": 1.0})
     for name in ("whole", *range(30)):
         shutil.copytree(tmp_path / "old", tmp_path / "tables" / str(name))
-    done = subprocess.run([sys.executable, "-c", _KILLED, tmp_path / "spec.toml", raw, tmp_path / "tables", "30"],
-                          cwd=repo, capture_output=True, text=True, timeout=170, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", _KILLED, tmp_path / "spec.toml", raw, tmp_path / "tables", "30"],
+        cwd=repo,
+        capture_output=True,
+        text=True,
+        timeout=170,
+        check=True,
+    )
     codes = json.loads(done.stdout)
     assert codes.count(-signal.SIGKILL) >= 10
     for number in range(30):
@@ -96,9 +102,24 @@ def test_an_interrupt_leaves_nothing(raw, tmp_path, repo):
     big = tmp_path / "big.tsv"
     big.write_bytes(raw.read_bytes() * 200)
     (tmp_path / "spec.toml").write_text(build.TEXT)
-    process = subprocess.Popen([sys.executable, "-m", "sluice", "etl", "--spec", tmp_path / "spec.toml", "--input", big,
-                                "--output", tmp_path / "t"], cwd=repo, stderr=subprocess.PIPE, text=True,
-                               env={**os.environ, "TMPDIR": str(tmp_path)})
+    process = subprocess.Popen(
+        [
+            sys.executable,
+            "-m",
+            "sluice",
+            "etl",
+            "--spec",
+            tmp_path / "spec.toml",
+            "--input",
+            big,
+            "--output",
+            tmp_path / "t",
+        ],
+        cwd=repo,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+    )
     assert process.stderr is not None
     for line in process.stderr:
         if line.startswith("writing"):
@@ -106,19 +127,39 @@ def test_an_interrupt_leaves_nothing(raw, tmp_path, repo):
     process.send_signal(signal.SIGINT)
     assert process.wait(60) == 130  # tests/etl/test_program.py tests the moment that it has
     process.stderr.close()
-    assert not [path for path in (tmp_path / "t").rglob("*") if path.is_file() and "state" not in path.parts]
+    assert not [
+        path for path in (tmp_path / "t").rglob("*") if path.is_file() and "state" not in path.parts
+    ]
     assert {path.name for path in tmp_path.iterdir()} == {"big.tsv", "spec.toml", "t"}
 
 
 def test_it_needs_neither_pyspark_nor_java(tmp_path, repo):
     (tmp_path / "spec.toml").write_text(_SPEC)
     (tmp_path / "rows.tsv").write_text("1\t2\ta\n0\t\tb\n")
-    code = "import sys; sys.modules['pyspark'] = None; from sluice.etl.job import program; program()"
-    words = ["--spec", tmp_path / "spec.toml", "--input", tmp_path / "rows.tsv", "--output", tmp_path / "t"]
-    done = subprocess.run([sys.executable, "-c", code, *words], cwd=repo, env={"PYTHONPATH": str(repo)},
-                          capture_output=True, text=True, check=True)
+    code = (
+        "import sys; sys.modules['pyspark'] = None; from sluice.etl.job import program; program()"
+    )
+    words = [
+        "--spec",
+        tmp_path / "spec.toml",
+        "--input",
+        tmp_path / "rows.tsv",
+        "--output",
+        tmp_path / "t",
+    ]
+    done = subprocess.run(
+        [sys.executable, "-c", code, *words],
+        cwd=repo,
+        env={"PYTHONPATH": str(repo)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     said = json.loads(done.stdout.splitlines()[-1])
-    assert " ".join(said) == "rows_in rows_out rejected version fingerprint files splits ways engine seconds"
+    assert (
+        " ".join(said)
+        == "rows_in rows_out rejected version fingerprint files splits ways engine seconds"
+    )
     assert (said["rows_out"], said["engine"]) == (2, "local")
     assert done.stderr.startswith("engine: local, ")
 

@@ -41,12 +41,20 @@ from tests.etl import jobs
 from tests.etl.jobs import Said, rows_of
 
 raw, made, broken, page = build.raw, build.made, build.broken, log.page
-LEFT_OUT = {"test_rows_are_where_their_keys_say",  # it reads the table that the test before it has compared
-            "test_what_needs_other_rows_is_added_by_spark",
-            "test_a_quoted_field_may_hold_lines_if_the_spec_says_so",
-                  "test_the_content_does_not_depend_on_partitions_or_on_how_the_input_is_cut"}
-globals().update({name: test for module in (bad_input, build, log) for name, test in vars(module).items()
-                  if name.startswith("test_") and name not in LEFT_OUT})
+LEFT_OUT = {
+    "test_rows_are_where_their_keys_say",  # it reads the table that the test before it has compared
+    "test_what_needs_other_rows_is_added_by_spark",
+    "test_a_quoted_field_may_hold_lines_if_the_spec_says_so",
+    "test_the_content_does_not_depend_on_partitions_or_on_how_the_input_is_cut",
+}
+globals().update(
+    {
+        name: test
+        for module in (bad_input, build, log)
+        for name, test in vars(module).items()
+        if name.startswith("test_") and name not in LEFT_OUT
+    }
+)
 
 
 @pytest.fixture(scope="session")
@@ -56,25 +64,34 @@ def spark():
 
 
 def job_of(output: Path, *inputs: object, text: str = build.TEXT, **options: object) -> Job:
-    return Job(spec=Spec.own(text), inputs=tuple(map(str, inputs)), store=TableStore(output), **options)
+    return Job(
+        spec=Spec.own(text), inputs=tuple(map(str, inputs)), store=TableStore(output), **options
+    )
 
 
 @pytest.mark.slow
-def test_the_content_depends_neither_on_pieces_nor_threads_nor_on_what_went_to_the_disk(made, raw, tmp_path,
-                                                                                        monkeypatch):
+def test_the_content_depends_neither_on_pieces_nor_threads_nor_on_what_went_to_the_disk(
+    made, raw, tmp_path, monkeypatch
+):
     from sluice.etl.local import input as local_input
     from sluice.etl.local import sums
 
     made_files: list[object] = []
     real = tempfile.TemporaryFile
-    monkeypatch.setattr(tempfile, "TemporaryFile", lambda **words: made_files.append(real(**words)) or made_files[-1])
+    monkeypatch.setattr(
+        tempfile,
+        "TemporaryFile",
+        lambda **words: made_files.append(real(**words)) or made_files[-1],
+    )
     monkeypatch.setattr(local_input, "PIECE_BYTES", 5000)
     monkeypatch.setattr(sums, "_ROWS_BEFORE_SUM", 50)
     for threads, memory in ((1, 1 << 34), (3, 4 << 10)):
         job = job_of(tmp_path / f"t{threads}", raw)
         made_files.clear()
         job.run(LocalEngine(job, JobProgress(Said()), threads=threads, memory=memory))
-        assert len(made_files) == (3 if memory < 1 << 20 else 0)  # of counts, of what was parsed, and of rows
+        assert len(made_files) == (
+            3 if memory < 1 << 20 else 0
+        )  # of counts, of what was parsed, and of rows
         table = FeatureTable.open(tmp_path / f"t{threads}")
         assert (table.record.state, table.fingerprint) == (made.record.state, made.fingerprint)
         assert build.content(table) == build.content(made)
@@ -90,11 +107,15 @@ def test_of_rows_on_the_disk_each_byte_is_read_once(monkeypatch):
         read[0] += length
         return real_read(file, length, place)
 
-    monkeypatch.setattr(os, "pwrite", lambda *words: lengths.append(real_write(*words)) or lengths[-1])
+    monkeypatch.setattr(
+        os, "pwrite", lambda *words: lengths.append(real_write(*words)) or lengths[-1]
+    )
     monkeypatch.setattr(os, "pread", counted)
     of = draw.integers(1, files, (9, 3000)).astype(np.int32)  # the first file has no rows
     for number, one in enumerate(of):
-        rows = pa.record_batch([pa.array(np.arange(3000) + 3000 * number), pa.array(map(str, one))], ["row", "text"])
+        rows = pa.record_batch(
+            [pa.array(np.arange(3000) + 3000 * number), pa.array(map(str, one))], ["row", "text"]
+        )
         spooled.add(rows, one)
     for file in range(1, files):
         taken = spooled.of(file)
@@ -107,38 +128,65 @@ def test_of_rows_on_the_disk_each_byte_is_read_once(monkeypatch):
 
 @pytest.mark.slow
 def test_a_vocabulary_that_spark_left_in_files_is_applied_and_added_to(made, raw, tmp_path):
-    (tmp_path / "more.tsv").write_text(raw.read_text().replace("\t", "\tn", 5000).replace("\tn", "\t", 4000))
+    (tmp_path / "more.tsv").write_text(
+        raw.read_text().replace("\t", "\tn", 5000).replace("\tn", "\t", 4000)
+    )
     tables = [shutil.copytree(made.uri, tmp_path / name) for name in ("memory", "files")]
     store, state = TableStore(tables[1]), made.state()
     pq.write_table(state["C1/0"], store.path("_sluice/state/C1.parquet"))
-    stored = replace(state, tables={**state.tables, "C1/0": FileBackedState.of(store, ["_sluice/state/C1.parquet"])})
+    stored = replace(
+        state,
+        tables={**state.tables, "C1/0": FileBackedState.of(store, ["_sluice/state/C1.parquet"])},
+    )
     assert stored.save(store) == made.record.state
     for mode, options in (("append", {}), ("overwrite", {"update_state": True})):
         for place in tables:
-            build.run(None, place, raw, tmp_path / "more.tsv", mode=mode, max_rejects=1.0, **options)
+            build.run(
+                None, place, raw, tmp_path / "more.tsv", mode=mode, max_rejects=1.0, **options
+            )
         both = [FeatureTable.open(place) for place in tables]
         assert both[0].record.state == both[1].record.state
         assert build.content(both[0]) == build.content(both[1])
 
 
-@pytest.mark.parametrize(("end", "beyond"), [(b"", 1 << 16), (b"\n", 1 << 16), (b"", 0), (b"\n", 9)])
+@pytest.mark.parametrize(
+    ("end", "beyond"), [(b"", 1 << 16), (b"\n", 1 << 16), (b"", 0), (b"\n", 9)]
+)
 def test_every_line_is_in_the_piece_in_which_it_begins(tmp_path, monkeypatch, end, beyond):
-    monkeypatch.setattr(pieces, "_BEYOND", beyond)  # a line that goes on beyond that is read in turns
+    monkeypatch.setattr(
+        pieces, "_BEYOND", beyond
+    )  # a line that goes on beyond that is read in turns
     draw = random.Random(3)
-    lines = [b"x" * draw.choice((0, 1, 7, 40)) + b"\r" * draw.choice((0, 0, 1)) for _ in range(60)] + [b"last"]
+    lines = [
+        b"x" * draw.choice((0, 1, 7, 40)) + b"\r" * draw.choice((0, 0, 1)) for _ in range(60)
+    ] + [b"last"]
     path = tmp_path / "lines"
     path.write_bytes(b"\xef\xbb\xbf" + b"\n".join(lines) + end)
-    (tmp_path / "lines.gz").write_bytes(gzip.compress(path.read_bytes()[:300]) + gzip.compress(path.read_bytes()[300:]))
+    (tmp_path / "lines.gz").write_bytes(
+        gzip.compress(path.read_bytes()[:300]) + gzip.compress(path.read_bytes()[300:])
+    )
     for size in (1, 2, 3, 5, 8, 20, 41, 64, 1000):
         for name in ("lines", "lines.gz"):
-            found = [line for piece in pieces_of(files_of([str(tmp_path / name)]), size)
-                     for batch in piece.batches(()) for line in batch["line"].to_pylist()]
+            found = [
+                line
+                for piece in pieces_of(files_of([str(tmp_path / name)]), size)
+                for batch in piece.batches(())
+                for line in batch["line"].to_pylist()
+            ]
             assert found == [line + b"\n" for line in lines], (size, name)
 
 
 def test_paths_globs_and_uris_name_the_files_that_spark_would_read(tmp_path):
     fsspec = pytest.importorskip("fsspec")
-    for name in ("day_1.tsv", "day_2.tsv", "_notes", ".hidden", "sub/day_3.tsv", "sub/_tmp/day_4.tsv", "x=1/_y=2/f"):
+    for name in (
+        "day_1.tsv",
+        "day_2.tsv",
+        "_notes",
+        ".hidden",
+        "sub/day_3.tsv",
+        "sub/_tmp/day_4.tsv",
+        "x=1/_y=2/f",
+    ):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("1")
 
@@ -146,7 +194,11 @@ def test_paths_globs_and_uris_name_the_files_that_spark_would_read(tmp_path):
         return [file.path.removeprefix(f"{tmp_path}/") for file in files_of(paths)]
 
     assert found(str(tmp_path)) == ["day_1.tsv", "day_2.tsv", "sub/day_3.tsv", "x=1/_y=2/f"]
-    assert found(f"{tmp_path}/*.tsv") == found(f"file://{tmp_path}/day_[12].tsv") == ["day_1.tsv", "day_2.tsv"]
+    assert (
+        found(f"{tmp_path}/*.tsv")
+        == found(f"file://{tmp_path}/day_[12].tsv")
+        == ["day_1.tsv", "day_2.tsv"]
+    )
     assert found(f"{tmp_path}/{{day_1.tsv,sub/d*}}") == ["day_1.tsv", "sub/day_3.tsv"]
     assert files_of([f"{tmp_path}/day_1.tsv"])[0].name == f"file://{tmp_path}/day_1.tsv"
     with fsspec.open("memory://logs/a.tsv", "wb") as file:
@@ -162,17 +214,29 @@ def test_paths_globs_and_uris_name_the_files_that_spark_would_read(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["rows.tsv.gz", "rows.tsv.bz2", "rows.tsv.zst"])
-def test_compressed_input_makes_the_same_table_and_one_that_is_cut_or_damaged_is_refused(made, raw, tmp_path, name):
-    packed = {"gz": gzip.compress, "bz2": __import__("bz2").compress,
-              "zst": lambda data: pa.compress(data, "zstd", asbytes=True)}[name[-3:].lstrip(".")](raw.read_bytes())
+def test_compressed_input_makes_the_same_table_and_one_that_is_cut_or_damaged_is_refused(
+    made, raw, tmp_path, name
+):
+    packed = {
+        "gz": gzip.compress,
+        "bz2": __import__("bz2").compress,
+        "zst": lambda data: pa.compress(data, "zstd", asbytes=True),
+    }[name[-3:].lstrip(".")](raw.read_bytes())
     (tmp_path / name).write_bytes(packed)
     build.run(None, tmp_path / "t", tmp_path / name)
     assert build.content(FeatureTable.open(tmp_path / "t")) == build.content(made)
-    damaged = [(packed[:99] + bytes([packed[99] ^ 255]) + packed[100:], "it is damaged|it is cut short")]
-    for content, words in [(packed[:-5], "it is cut short|its end is missing"),
-                           *(damaged if not name.endswith("zst") else [])]:  # which has no checksum of its own
+    damaged = [
+        (packed[:99] + bytes([packed[99] ^ 255]) + packed[100:], "it is damaged|it is cut short")
+    ]
+    for content, words in [
+        (packed[:-5], "it is cut short|its end is missing"),
+        *(damaged if not name.endswith("zst") else []),
+    ]:  # which has no checksum of its own
         (tmp_path / name).write_bytes(content)
-        with pytest.raises((JobFailure, InputError), match=rf"/{name}: ({words}).*: copy it here|; copy it here anew"):
+        with pytest.raises(
+            (JobFailure, InputError),
+            match=rf"/{name}: ({words}).*: copy it here|; copy it here anew",
+        ):
             build.run(None, tmp_path / "t", tmp_path / name, mode="overwrite")
     assert FeatureTable.open(tmp_path / "t").version == 0
 
@@ -200,25 +264,56 @@ role = "key"
 
 
 def test_columns_of_other_types_become_those_of_the_spec_or_are_refused_by_name(tmp_path):
-    table = pa.table({"click": pa.array([True, False, True, None]), "at": pa.array(
-        [0, 1_500_000, -1, None], pa.timestamp("us", "UTC")), "price": pa.array([1, 2**64 - 1, None, 3], pa.uint64()),
-        "item": pa.array(["a", "b", None, "c"]).dictionary_encode(), "day": pa.array([1, 2, 3, 4], pa.date32())})
+    table = pa.table(
+        {
+            "click": pa.array([True, False, True, None]),
+            "at": pa.array([0, 1_500_000, -1, None], pa.timestamp("us", "UTC")),
+            "price": pa.array([1, 2**64 - 1, None, 3], pa.uint64()),
+            "item": pa.array(["a", "b", None, "c"]).dictionary_encode(),
+            "day": pa.array([1, 2, 3, 4], pa.date32()),
+        }
+    )
     pq.write_table(table, tmp_path / "rows.parquet")
-    result = build.run(None, tmp_path / "t", tmp_path / "rows.parquet", text=COLUMNS % "parquet", max_rejects=0.5)
+    result = build.run(
+        None, tmp_path / "t", tmp_path / "rows.parquet", text=COLUMNS % "parquet", max_rejects=0.5
+    )
     assert result.rejected == {"click: missing": 1}
-    with pytest.raises(InputError, match=r"are in .*; table\.unlabelled gives rows without a label"):
-        build.run(None, tmp_path / "t1", tmp_path / "rows.parquet", text=COLUMNS % "parquet", max_rejects=0)
+    with pytest.raises(
+        InputError, match=r"are in .*; table\.unlabelled gives rows without a label"
+    ):
+        build.run(
+            None,
+            tmp_path / "t1",
+            tmp_path / "rows.parquet",
+            text=COLUMNS % "parquet",
+            max_rejects=0,
+        )
     rows = sorted(rows_of(FeatureTable.open(tmp_path / "t")), key=lambda row: row["at"])
     assert [(row["at"], row["item"]) for row in rows] == [(-1.0, ""), (0.0, "a"), (1.0, "b")]
-    pq.write_table(table.set_column(3, "item", pa.array([b"a", b"b", b"c", b"d"])), tmp_path / "rows.parquet")
-    with pytest.raises(InputError, match=r"rows\.parquet: column 'item' holds binary, which the local engine does not "
-                                         r"read as text; run it with --engine spark"):
+    pq.write_table(
+        table.set_column(3, "item", pa.array([b"a", b"b", b"c", b"d"])), tmp_path / "rows.parquet"
+    )
+    with pytest.raises(
+        InputError,
+        match=r"rows\.parquet: column 'item' holds binary, which the local engine does not "
+        r"read as text; run it with --engine spark",
+    ):
         build.run(None, tmp_path / "t2", tmp_path / "rows.parquet", text=COLUMNS % "parquet")
 
 
 def test_input_columns_of_which_nothing_is_made_are_named(tmp_path):
-    pq.write_table(pa.table({"click": [0, 1], "at": [1, 2], "price": [1.0, 2.0], "item": ["a", "b"], "day": ["", "x"]}),
-                   tmp_path / "rows.parquet")
+    pq.write_table(
+        pa.table(
+            {
+                "click": [0, 1],
+                "at": [1, 2],
+                "price": [1.0, 2.0],
+                "item": ["a", "b"],
+                "day": ["", "x"],
+            }
+        ),
+        tmp_path / "rows.parquet",
+    )
     said = Said()
     jobs.on(None, job_of(tmp_path / "t", tmp_path / "rows.parquet", text=COLUMNS % "parquet"), said)
     assert "note: nothing is made of the input columns day\n" in said.text
@@ -226,8 +321,18 @@ def test_input_columns_of_which_nothing_is_made_are_named(tmp_path):
 
 @pytest.mark.parametrize("digits", [15, 30])
 def test_a_decimal_becomes_the_nearest_float(digits):
-    texts = [None, "0", "-0.01", "1234567.89", "0.30", *(f"{n}.{n % 97:02}" for n in range(-999, 999_999, 7919))]
-    texts = [text if text is None or digits == 15 else text.replace(".", "12345678901.") for text in texts]
+    texts = [
+        None,
+        "0",
+        "-0.01",
+        "1234567.89",
+        "0.30",
+        *(f"{n}.{n % 97:02}" for n in range(-999, 999_999, 7919)),
+    ]
+    texts = [
+        text if text is None or digits == 15 else text.replace(".", "12345678901.")
+        for text in texts
+    ]
     values = pa.array([text and Decimal(text) for text in texts], pa.decimal128(digits, 2))
     for part in (values, values[3:9], values[:0]):
         found, lost = converted(part, "float")
@@ -237,19 +342,32 @@ def test_a_decimal_becomes_the_nearest_float(digits):
 
 def test_what_is_not_asked_for_is_chosen_and_said(repo):
     said: list[str] = []
-    plain, related = (Spec.read(repo / "features" / f"{name}.toml") for name in ("criteo", "sessions"))
+    plain, related = (
+        Spec.read(repo / "features" / f"{name}.toml") for name in ("criteo", "sessions")
+    )
     words = ["--spec", "s.toml", "--engine", "local", "--input", "a b"]
     assert choose(None, plain, words, said.append, {}) == "local"
     assert choose(None, related, words, said.append, {}) == "spark"
     assert choose(None, plain, words, said.append, {"YARN_CONF_DIR": "/etc/yarn"}) == "spark"
-    assert choose(None, plain, words, said.append, {"PYSPARK_SUBMIT_ARGS": "--master local[2] x"}) == "local"
-    assert [line.split(",")[0] for line in said] == ["engine: local", "engine: spark", "engine: spark", "engine: local"]
+    assert (
+        choose(None, plain, words, said.append, {"PYSPARK_SUBMIT_ARGS": "--master local[2] x"})
+        == "local"
+    )
+    assert [line.split(",")[0] for line in said] == [
+        "engine: local",
+        "engine: spark",
+        "engine: spark",
+        "engine: local",
+    ]
     assert "[dedup] and [[history]] and [[lag]]" in said[1]
     said.clear()
     assert choose(None, plain, words, said.append, {"PYSPARK_GATEWAY_PORT": "1"}) == "spark"
     assert choose("local", plain, words, said.append, {}) == "local"
     assert not said
-    with pytest.raises(EngineError, match=r"\[dedup\].*; run: spark-submit .*/job\.py --spec s\.toml --input 'a b'$"):
+    with pytest.raises(
+        EngineError,
+        match=r"\[dedup\].*; run: spark-submit .*/job\.py --spec s\.toml --input 'a b'$",
+    ):
         choose("local", related, words, said.append, {})
     with pytest.raises(EngineError, match="run: sluice etl --spec"):
         choose("local", plain, words, said.append, {"PYSPARK_GATEWAY_PORT": "1"})
@@ -264,11 +382,16 @@ def halved(values: pa.Array) -> pa.Array:
 
 
 def test_what_a_users_function_raises_is_one_line(tmp_path):
-    text = build.TEXT.replace('ops = [{op = "fill", value = 0}', 'ops = [{op = "python", function = '
-                              '"tests.etl.local.test_local:halved", inputs = "number", output = "number"}, '
-                              '{op = "fill", value = 0}')
+    text = build.TEXT.replace(
+        'ops = [{op = "fill", value = 0}',
+        'ops = [{op = "python", function = '
+        '"tests.etl.local.test_local:halved", inputs = "number", output = "number"}, '
+        '{op = "fill", value = 0}',
+    )
     (tmp_path / "rows.tsv").write_text(2 * ("1" + "\t1" * 10 + "\n"))
-    with pytest.raises(JobFailure, match=r"halved returned .* values, not an Arrow array.*; nothing was published"):
+    with pytest.raises(
+        JobFailure, match=r"halved returned .* values, not an Arrow array.*; nothing was published"
+    ):
         jobs.run(None, tmp_path / "t", tmp_path / "rows.tsv", text=text)
 
 

@@ -18,6 +18,7 @@ TOKEN = "the token of these tests"
 def serve():
     """A function that makes a worker; all of them end with the test."""
     with contextlib.ExitStack() as stack:
+
         def make(open_job, kind=WorkerServer, **how):
             server = kind("127.0.0.1:0", TOKEN, open_job, **how)
             stack.callback(server.close)
@@ -33,7 +34,9 @@ def serve():
 @pytest.fixture
 def worker(serve, table):
     """A worker that has the small table."""
-    return serve(lambda job: UnitMaker(job, FeatureTable.open(table.uri, int(job.version))), threads=2)
+    return serve(
+        lambda job: UnitMaker(job, FeatureTable.open(table.uri, int(job.version))), threads=2
+    )
 
 
 @pytest.fixture

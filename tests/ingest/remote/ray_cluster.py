@@ -41,9 +41,22 @@ class Node:
 
     def __init__(self, *how: str):
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "ray.scripts.scripts", "start", *how, "--node-ip-address=127.0.0.1", "--num-cpus=2",
-             "--object-store-memory=80000000", "--disable-usage-stats", "--block"],
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+            [
+                sys.executable,
+                "-m",
+                "ray.scripts.scripts",
+                "start",
+                *how,
+                "--node-ip-address=127.0.0.1",
+                "--num-cpus=2",
+                "--object-store-memory=80000000",
+                "--disable-usage-stats",
+                "--block",
+            ],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
         assert self.process.stdout is not None
         told = []
         for line in self.process.stdout:
@@ -82,13 +95,19 @@ def cluster(folder: Path, nodes: int = 2) -> Any:
 class Taken(contextlib.AbstractContextManager[Any]):
     """Another program that holds all cores of a cluster, until it is ended."""
 
-    _PROGRAM = ("import ray, sys; ray.init(address=sys.argv[1], log_to_driver=False, configure_logging=False)\n"
-                "pg = ray.util.placement_group([{'CPU': 1}] * int(sys.argv[2]))\n"
-                "assert pg.wait(60); print('taken', flush=True); sys.stdin.read()")
+    _PROGRAM = (
+        "import ray, sys; ray.init(address=sys.argv[1], log_to_driver=False, configure_logging=False)\n"
+        "pg = ray.util.placement_group([{'CPU': 1}] * int(sys.argv[2]))\n"
+        "assert pg.wait(60); print('taken', flush=True); sys.stdin.read()"
+    )
 
     def __init__(self, address: str, cores: int):
-        self._process = subprocess.Popen([sys.executable, "-c", self._PROGRAM, address, str(cores)],
-                                         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", self._PROGRAM, address, str(cores)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
         assert self._process.stdout is not None
         while (line := self._process.stdout.readline()).strip() != "taken":
             assert line, "the cores could not be taken"
@@ -132,25 +151,46 @@ def listening(*nodes: Node) -> set[str]:
     found = set()
     for process in [psutil.Process(), *(one for node in nodes for one in node.family())]:
         with contextlib.suppress(psutil.NoSuchProcess):
-            found |= {one.laddr.ip for one in process.net_connections("inet") if one.status == psutil.CONN_LISTEN}
+            found |= {
+                one.laddr.ip
+                for one in process.net_connections("inet")
+                if one.status == psutil.CONN_LISTEN
+            }
     return found
 
 
 def places_restarts_and_scales(table: Any, address: str, head: Node, second: Node) -> None:
     with BatchLoader(table, batch_size=160, epochs=5, reader="arrow") as loader:
         expected = hashes(loader, 5)
-    with BatchLoader(table, batch_size=160, epochs=5, reader="arrow", workers=f"ray://{address}") as loader:
+    with BatchLoader(
+        table, batch_size=160, epochs=5, reader="arrow", workers=f"ray://{address}"
+    ) as loader:
         fleet, pids = loader._remote._fleet, set()
 
         def use(workers: int) -> None:
-            loader.apply(Knobs(workers={**loader.knobs.workers, "read": 2 * workers}, backend=loader.knobs.backend,
-                               fused=loader.knobs.fused))
+            loader.apply(
+                Knobs(
+                    workers={**loader.knobs.workers, "read": 2 * workers},
+                    backend=loader.knobs.backend,
+                    fused=loader.knobs.fused,
+                )
+            )
 
         def there(workers: int) -> list[int]:
             with fleet.changed:
-                came = fleet.changed.wait_for(lambda: not fleet.starting and sum(
-                    not w.leaving and w.process.returncode is None for w in fleet.workers) == workers, _STARTS_S)
-                assert came, f"{len(fleet.workers)} of {workers} are there, {fleet.starting} are starting"
+                came = fleet.changed.wait_for(
+                    lambda: (
+                        not fleet.starting
+                        and sum(
+                            not w.leaving and w.process.returncode is None for w in fleet.workers
+                        )
+                        == workers
+                    ),
+                    _STARTS_S,
+                )
+                assert came, (
+                    f"{len(fleet.workers)} of {workers} are there, {fleet.starting} are starting"
+                )
                 now = [w.process.pid for w in fleet.workers]
                 pids.update(now)
                 return now
@@ -161,17 +201,25 @@ def places_restarts_and_scales(table: Any, address: str, head: Node, second: Nod
                 use(4)
                 now = there(4)
                 at_nodes = [sum(p.pid in now for p in node.family()) for node in (head, second)]
-                assert at_nodes == [2, 2], f"each node has two cores, and a worker takes one: {at_nodes}"
-                beyond = [ip for ip in listening(head, second)
-                          if not ipaddress.ip_address(ip.removeprefix("::ffff:")).is_loopback]
+                assert at_nodes == [2, 2], (
+                    f"each node has two cores, and a worker takes one: {at_nodes}"
+                )
+                beyond = [
+                    ip
+                    for ip in listening(head, second)
+                    if not ipaddress.ip_address(ip.removeprefix("::ffff:")).is_loopback
+                ]
                 assert not beyond, beyond
-                say("Ray has placed four workers on two nodes, and nothing listens beyond 127.0.0.1")
+                say(
+                    "Ray has placed four workers on two nodes, and nothing listens beyond 127.0.0.1"
+                )
             if (epoch, step) == (1, 2):
                 killed = there(4)[0]
                 os.kill(killed, signal.SIGKILL)
                 with fleet.changed:
                     assert fleet.changed.wait_for(
-                        lambda: killed not in [w.process.pid for w in fleet.workers], _STARTS_S)
+                        lambda: killed not in [w.process.pid for w in fleet.workers], _STARTS_S
+                    )
             if (epoch, step) == (2, 0):
                 there(4)
                 say("another has taken the place of one that was killed")
@@ -189,16 +237,23 @@ def places_restarts_and_scales(table: Any, address: str, head: Node, second: Nod
         assert stats["core_s"] > 0, stats
     assert len(pids) >= 6, "four, the one in a killed one's place, and one that came again"
     assert all(ended(pid) for pid in pids), "no worker outlives its loader"
-    say(f"five epochs with the local order; a worker took {stats['start_s']:.1f} s to start, "
-        f"{stats['retries']} requests were made again")
+    say(
+        f"five epochs with the local order; a worker took {stats['start_s']:.1f} s to start, "
+        f"{stats['retries']} requests were made again"
+    )
 
 
 def reads_itself_where_no_core_is_free(table: Any, address: str, taken: Taken) -> None:
     """All cores are another job's: the loader says so and reads the rows. Once a core is free, a worker comes."""
     with BatchLoader(table, batch_size=160, epochs=400, reader="arrow") as loader:
         expected = hashes(loader, 2)
-    with taken, lines_of_stderr() as said, BatchLoader(table, batch_size=160, epochs=400, reader="arrow",
-                                                       workers=f"ray://{address}") as loader:
+    with (
+        taken,
+        lines_of_stderr() as said,
+        BatchLoader(
+            table, batch_size=160, epochs=400, reader="arrow", workers=f"ray://{address}"
+        ) as loader,
+    ):
         assert hashes(loader, 2) == expected, "the order of some epoch differs"
         assert loader.remote["units"] == 0, loader.remote
         assert "wait for a free core of the Ray cluster" in said(), said()
@@ -221,12 +276,18 @@ def outlives_the_head(table: Any, head: Node, address: str) -> None:
     with it the workers; the loader goes on alone, in the same order."""
     with BatchLoader(table, batch_size=160, epochs=10_000, reader="arrow") as loader:
         twin = iter_hashes(loader)
-        with lines_of_stderr() as said, BatchLoader(table, batch_size=160, epochs=10_000, reader="arrow",
-                                                    workers=f"ray://{address}") as other:
+        with (
+            lines_of_stderr() as said,
+            BatchLoader(
+                table, batch_size=160, epochs=10_000, reader="arrow", workers=f"ray://{address}"
+            ) as other,
+        ):
             fleet, found = other._remote._fleet, iter_hashes(other)
             assert next(found) == next(twin)
             with fleet.changed:
-                assert fleet.changed.wait_for(lambda: bool(fleet.workers), _STARTS_S), "no worker came"
+                assert fleet.changed.wait_for(lambda: bool(fleet.workers), _STARTS_S), (
+                    "no worker came"
+                )
                 pids = [w.process.pid for w in fleet.workers]
             client = fleet._start.__self__._child
             head.end()
@@ -237,22 +298,34 @@ def outlives_the_head(table: Any, head: Node, address: str) -> None:
             for _ in range(3):
                 assert next(found) == next(twin), "the order of some epoch differs"
             assert "the process that speaks with Ray has ended" in said(), said()
-            assert f"no Ray cluster of which this host is a node (ray start --address={address}" in said(), said()
+            assert (
+                f"no Ray cluster of which this host is a node (ray start --address={address}"
+                in said()
+            ), said()
     assert all(ended(pid) for pid in pids), "no worker outlives its loader"
-    say(f"the head was killed: Ray's client ended after {time.monotonic() - began:.0f} s, and the loader went on")
+    say(
+        f"the head was killed: Ray's client ended after {time.monotonic() - began:.0f} s, and the loader went on"
+    )
 
 
 def comes_back(table: Any, folder: Path) -> None:
     """Ray's client has ended, and the cluster is there still."""
-    with cluster(folder, nodes=1) as (address, _, _), lines_of_stderr() as said, BatchLoader(
-            table, batch_size=160, epochs=10_000, reader="arrow", workers=f"ray://{address}") as loader:
+    with (
+        cluster(folder, nodes=1) as (address, _, _),
+        lines_of_stderr() as said,
+        BatchLoader(
+            table, batch_size=160, epochs=10_000, reader="arrow", workers=f"ray://{address}"
+        ) as loader,
+    ):
         fleet, found = loader._remote._fleet, iter_hashes(loader)
         client = fleet._start.__self__._child
         next(found)
         client.kill()  # as Ray's own code ends it
         with fleet.changed:
-            assert fleet.changed.wait_for(lambda: fleet._start.__self__._child not in (client, None)
-                                          and bool(fleet.workers), _STARTS_S), said()
+            assert fleet.changed.wait_for(
+                lambda: fleet._start.__self__._child not in (client, None) and bool(fleet.workers),
+                _STARTS_S,
+            ), said()
         before = loader.remote["units"]
         while loader.remote["units"] == before:
             next(found)
@@ -265,9 +338,17 @@ def names_a_cluster_that_is_not_there(table: Any) -> None:
 
 
 def main(_: list[str]) -> dict[str, Any]:
-    assert [name for _, name in socket.if_nameindex()] == ["lo"], "this network has more than lo: use make test-ray"
-    os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32), "RAY_USAGE_STATS_ENABLED": "0"}
-    folder = Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))  # paths of sockets below it have 107 letters at most
+    assert [name for _, name in socket.if_nameindex()] == ["lo"], (
+        "this network has more than lo: use make test-ray"
+    )
+    os.environ |= {
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": secrets.token_hex(32),
+        "RAY_USAGE_STATS_ENABLED": "0",
+    }
+    folder = Path(
+        tempfile.mkdtemp(prefix="ray-", dir="/tmp")
+    )  # paths of sockets below it have 107 letters at most
     try:
         table = small_table(folder / "clicks", rows=5000, files=3, row_group_rows=256)
         names_a_cluster_that_is_not_there(table)

@@ -37,7 +37,14 @@ from tests.ingest.remote.conftest import TOKEN
 @pytest.fixture(scope="module")
 def job(table):
     with BatchLoader(table, batch_size=160, reader="arrow") as loader:
-        return job_of(table, plan=loader.plan, split="train", columns=loader._columns, reader="arrow", sample=None)
+        return job_of(
+            table,
+            plan=loader.plan,
+            split="train",
+            columns=loader._columns,
+            reader="arrow",
+            sample=None,
+        )
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +70,12 @@ def close_all():
 
 
 def asking(job, *servers, token=TOKEN, authority=None, **how):
-    fleet = Fleet([Connection(f"127.0.0.1:{server.port}", token, job, authority=authority) for server in servers])
+    fleet = Fleet(
+        [
+            Connection(f"127.0.0.1:{server.port}", token, job, authority=authority)
+            for server in servers
+        ]
+    )
     _made.append((Asking(fleet, None, **how), fleet))
     return _made[-1]
 
@@ -85,7 +97,11 @@ class Held(WorkerServer):
     """A worker that answers when it may."""
 
     def __init__(self, *given, **how):
-        self.asked, self.may_answer, self.answered = threading.Event(), threading.Event(), threading.Event()
+        self.asked, self.may_answer, self.answered = (
+            threading.Event(),
+            threading.Event(),
+            threading.Event(),
+        )
         super().__init__(*given, **how)
 
     def do_get(self, context, ticket):
@@ -94,7 +110,9 @@ class Held(WorkerServer):
         return super().do_get(context, ticket)
 
 
-def test_when_the_first_is_slow_a_second_is_asked_and_the_late_answer_is_dropped(serve, worker, job, unit, open_job):
+def test_when_the_first_is_slow_a_second_is_asked_and_the_late_answer_is_dropped(
+    serve, worker, job, unit, open_job
+):
     held = serve(open_job, Held)
     asker, fleet = asking(job, held, worker, patience=lambda rates, rows: 0.0)
     first(fleet)
@@ -103,7 +121,9 @@ def test_when_the_first_is_slow_a_second_is_asked_and_the_late_answer_is_dropped
     assert (asker.counts["hedges"], asker.counts["units"], asker.counts["retries"]) == (1, 1, 0)
     held.may_answer.set()
     with fleet.changed:
-        assert fleet.changed.wait_for(lambda: asker.counts["late"] == 1 and not fleet.workers[0].asked, 60)
+        assert fleet.changed.wait_for(
+            lambda: asker.counts["late"] == 1 and not fleet.workers[0].asked, 60
+        )
     assert asker.counts["units"] == 1
 
 
@@ -111,7 +131,9 @@ def test_what_is_slow_is_judged_by_what_was_measured():
     assert slow_after([], 1000) == slow_after([1e-6] * 7, 1000) == 10.0
     assert slow_after([1e-3] * 8, 1000) == pytest.approx(4.0)
     assert slow_after([1e-9] * 64, 1000) == 0.5, "never for a hiccup"
-    assert slow_after([*[1e-3] * 60, *[1.0] * 3], 1000) == pytest.approx(4.0), "a few slow ones are no measure"
+    assert slow_after([*[1e-3] * 60, *[1.0] * 3], 1000) == pytest.approx(4.0), (
+        "a few slow ones are no measure"
+    )
 
 
 class Wrong(WorkerServer):
@@ -130,7 +152,9 @@ class Wrong(WorkerServer):
         maker = self.open(job)
         batch = maker.rows(unit)
         how = self.left.popleft()
-        summed = checksum(batch, job, replace(unit, epoch=9) if how == "another" else unit).to_bytes(4, "little")
+        summed = checksum(
+            batch, job, replace(unit, epoch=9) if how == "another" else unit
+        ).to_bytes(4, "little")
         made = [(batch, summed)]
         if how == "value":
             values = batch.column(0).to_numpy().copy()
@@ -145,10 +169,14 @@ class Wrong(WorkerServer):
         return flight.GeneratorStream(maker.job.schema, iter(made))
 
 
-def test_a_wrong_answer_is_asked_for_again_and_one_that_stays_wrong_is_an_error(serve, worker, job, unit, open_job):
+def test_a_wrong_answer_is_asked_for_again_and_one_that_stays_wrong_is_an_error(
+    serve, worker, job, unit, open_job
+):
     damaged = serve(open_job, Wrong)
     asker, _ = asking(job, damaged)
-    with pytest.raises(RemoteError, match=r"asked for 3 times in vain; the last time: 0 batches where"):
+    with pytest.raises(
+        RemoteError, match=r"asked for 3 times in vain; the last time: 0 batches where"
+    ):
         asker.get(unit)
     right(asker.get(unit), open_job, job, unit)  # of two more damages, and then no more
     assert asker.counts["retries"] == 4
@@ -168,8 +196,11 @@ def test_a_worker_that_ended_or_never_was_there_costs_a_retry(serve, worker, job
     assert asker.counts["retries"] == 1
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))  # and does not listen: the port is nobody else's meanwhile
-        alone, others = asking(job, type("Nobody", (), {"port": silent.getsockname()[1]}),
-                          clock=iter(range(0, 10**6, 10)).__next__)
+        alone, others = asking(
+            job,
+            type("Nobody", (), {"port": silent.getsockname()[1]}),
+            clock=iter(range(0, 10**6, 10)).__next__,
+        )
         with pytest.raises(NobodyThere):
             alone.get(unit)
     assert alone.counts["retries"] > 0
@@ -209,7 +240,12 @@ def test_only_who_has_the_token_is_let_in(worker, job, unit):
 
 
 def test_a_port_scanners_bytes_and_requests_that_are_none_harm_nobody(worker, job, unit, open_job):
-    for data in (b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01" + bytes(200), bytes(range(256)) * 64, b""):
+    for data in (
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"\x16\x03\x01" + bytes(200),
+        bytes(range(256)) * 64,
+        b"",
+    ):
         with socket.create_connection(("127.0.0.1", worker.port)) as scanner:
             scanner.sendall(data)
     client = flight.FlightClient(f"grpc://127.0.0.1:{worker.port}")
@@ -235,7 +271,8 @@ def test_a_worker_that_has_forgotten_a_job_is_told_of_it_again(serve, job, unit,
 
 
 def test_a_host_that_takes_connections_and_says_nothing_is_noticed_within_two_seconds(
-        worker, job, unit, open_job, monkeypatch):
+    worker, job, unit, open_job, monkeypatch
+):
     monkeypatch.setattr(asking_file, "_FIRST_S", 120.0)
     with socket.create_server(("127.0.0.1", 0)) as dead:
         asker, fleet = asking(job, type("Dead", (), {"port": dead.getsockname()[1]}), worker)
@@ -265,7 +302,9 @@ def test_a_worker_that_hangs_is_asked_again_once_it_answers(serve, worker, job, 
     assert fleet.workers[0].silent
     held.may_answer.set()
     with fleet.changed:
-        assert fleet.changed.wait_for(lambda: not fleet.workers[0].silent and not fleet.workers[0].asked, 60)
+        assert fleet.changed.wait_for(
+            lambda: not fleet.workers[0].silent and not fleet.workers[0].asked, 60
+        )
     assert asker.counts["late"] == 1
 
 
@@ -277,18 +316,33 @@ class Reachable(Held):
         return super().do_action(context, action)
 
 
-def test_while_no_worker_answers_a_loader_reads_the_rows_itself_and_says_so(serve, named, table, monkeypatch, capsys):
+def test_while_no_worker_answers_a_loader_reads_the_rows_itself_and_says_so(
+    serve, named, table, monkeypatch, capsys
+):
     """Also the function that workers were to call is called here. Then workers are asked again."""
+
     def loading(**how):
-        return BatchLoader(table, batch_size=160, epochs=60, reader="arrow", fill=0.0,
-                           transforms=[Transform("mine", "tests.ingest.remote.functions:halved")], **how)
+        return BatchLoader(
+            table,
+            batch_size=160,
+            epochs=60,
+            reader="arrow",
+            fill=0.0,
+            transforms=[Transform("mine", "tests.ingest.remote.functions:halved")],
+            **how,
+        )
 
     def values(loader):
-        return [[part.tolist() for part in (batch.label, batch.values, batch.dense)] for batch in loader]
+        return [
+            [part.tolist() for part in (batch.label, batch.values, batch.dense)] for batch in loader
+        ]
 
     monkeypatch.setattr(asking_file, "_NOBODY_S", 0.5)
-    held = serve(lambda job: UnitMaker(job, FeatureTable.open(table.uri)), Reachable,
-                 permission=Permission(functions=frozenset(["tests.ingest.remote.functions:halved"])))
+    held = serve(
+        lambda job: UnitMaker(job, FeatureTable.open(table.uri)),
+        Reachable,
+        permission=Permission(functions=frozenset(["tests.ingest.remote.functions:halved"])),
+    )
     elsewhere = Knobs(workers={"read": 2, "mine": 2}, backend={"read": "remote", "mine": "remote"})
     with loading() as here, loading(workers=named(held), knobs=elsewhere) as loader:
         expected = values(here)
@@ -315,22 +369,45 @@ def certificates(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tls")
     found = {}
     for name in ("ours", "another"):
-        subprocess.run(["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-addext",
-                        "subjectAltName=IP:127.0.0.1", "-subj", f"/CN={name}", "-keyout", folder / f"{name}.key",
-                        "-out", folder / f"{name}.pem"], check=True, capture_output=True)
+        subprocess.run(
+            [
+                "openssl",
+                "req",
+                "-x509",
+                "-newkey",
+                "rsa:2048",
+                "-nodes",
+                "-days",
+                "2",
+                "-addext",
+                "subjectAltName=IP:127.0.0.1",
+                "-subj",
+                f"/CN={name}",
+                "-keyout",
+                folder / f"{name}.key",
+                "-out",
+                folder / f"{name}.pem",
+            ],
+            check=True,
+            capture_output=True,
+        )
         found[name] = (folder / f"{name}.pem").read_bytes(), (folder / f"{name}.key").read_bytes()
     return found
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificates")
-def test_tls_from_end_to_end_and_a_wrong_certificate_by_name(serve, job, unit, open_job, certificates):
+def test_tls_from_end_to_end_and_a_wrong_certificate_by_name(
+    serve, job, unit, open_job, certificates
+):
     ours, another = certificates["ours"], certificates["another"]
     server = serve(open_job, certificate=ours)
     asker, _ = asking(job, server, authority=ours[0])
     right(asker.get(unit), open_job, job, unit)
     for other in (server, serve(open_job)):  # a certificate that nobody we know signed; none at all
         asker, _ = asking(job, other, authority=another[0])
-        with pytest.raises(RemoteError, match=r"worker 127.0.0.1:\d+: its certificate is not from the authority"):
+        with pytest.raises(
+            RemoteError, match=r"worker 127.0.0.1:\d+: its certificate is not from the authority"
+        ):
             asker.get(unit)
     plain, fleet = asking(job, server, clock=iter(range(0, 10**6, 10)).__next__)
     with pytest.raises(NobodyThere):

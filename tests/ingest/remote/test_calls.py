@@ -37,7 +37,11 @@ REMOTE = Knobs(workers={"mine": 2}, backend={"mine": "remote"})
 def calling(serve, table):
     """A function that makes a worker which may call these tests' functions."""
     return lambda kind=WorkerServer, permission=ALLOWED: serve(
-        lambda job: UnitMaker(job, FeatureTable.open(table.uri)), kind, threads=2, permission=permission)
+        lambda job: UnitMaker(job, FeatureTable.open(table.uri)),
+        kind,
+        threads=2,
+        permission=permission,
+    )
 
 
 def mine(function, **how):
@@ -45,18 +49,26 @@ def mine(function, **how):
 
 
 def test_a_transform_elsewhere_gives_the_same_batches_also_if_it_changes_its_back_end_while_it_runs(
-        calling, named, table):
+    calling, named, table
+):
     server = calling()
     expected = hashes(table, **mine("halved"))
     same(hashes(table, **mine("halved"), workers=named(server), knobs=REMOTE), expected)
-    assert any((one[3] != other[3]).any() for one, other in zip(expected[1], hashes(table, fill=0.0)[1], strict=True))
+    assert any(
+        (one[3] != other[3]).any()
+        for one, other in zip(expected[1], hashes(table, fill=0.0)[1], strict=True)
+    )
     found, turns = [], itertools.cycle(["process", "thread", "remote"])
-    with BatchLoader(table, batch_size=160, epochs=2, **mine("halved"), workers=named(server), knobs=REMOTE) as loader:
+    with BatchLoader(
+        table, batch_size=160, epochs=2, **mine("halved"), workers=named(server), knobs=REMOTE
+    ) as loader:
         assert loader.limits.backends_of("mine") == ("thread", "process", "remote")
         for _ in range(2):
             for step, _batch in enumerate(loader):
                 if step % 7 == 0:
-                    loader.apply(Knobs(workers={"mine": 1 + step % 3}, backend={"mine": next(turns)}))
+                    loader.apply(
+                        Knobs(workers={"mine": 1 + step % 3}, backend={"mine": next(turns)})
+                    )
             found.append(loader.order_hash)
         assert loader.remote["calls"] > 0
     assert found == expected[0]
@@ -75,46 +87,86 @@ def test_workers_are_wanted_for_reads_and_calls_together(table, named, calling):
 
 def test_limits_of_a_single_call_are_kept_by_processes_here_alone(table, named, calling):
     with pytest.raises(KnobError, match="'remote' is not among"):
-        BatchLoader(table, batch_size=160, **mine("halved", limit_s=5), workers=named(calling()), knobs=REMOTE)
+        BatchLoader(
+            table,
+            batch_size=160,
+            **mine("halved", limit_s=5),
+            workers=named(calling()),
+            knobs=REMOTE,
+        )
 
 
-def test_a_function_that_is_not_allowed_or_another_one_is_refused_by_name(calling, named, table, monkeypatch, tmp_path):
-    how = mine("halved") | {"knobs": REMOTE, "errors": Errors(on_error="quarantine", quarantine=tmp_path / "rows")}
-    with pytest.raises(RemoteError, match=rf"a loader names the function '{HERE}:halved'.*--allow-code {HERE}"):
+def test_a_function_that_is_not_allowed_or_another_one_is_refused_by_name(
+    calling, named, table, monkeypatch, tmp_path
+):
+    how = mine("halved") | {
+        "knobs": REMOTE,
+        "errors": Errors(on_error="quarantine", quarantine=tmp_path / "rows"),
+    }
+    with pytest.raises(
+        RemoteError, match=rf"a loader names the function '{HERE}:halved'.*--allow-code {HERE}"
+    ):
         hashes(table, **how, workers=named(calling(permission=Permission())))
     hashes(table, **how, workers=named(calling()))
     with monkeypatch.context() as patched:
-        patched.setattr(calls, "source_digest", lambda function: "of another day")  # the loader's is another name
-        with pytest.raises(RemoteError, match=rf"function {HERE}:halved: the worker has another source of its module"):
+        patched.setattr(
+            calls, "source_digest", lambda function: "of another day"
+        )  # the loader's is another name
+        with pytest.raises(
+            RemoteError,
+            match=rf"function {HERE}:halved: the worker has another source of its module",
+        ):
             hashes(table, **how, workers=named(calling()))
-    monkeypatch.setattr(Call, "request", lambda self: packed({"package": "0.0.1", "function": "", "source": ""}, {}))
+    monkeypatch.setattr(
+        Call, "request", lambda self: packed({"package": "0.0.1", "function": "", "source": ""}, {})
+    )
     with pytest.raises(RemoteError, match=r"the worker has sluice .*, the loader 0\.0\.1"):
         hashes(table, **how, workers=named(calling()))
     assert not (tmp_path / "rows").exists(), "no row is to blame"
 
 
-def test_a_hash_covers_what_stands_beside_a_function_and_what_has_no_source_is_refused(tmp_path, monkeypatch):
+def test_a_hash_covers_what_stands_beside_a_function_and_what_has_no_source_is_refused(
+    tmp_path, monkeypatch
+):
     monkeypatch.syspath_prepend(tmp_path)
     found = []
     for number, beside in enumerate((1, 2, 1)):
-        (tmp_path / f"own{number}.py").write_text(f"BESIDE = {beside}\ndef own(columns):\n    return BESIDE\n")
+        (tmp_path / f"own{number}.py").write_text(
+            f"BESIDE = {beside}\ndef own(columns):\n    return BESIDE\n"
+        )
         found.append(source_digest(f"own{number}:own"))
     assert found[0] == found[2] != found[1]
     with pytest.raises(RemoteError, match="there is no source of it in Python"):
         source_digest("math:sqrt")
 
 
-def test_rows_that_fail_there_are_set_aside_as_here_and_errors_name_the_batch(calling, named, table, tmp_path):
-    aside = {name: Errors(on_error="quarantine", quarantine=tmp_path / name)
-             for name in ("here", "there")}
+def test_rows_that_fail_there_are_set_aside_as_here_and_errors_name_the_batch(
+    calling, named, table, tmp_path
+):
+    aside = {
+        name: Errors(on_error="quarantine", quarantine=tmp_path / name)
+        for name in ("here", "there")
+    }
     server = calling()
-    same(hashes(table, 1, **mine("picky"), errors=aside["there"], workers=named(server), knobs=REMOTE),
-         hashes(table, 1, **mine("picky"), errors=aside["here"]))
-    listed = [sorted((one["file"], one["row_group"], str(one["row"])) for one in
-                     map(json.loads, (tmp_path / name).read_text().splitlines())) for name in ("here", "there")]
+    same(
+        hashes(
+            table, 1, **mine("picky"), errors=aside["there"], workers=named(server), knobs=REMOTE
+        ),
+        hashes(table, 1, **mine("picky"), errors=aside["here"]),
+    )
+    listed = [
+        sorted(
+            (one["file"], one["row_group"], str(one["row"]))
+            for one in map(json.loads, (tmp_path / name).read_text().splitlines())
+        )
+        for name in ("here", "there")
+    ]
     assert listed[0] == listed[1] != []
-    for function, error, said in (("short", TransformError, "'I1' came back with shape"),
-                                  ("texts", QuarantineError, "dtype object"), ("greedy", QuarantineError, "all of it")):
+    for function, error, said in (
+        ("short", TransformError, "'I1' came back with shape"),
+        ("texts", QuarantineError, "dtype object"),
+        ("greedy", QuarantineError, "all of it"),
+    ):
         with pytest.raises(error, match=rf"transform 'mine'.*{said}"):
             hashes(table, **mine(function), workers=named(server), knobs=REMOTE)
 
@@ -144,13 +196,18 @@ class Damaging(WorkerServer):
             self.left -= 1
             body = np.frombuffer(answers[0], np.uint8).copy()
             body[len(body) // 3] ^= 1
-            answers = [pa.py_buffer(body[:len(body) - self.left])]
+            answers = [pa.py_buffer(body[: len(body) - self.left])]
         return iter(answers)
 
 
 def test_a_damaged_answer_is_asked_for_again(calling, named, table):
-    with BatchLoader(table, batch_size=160, **mine("halved"), workers=named(calling(Damaging), calling()),
-                     knobs=REMOTE) as loader:
+    with BatchLoader(
+        table,
+        batch_size=160,
+        **mine("halved"),
+        workers=named(calling(Damaging), calling()),
+        knobs=REMOTE,
+    ) as loader:
         for _ in loader:
             pass
         assert loader.remote["retries"] >= 1
@@ -158,8 +215,13 @@ def test_a_damaged_answer_is_asked_for_again(calling, named, table):
 
 
 def test_what_was_packed_comes_back_and_anything_else_is_found():
-    arrays = {"a": np.arange(7, dtype=np.float32), "b": np.arange(3), "none": np.empty(0, np.int32),
-              "wide": np.arange(12).reshape(3, 4), "day": np.array(["2026-11-22"], "M8[D]")}
+    arrays = {
+        "a": np.arange(7, dtype=np.float32),
+        "b": np.arange(3),
+        "none": np.empty(0, np.int32),
+        "wide": np.arange(12).reshape(3, 4),
+        "day": np.array(["2026-11-22"], "M8[D]"),
+    }
     body = packed({"function": "x"}, arrays)
     head, found = unpacked(body)
     assert head["function"] == "x"
@@ -177,7 +239,9 @@ def test_what_was_packed_comes_back_and_anything_else_is_found():
             head, found = unpacked(pa.py_buffer(bytes(flipped)))
         except WrongAnswer:
             continue
-        assert at >= len(data) - 100, "what is said of the values names the function, which is looked up"
+        assert at >= len(data) - 100, (
+            "what is said of the values names the function, which is looked up"
+        )
     for junk in (b"", b"\0" * 40, b"{}" + (2).to_bytes(4, "little"), b"\xff" * 99):
         with pytest.raises(WrongAnswer):
             unpacked(pa.py_buffer(junk))
@@ -185,7 +249,9 @@ def test_what_was_packed_comes_back_and_anything_else_is_found():
 
 def test_an_error_of_any_kind_crosses_with_its_batch():
     def call(name):
-        given = Call(f"{HERE}:{name}", source_digest(f"{HERE}:{name}"), {"I1": np.ones(3)}, "step 7", 3)
+        given = Call(
+            f"{HERE}:{name}", source_digest(f"{HERE}:{name}"), {"I1": np.ones(3)}, "step 7", 3
+        )
         return given.answer(Functions(ALLOWED).answer(given.request()))
 
     with pytest.raises(FunctionMemoryError, match="step 7: MemoryError: all of it"):

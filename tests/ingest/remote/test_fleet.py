@@ -21,11 +21,16 @@ def test_all_loaders_ask_the_same_worker_for_a_unit_unless_it_is_busier_by_three
 
     one, other = fleet(), fleet()
     for number in range(9):
-        assert one.lease((), f"u{number}").connection.address == other.lease((), f"u{number}").connection.address
+        assert (
+            one.lease((), f"u{number}").connection.address
+            == other.lease((), f"u{number}").connection.address
+        )
     for worker in one.workers:
         worker.asked = 0
     usual = one.lease((), "u")
-    assert [one.lease((), "u") is usual for _ in range(6)] == 6 * [True], "six more than the least busy have"
+    assert [one.lease((), "u") is usual for _ in range(6)] == 6 * [True], (
+        "six more than the least busy have"
+    )
     assert one.lease((), "u") is not usual
     assert one.lease([w for w in one.workers if w is not usual], "u") is usual
 
@@ -35,7 +40,12 @@ class Process:
 
     def __init__(self):
         announced, self._says = os.pipe()
-        self.stdout, self.pid, self.returncode, self._over = os.fdopen(announced, "rb"), 0, None, threading.Event()
+        self.stdout, self.pid, self.returncode, self._over = (
+            os.fdopen(announced, "rb"),
+            0,
+            None,
+            threading.Event(),
+        )
 
     def __enter__(self):
         return self
@@ -57,7 +67,9 @@ class Process:
             self._over.set()
 
 
-def test_no_more_workers_start_at_once_than_may_nor_wait_for_the_last_and_they_answer_before_they_leave(monkeypatch):
+def test_no_more_workers_start_at_once_than_may_nor_wait_for_the_last_and_they_answer_before_they_leave(
+    monkeypatch,
+):
     started = queue.Queue()
 
     def start(given):
@@ -65,8 +77,13 @@ def test_no_more_workers_start_at_once_than_may_nor_wait_for_the_last_and_they_a
         started.put(process)
         return process
 
-    monkeypatch.setattr(fleet_file, "Connection", lambda address, *_: type(
-        "Connection", (), {"address": address, "close": lambda self: None})())
+    monkeypatch.setattr(
+        fleet_file,
+        "Connection",
+        lambda address, *_: type(
+            "Connection", (), {"address": address, "close": lambda self: None}
+        )(),
+    )
     fleet = StartedFleet(start, None, "a table", (), most=7, first=7, at_once=2, local=False)
     fleet.use(14)
 
@@ -81,7 +98,9 @@ def test_no_more_workers_start_at_once_than_may_nor_wait_for_the_last_and_they_a
     with fleet.changed:
         busy = fleet.lease(())
     fleet.use(0)
-    assert [p.returncode is None for p in processes] == [p is busy.process for p in processes], "it answers first"
+    assert [p.returncode is None for p in processes] == [p is busy.process for p in processes], (
+        "it answers first"
+    )
     with fleet.changed:
         assert fleet.lease(()) is None, "and is asked for nothing more"
     fleet.give_back(busy)

@@ -44,18 +44,32 @@ def hashes(loader, epochs, at=lambda epoch, step: None, values=None):
         for step, batch in enumerate(loader):
             at(epoch, step)
             if values is not None:
-                values.append([crc32(part.numpy().tobytes()) for part in (batch.dense, batch.values, batch.label)])
+                values.append(
+                    [
+                        crc32(part.numpy().tobytes())
+                        for part in (batch.dense, batch.values, batch.label)
+                    ]
+                )
         found.append(loader.order_hash)
     return found
 
 
 def test_order_and_rows_stay_while_workers_that_read_and_transform_are_killed_come_and_go(table):
     def loading(**how):
-        return BatchLoader(table, batch_size=160, epochs=6, reader="arrow", fill=0.0,
-                           transforms=[Transform("mine", "tests.ingest.remote.functions:halved")], **how)
+        return BatchLoader(
+            table,
+            batch_size=160,
+            epochs=6,
+            reader="arrow",
+            fill=0.0,
+            transforms=[Transform("mine", "tests.ingest.remote.functions:halved")],
+            **how,
+        )
 
     def knobs(each):
-        return Knobs(workers={"read": each, "mine": each}, backend={"read": "remote", "mine": "remote"})
+        return Knobs(
+            workers={"read": each, "mine": each}, backend={"read": "remote", "mine": "remote"}
+        )
 
     expected, found = [], []
     with loading() as loader:
@@ -66,7 +80,9 @@ def test_order_and_rows_stay_while_workers_that_read_and_transform_are_killed_co
 
         def workers(count):
             with fleet.changed:
-                assert fleet.changed.wait_for(lambda: sum(not w.leaving for w in fleet.workers) == count, 60)
+                assert fleet.changed.wait_for(
+                    lambda: sum(not w.leaving for w in fleet.workers) == count, 60
+                )
                 seen.update(w.process.pid for w in fleet.workers)
 
         def kill():
@@ -87,7 +103,9 @@ def test_order_and_rows_stay_while_workers_that_read_and_transform_are_killed_co
         assert loader.remote["units"] > 0
         assert loader.remote["calls"] >= 6 * 24
         assert loader.remote["start_s"] > 0
-        assert loader.remote["requests_a_core"] == REQUESTS_A_CORE, "the planner reckons with as many"
+        assert loader.remote["requests_a_core"] == REQUESTS_A_CORE, (
+            "the planner reckons with as many"
+        )
         last = set(loader.remote_pids)
     assert found == expected
     assert len(killed) == 2
@@ -103,7 +121,8 @@ def test_order_and_rows_stay_while_workers_that_read_and_transform_are_killed_co
 
 
 def test_a_trainer_that_was_stopped_for_longer_than_any_answer_may_take_goes_on_and_its_workers_end_with_it(
-        serve, table, repo, named):
+    serve, table, repo, named
+):
     class Late(WorkerServer):
         """A worker whose first answers come when it is too late for them."""
 
@@ -120,16 +139,23 @@ def test_a_trainer_that_was_stopped_for_longer_than_any_answer_may_take_goes_on_
     server = serve(lambda job: UnitMaker(job, FeatureTable.open(table.uri)), Late, threads=2)
     with BatchLoader(table, batch_size=160, reader="arrow") as loader:
         [expected] = hashes(loader, 1)
-    code = ("import sys; from sluice.ingest.loader import BatchLoader; from sluice.ingest.remote import asking\n"
-            "asking._TIMEOUT_S, asking._FIRST_S, asking._LEAST_S = 1.0, 0.05, 0.05\n"
-            f"how = {{'batch_size': 160, 'reader': 'arrow'}}; loader = BatchLoader({table.uri!r}, "
-            f"workers={named(server)!r}, **how)\n"
-            "rows = sum(batch.label.shape[0] for batch in loader)\n"
-            "print(loader.order_hash, rows, loader.remote['retries'], flush=True); loader.close()\n"
-            f"own = BatchLoader({table.uri!r}, workers='local:1', **how); batches = iter(own); next(batches)\n"
-            "print(*own.remote_pids, flush=True); sys.stdin.read()")
-    with subprocess.Popen([sys.executable, "-c", code], cwd=repo, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                          text=True) as trainer:
+    code = (
+        "import sys; from sluice.ingest.loader import BatchLoader; from sluice.ingest.remote import asking\n"
+        "asking._TIMEOUT_S, asking._FIRST_S, asking._LEAST_S = 1.0, 0.05, 0.05\n"
+        f"how = {{'batch_size': 160, 'reader': 'arrow'}}; loader = BatchLoader({table.uri!r}, "
+        f"workers={named(server)!r}, **how)\n"
+        "rows = sum(batch.label.shape[0] for batch in loader)\n"
+        "print(loader.order_hash, rows, loader.remote['retries'], flush=True); loader.close()\n"
+        f"own = BatchLoader({table.uri!r}, workers='local:1', **how); batches = iter(own); next(batches)\n"
+        "print(*own.remote_pids, flush=True); sys.stdin.read()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code],
+        cwd=repo,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as trainer:
         assert server.asked.wait(60)
         trainer.send_signal(signal.SIGSTOP)
         os.waitid(os.P_PID, trainer.pid, os.WSTOPPED | os.WNOWAIT)
@@ -145,18 +171,63 @@ def test_a_trainer_that_was_stopped_for_longer_than_any_answer_may_take_goes_on_
         assert ended(worker)
 
 
-def test_bench_counts_epochs_and_faults_of_its_own_workers_and_a_plain_worker_serves_others(repo, table, tmp_path):
+def test_bench_counts_epochs_and_faults_of_its_own_workers_and_a_plain_worker_serves_others(
+    repo, table, tmp_path
+):
     (tmp_path / "token").write_text("mine")
-    with subprocess.Popen([sys.executable, "-m", "sluice", "worker", "--table", table.uri, "--listen", "127.0.0.1:0",
-                           "--token-file", tmp_path / "token", "--threads", "1"], cwd=repo, stdout=subprocess.PIPE,
-                          text=True) as worker:
+    with subprocess.Popen(
+        [
+            sys.executable,
+            "-m",
+            "sluice",
+            "worker",
+            "--table",
+            table.uri,
+            "--listen",
+            "127.0.0.1:0",
+            "--token-file",
+            tmp_path / "token",
+            "--threads",
+            "1",
+        ],
+        cwd=repo,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as worker:
         done = subprocess.run(
-            [sys.executable, "-m", "ingest", "bench", table.uri, "--batch-size", "160", "--epochs", "3", "--reader",
-             "arrow", "--workers", "local:2", "--step-ms", "20", "--inject", "kill-remote=all@0.3s,kill-remote@1000s"],
-            cwd=repo, capture_output=True, text=True, timeout=120, check=False)
+            [
+                sys.executable,
+                "-m",
+                "ingest",
+                "bench",
+                table.uri,
+                "--batch-size",
+                "160",
+                "--epochs",
+                "3",
+                "--reader",
+                "arrow",
+                "--workers",
+                "local:2",
+                "--step-ms",
+                "20",
+                "--inject",
+                "kill-remote=all@0.3s,kill-remote@1000s",
+            ],
+            cwd=repo,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
         address = json.loads(worker.stdout.readline())["listening"]
-        with BatchLoader(table, batch_size=160, epochs=3, reader="arrow",
-                         workers=f"{address}?token={tmp_path / 'token'}") as loader:
+        with BatchLoader(
+            table,
+            batch_size=160,
+            epochs=3,
+            reader="arrow",
+            workers=f"{address}?token={tmp_path / 'token'}",
+        ) as loader:
             expected = hashes(loader, 3)
             assert (loader.remote["workers"], loader.remote["retries"]) == (1, 0)
         worker.send_signal(signal.SIGINT)
@@ -167,4 +238,8 @@ def test_bench_counts_epochs_and_faults_of_its_own_workers_and_a_plain_worker_se
     assert found["faults"]["missed"] == ["kill-remote=1@1000s"]
     assert "fault kill-remote=all@0.3s: sent SIGKILL to" in done.stderr
     assert found["knobs"]["backend"]["read"] == "remote"
-    assert (found["rows"], found["workers"] <= 2, found["retries"] >= 0) == (3 * (4000 // 160 * 160), True, True)
+    assert (found["rows"], found["workers"] <= 2, found["retries"] >= 0) == (
+        3 * (4000 // 160 * 160),
+        True,
+        True,
+    )

@@ -121,8 +121,12 @@ def test_two_that_ask_at_once_get_one_and_an_error_is_kept_from_nobody_and_made_
 
 
 @pytest.mark.parametrize("dies", [False, True])
-def test_three_loaders_of_one_table_have_each_row_group_read_once(serve, named, table, dies, monkeypatch):
-    monkeypatch.setattr(asking, "_QUIET_S", 3600)  # on a busy machine a worker may look silent, and others are asked
+def test_three_loaders_of_one_table_have_each_row_group_read_once(
+    serve, named, table, dies, monkeypatch
+):
+    monkeypatch.setattr(
+        asking, "_QUIET_S", 3600
+    )  # on a busy machine a worker may look silent, and others are asked
     makers = []
 
     class Counting(UnitMaker):
@@ -140,14 +144,19 @@ def test_three_loaders_of_one_table_have_each_row_group_read_once(serve, named, 
     expected, _ = hashes(table, 3, fill=0.0)
     with BatchLoader(table, batch_size=160, fill=0.0) as one:
         units = 3 * len(one.plan.schedule(0).reads)
-    loaders = [BatchLoader(table, batch_size=160, epochs=3, fill=0.0, workers=named(*servers)) for _ in range(3)]
+    loaders = [
+        BatchLoader(table, batch_size=160, epochs=3, fill=0.0, workers=named(*servers))
+        for _ in range(3)
+    ]
     found = {}
     for loader in loaders:
         loader._remote._fleet.slack = math.inf  # who is busy is asked all the same
         connection = loader._remote._fleet.workers[0].connection
         for server in servers:  # none is alone at first, for which nothing would be kept
             rank, name = connection._asker
-            server._shared.get(f"{connection._job.digest} {rank}", name, f"of {name} alone", lambda: (EMPTY, b""))
+            server._shared.get(
+                f"{connection._job.digest} {rank}", name, f"of {name} alone", lambda: (EMPTY, b"")
+            )
 
     def run(number):
         for epoch in range(3):
@@ -167,4 +176,6 @@ def test_three_loaders_of_one_table_have_each_row_group_read_once(serve, named, 
     assert found == dict.fromkeys(range(3 - dies), expected[-1])
     made = sum(maker.asked for maker in makers)
     twice = sum(loader.remote["hedges"] + loader.remote["retries"] for loader in loaders)
-    assert units <= made <= units + twice, f"{made} units were made where {units} are wanted, {twice} asked for twice"
+    assert units <= made <= units + twice, (
+        f"{made} units were made where {units} are wanted, {twice} asked for twice"
+    )

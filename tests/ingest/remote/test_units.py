@@ -42,8 +42,19 @@ def hashes(source, epochs=2, **how):
     with BatchLoader(source, epochs=epochs, **{"batch_size": 160, **how}) as loader:
         for _ in range(epochs):
             for batch in loader:
-                values.append([part.numpy().copy() for part in (batch.dense, batch.label, batch.weight, batch.values,
-                                                           batch.lengths) if part is not None])
+                values.append(
+                    [
+                        part.numpy().copy()
+                        for part in (
+                            batch.dense,
+                            batch.label,
+                            batch.weight,
+                            batch.values,
+                            batch.lengths,
+                        )
+                        if part is not None
+                    ]
+                )
             found.append(loader.order_hash)
     return found, values
 
@@ -56,11 +67,20 @@ def same(these, those):
             np.testing.assert_array_equal(a, b)
 
 
-@pytest.mark.parametrize("how", [
-    {"reader": "arrow"}, {"reader": "petastorm"}, {"shuffle": False}, {"window_rows": 100},
-    {"last": "pad", "streams": 2}, {"sample": "I2"}, {"rank": 1, "ranks": 2},
-    {"knobs": Knobs(workers={"read": 3}, backend={"read": "remote"})},
-], ids=lambda how: next(iter(how)) + str(next(iter(how.values()))))
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"reader": "arrow"},
+        {"reader": "petastorm"},
+        {"shuffle": False},
+        {"window_rows": 100},
+        {"last": "pad", "streams": 2},
+        {"sample": "I2"},
+        {"rank": 1, "ranks": 2},
+        {"knobs": Knobs(workers={"read": 3}, backend={"read": "remote"})},
+    ],
+    ids=lambda how: next(iter(how)) + str(next(iter(how.values()))),
+)
 def test_remote_workers_give_the_same_batches_bit_by_bit(worker, named, table, how):
     if "sample" in how:
         how = {**how, "fill": 0.0}
@@ -68,7 +88,9 @@ def test_remote_workers_give_the_same_batches_bit_by_bit(worker, named, table, h
     same(hashes(table, **how, workers=named(worker)), hashes(table, **local))
 
 
-def test_a_run_that_is_resumed_and_changes_its_back_end_while_it_runs_goes_on_with_the_same_rows(worker, named, table):
+def test_a_run_that_is_resumed_and_changes_its_back_end_while_it_runs_goes_on_with_the_same_rows(
+    worker, named, table
+):
     with BatchLoader(table, batch_size=160, reader="arrow") as loader:
         expected = [batch.values.numpy().copy() for batch in loader]
     found = []
@@ -77,7 +99,13 @@ def test_a_run_that_is_resumed_and_changes_its_back_end_while_it_runs_goes_on_wi
         for batch in itertools.islice(loader, 7):
             found.append(batch.values.numpy().copy())
             state = loader.state_dict()
-            loader.apply(Knobs(workers=loader.knobs.workers, backend={"read": next(turns)}, fused=loader.knobs.fused))
+            loader.apply(
+                Knobs(
+                    workers=loader.knobs.workers,
+                    backend={"read": next(turns)},
+                    fused=loader.knobs.fused,
+                )
+            )
     with BatchLoader(table, batch_size=160, reader="arrow", workers=named(worker)) as loader:
         loader.load_state_dict(state)
         found += [batch.values.numpy().copy() for batch in loader]
@@ -87,24 +115,41 @@ def test_a_run_that_is_resumed_and_changes_its_back_end_while_it_runs_goes_on_wi
         np.testing.assert_array_equal(one, other)
 
 
-def test_bags_and_plain_parquet_and_missing_values_come_as_they_do_without_workers(serve, named, tmp_path):
+def test_bags_and_plain_parquet_and_missing_values_come_as_they_do_without_workers(
+    serve, named, tmp_path
+):
     rows = 3000
     draw = np.random.default_rng(3)
     lengths = draw.integers(0, 5, rows)
     for number in range(2):
-        pq.write_table(pa.table({
-            "click": draw.integers(0, 2, rows).astype(np.int8),
-            "price": pa.array(np.where(draw.random(rows) < 0.1, None, draw.random(rows)), pa.float64()),
-            "user": pa.array([f"u{n}" for n in draw.integers(0, 500, rows)]),
-            "seen": pa.array([draw.integers(0, 99, n).tolist() for n in lengths], pa.list_(pa.int32())),
-        }), tmp_path / f"part-{number}.parquet", row_group_size=700)
+        pq.write_table(
+            pa.table(
+                {
+                    "click": draw.integers(0, 2, rows).astype(np.int8),
+                    "price": pa.array(
+                        np.where(draw.random(rows) < 0.1, None, draw.random(rows)), pa.float64()
+                    ),
+                    "user": pa.array([f"u{n}" for n in draw.integers(0, 500, rows)]),
+                    "seen": pa.array(
+                        [draw.integers(0, 99, n).tolist() for n in lengths], pa.list_(pa.int32())
+                    ),
+                }
+            ),
+            tmp_path / f"part-{number}.parquet",
+            row_group_size=700,
+        )
     paths = [str(path) for path in sorted(tmp_path.glob("*.parquet"))]
-    how = {"roles": {"label": "click", "dense": "price", "sparse": ["user%1000"], "id_list": "seen"}, "fill": 0.5}
+    how = {
+        "roles": {"label": "click", "dense": "price", "sparse": ["user%1000"], "id_list": "seen"},
+        "fill": 0.5,
+    }
     server = serve(partial(opened, paths, NOTHING), threads=2)
     same(hashes(paths, **how, workers=named(server)), hashes(paths, **how))
 
 
-def test_operators_that_a_table_leaves_to_the_loader_work_there_as_they_do_here(serve, named, tmp_path):
+def test_operators_that_a_table_leaves_to_the_loader_work_there_as_they_do_here(
+    serve, named, tmp_path
+):
     _, left = left_ids.tables(tmp_path, 2000)
     assert any(field.online and field.role == "sparse" for field in left.fields)
     server = serve(lambda job: UnitMaker(job, FeatureTable.open(left.uri)))
@@ -148,16 +193,29 @@ def test_requests_are_read_back_and_nonsense_is_refused(asked):
     for unit in units:
         assert Unit.from_request(unit.request(job, "0/2", "me")) == (job, "0/2", "me", unit)
     start = job.json + b'\n["", ""]\n'
-    for data in (b"", b"\xff", b"[]", b"{}", b"[1, 2]", start + b"[0, 0, 0, 0, [[0, 0, 0]]]",
-                 start + b"[0, -1, 0, 0, []]", start + b"[0, 0.5, 0, 0, []]", start + b"[" * 5000,
-                 start + b"0" * (2**20 + 1), b"[]" + start[len(job.json):] + b"[0, 0, 0, 0, []]"):
+    for data in (
+        b"",
+        b"\xff",
+        b"[]",
+        b"{}",
+        b"[1, 2]",
+        start + b"[0, 0, 0, 0, [[0, 0, 0]]]",
+        start + b"[0, -1, 0, 0, []]",
+        start + b"[0, 0.5, 0, 0, []]",
+        start + b"[" * 5000,
+        start + b"0" * (2**20 + 1),
+        b"[]" + start[len(job.json) :] + b"[0, 0, 0, 0, []]",
+    ):
         with pytest.raises(RemoteError):
             Unit.from_request(data)
     for given in (None, [], {}, json.loads(job.json.replace(b'"split"', b'"slit"'))):
         with pytest.raises(RemoteError):
             RemoteJob.of(given)
-    for unit in (Unit(0, 99, 0, 0, ()), Unit(0, 0, 99, 0, ()),
-                 Unit.from_request(start + b"[0, 0, 0, 0, [[0, 0, 0, 9999, 0]]]")[-1]):
+    for unit in (
+        Unit(0, 99, 0, 0, ()),
+        Unit(0, 0, 99, 0, ()),
+        Unit.from_request(start + b"[0, 0, 0, 0, [[0, 0, 0, 9999, 0]]]")[-1],
+    ):
         with pytest.raises(RemoteError, match="row group"):
             maker.rows(unit)
 
@@ -180,28 +238,50 @@ def plain(folder: Path, seed: int, rows: int = 400) -> list[str]:
     folder.mkdir()
     values = np.random.default_rng(seed)
     for n in range(2):
-        pq.write_table(pa.table({"label": pa.array([0, 1] * (rows // 2), pa.int8()),
-                                 "x": pa.array(values.random(rows))}), folder / f"part-{n}.parquet",
-                       row_group_size=100, use_dictionary=False, compression="none")
+        pq.write_table(
+            pa.table(
+                {
+                    "label": pa.array([0, 1] * (rows // 2), pa.int8()),
+                    "x": pa.array(values.random(rows)),
+                }
+            ),
+            folder / f"part-{n}.parquet",
+            row_group_size=100,
+            use_dictionary=False,
+            compression="none",
+        )
     return sorted(map(str, folder.glob("*.parquet")))
 
 
-def test_files_of_the_same_names_and_sizes_with_other_values_are_another_table(serve, named, tmp_path):
+def test_files_of_the_same_names_and_sizes_with_other_values_are_another_table(
+    serve, named, tmp_path
+):
     ours, theirs = plain(tmp_path / "ours", 1), plain(tmp_path / "theirs", 2)
-    assert ParquetFiles.open(ours, "label=label;dense=x").version == ParquetFiles.open(theirs, "label=label;dense=x"
-                                                                                      ).version
+    assert (
+        ParquetFiles.open(ours, "label=label;dense=x").version
+        == ParquetFiles.open(theirs, "label=label;dense=x").version
+    )
     how = {"roles": {"label": "label", "dense": "x"}, "reader": "arrow"}
-    same(hashes(ours, **how, workers=named(serve(partial(opened, ours, NOTHING)))), hashes(ours, **how))
-    with pytest.raises(RemoteError, match=r"worker 127.0.0.1:\d+: .*this worker sees another table.* \(files: "):
+    same(
+        hashes(ours, **how, workers=named(serve(partial(opened, ours, NOTHING)))),
+        hashes(ours, **how),
+    )
+    with pytest.raises(
+        RemoteError, match=r"worker 127.0.0.1:\d+: .*this worker sees another table.* \(files: "
+    ):
         hashes(ours, **how, workers=named(serve(partial(opened, theirs, NOTHING))))
 
 
-def test_a_feature_table_whose_records_tell_of_other_content_is_another_table(asked, table, tmp_path):
+def test_a_feature_table_whose_records_tell_of_other_content_is_another_table(
+    asked, table, tmp_path
+):
     job, _, _ = asked
     copy = Path(shutil.copytree(table.uri, tmp_path / "copy"))
     UnitMaker(job, FeatureTable.open(copy)).close()
     [record] = (copy / "_sluice" / "jobs").glob("*.json")
-    digest = next(f.sha256 for one in table.records.values() for f in one.files if f.split == "train")
+    digest = next(
+        f.sha256 for one in table.records.values() for f in one.files if f.split == "train"
+    )
     record.write_text(record.read_text().replace(digest, digest[::-1]))
     with pytest.raises(RemoteError, match=r"this worker sees another table.* \(files: "):
         UnitMaker(job, FeatureTable.open(copy))
@@ -216,8 +296,14 @@ def test_a_file_that_another_one_replaced_is_refused_by_name(tmp_path, when, how
     roles = {"roles": {"label": "label", "dense": "x"}}
     with BatchLoader(ours, batch_size=160, reader="arrow", **roles) as loader:
         schedule = loader.plan.schedule(0)
-        job = job_of(loader._plain, plan=loader.plan, split="train", columns=loader._columns, reader="arrow",
-                     sample=None)
+        job = job_of(
+            loader._plain,
+            plan=loader.plan,
+            split="train",
+            columns=loader._columns,
+            reader="arrow",
+            sample=None,
+        )
     units = [Unit.of(ReadTask(schedule, read)) for read in schedule.reads if read.file == 0]
     maker = opened(ours, NOTHING, job)
     if when.startswith("after"):
@@ -226,7 +312,9 @@ def test_a_file_that_another_one_replaced_is_refused_by_name(tmp_path, when, how
             maker._groups._idle.clear()
     os.replace(other[0], ours[0])
     for unit in units[1:]:
-        with pytest.raises(SourceError, match=r"part-0\.parquet, row group \d: another file has taken its place"):
+        with pytest.raises(
+            SourceError, match=r"part-0\.parquet, row group \d: another file has taken its place"
+        ):
             maker.rows(unit)
     maker.close()
 
@@ -235,30 +323,52 @@ def test_an_answer_to_another_request_is_none(asked):
     """Of another unit, epoch, version or plan of the same shape."""
     job, maker, units = asked
     batch, unit = maker.rows(units[0]), units[0]
-    for other in (replace(unit, epoch=unit.epoch + 1), replace(unit, group=unit.group + 1), replace(unit, draw=1)):
+    for other in (
+        replace(unit, epoch=unit.epoch + 1),
+        replace(unit, group=unit.group + 1),
+        replace(unit, draw=1),
+    ):
         assert checksum(batch, job, other) != checksum(batch, job, unit)
     for name in ("version", "files", "order", "made", "split"):
         assert checksum(batch, replace(job, **{name: "7"}), unit) != checksum(batch, job, unit)
 
 
-def test_what_cannot_be_done_elsewhere_is_refused_and_so_is_a_name_that_says_nothing(table, named, worker):
-    for how, said in (({"workers": "local:0"}, "no number of workers"), ({"workers": "local:x"}, "no number"),
-                      ({"workers": "ray"}, "write local:4"), ({"workers": "nowhere?token=/dev/null"}, "no HOST:PORT"),
-                      ({"workers": "a:1?token=/nothing/there"}, "No such file"),
-                      ({"workers": named(worker), "before_read": lambda _: None}, "before_read")):
+def test_what_cannot_be_done_elsewhere_is_refused_and_so_is_a_name_that_says_nothing(
+    table, named, worker
+):
+    for how, said in (
+        ({"workers": "local:0"}, "no number of workers"),
+        ({"workers": "local:x"}, "no number"),
+        ({"workers": "ray"}, "write local:4"),
+        ({"workers": "nowhere?token=/dev/null"}, "no HOST:PORT"),
+        ({"workers": "a:1?token=/nothing/there"}, "No such file"),
+        ({"workers": named(worker), "before_read": lambda _: None}, "before_read"),
+    ):
         with pytest.raises(RemoteError, match=said):
             BatchLoader(table, batch_size=160, **how)
 
 
-def test_an_error_of_a_column_and_a_file_that_is_gone_are_said_with_worker_and_file(serve, named, tmp_path):
+def test_an_error_of_a_column_and_a_file_that_is_gone_are_said_with_worker_and_file(
+    serve, named, tmp_path
+):
     paths = [str(tmp_path / f"part-{n}.parquet") for n in range(2)]
     for n, path in enumerate(paths):
-        pq.write_table(pa.table({"label": pa.array([0, 1] * 200, pa.int8()),
-                                 "x": pa.array([1.0, None if n else 2.0] * 200)}), path,
-                       row_group_size=100, write_statistics=False)
+        pq.write_table(
+            pa.table(
+                {
+                    "label": pa.array([0, 1] * 200, pa.int8()),
+                    "x": pa.array([1.0, None if n else 2.0] * 200),
+                }
+            ),
+            path,
+            row_group_size=100,
+            write_statistics=False,
+        )
     how = {"roles": {"label": "label", "dense": "x"}, "reader": "arrow"}
     server = serve(partial(opened, paths, NOTHING))
-    with pytest.raises(ColumnError, match=r"worker 127.0.0.1:\d+: .*part-1.parquet.*'x' has 50 empty values"):
+    with pytest.raises(
+        ColumnError, match=r"worker 127.0.0.1:\d+: .*part-1.parquet.*'x' has 50 empty values"
+    ):
         hashes(paths, **how, workers=named(server))
     blind = serve(partial(opened, paths[:1], NOTHING))
     with pytest.raises(RemoteError, match="other files than the loader has"):
@@ -274,13 +384,18 @@ def test_a_store_that_a_worker_does_not_see_is_named_with_the_file(serve, named,
         hashes(table, workers=named(server))
 
 
-def test_row_groups_that_no_worker_can_read_are_set_aside_like_those_of_this_process(serve, named, tmp_path):
+def test_row_groups_that_no_worker_can_read_are_set_aside_like_those_of_this_process(
+    serve, named, tmp_path
+):
     own = small_table(tmp_path / "t", rows=5000, files=3, row_group_rows=256)
     path = Path(own.files_of("train")[1].path)
     data = bytearray(path.read_bytes())
     data[len(data) // 3] ^= 0xFF
     path.write_bytes(data)
-    errors = {name: Errors(on_error="quarantine", quarantine=tmp_path / f"{name}.jsonl") for name in ("here", "there")}
+    errors = {
+        name: Errors(on_error="quarantine", quarantine=tmp_path / f"{name}.jsonl")
+        for name in ("here", "there")
+    }
     server = serve(lambda job: UnitMaker(job, FeatureTable.open(own.uri)))
     here = hashes(own, 1, reader="arrow", errors=errors["here"])
     there = hashes(own, 1, reader="arrow", errors=errors["there"], workers=named(server))
@@ -289,14 +404,25 @@ def test_row_groups_that_no_worker_can_read_are_set_aside_like_those_of_this_pro
 
 
 def test_a_trainer_takes_the_same_workers_as_a_loader(table, tmp_path):
-    config = options.fresh(options.parse(["--run-dir", "r", "--data", table.uri, "--batch-size", "160", "--workers",
-                                          "local:1"]), version=0)
-    with loaders.training(config, table, rank=0, local_ranks=1,
-                          conditions=loaders.conditions(config, tmp_path, 0)) as loader:
+    config = options.fresh(
+        options.parse(
+            ["--run-dir", "r", "--data", table.uri, "--batch-size", "160", "--workers", "local:1"]
+        ),
+        version=0,
+    )
+    with loaders.training(
+        config, table, rank=0, local_ranks=1, conditions=loaders.conditions(config, tmp_path, 0)
+    ) as loader:
         assert (loader.knobs.backend["read"], loader.remote["workers"]) == ("remote", 0)
 
 
 def test_the_manifest_starts_a_worker_as_the_command_line_has_it(repo):
-    words = re.findall(r"- (--[\w=:/.-]+)$", (repo / "docs" / "workers.yaml").read_text(), re.MULTILINE)
+    words = re.findall(
+        r"- (--[\w=:/.-]+)$", (repo / "docs" / "workers.yaml").read_text(), re.MULTILINE
+    )
     worker = parse(WorkerOptions, argv=words, prog="sluice worker", description="")
-    assert (worker.listen, worker.token_file, worker.tls_key) == ("0.0.0.0:7070", "/secret/token", "/secret/tls.key")
+    assert (worker.listen, worker.token_file, worker.tls_key) == (
+        "0.0.0.0:7070",
+        "/secret/token",
+        "/secret/tls.key",
+    )
