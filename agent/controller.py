@@ -48,7 +48,9 @@ class Controller:
         """`learned` is what `learned()` returned in an earlier process on such a machine."""
         if interval_s <= 0:
             raise ValueError(f"interval_s: {interval_s!r} is not above 0")
-        self._tunable, self._policy, self._clock = tunable, policy, clock
+        self._tunable = tunable
+        self._policy = policy
+        self._clock = clock
         self._record_to, self._observe_to = record, observe
         self.interval_s = self.wait_s = interval_s
         """`wait_s` is how many seconds the next look is away."""

@@ -101,7 +101,10 @@ class TunedRun:
     ) -> None:
         """`last` returns the events that end the folder's record; to the one of kind `end` are added the decisions, the
         knobs and the policy's name. The folder is closed with this."""
-        self._tunable, self._policy, self._folder, self._last = tunable, policy, folder, last
+        self._tunable = tunable
+        self._policy = policy
+        self._folder = folder
+        self._last = last
         self._controller = Controller(
             tunable, policy, record=self.record, observe=self._observe, interval_s=interval_s
         )

@@ -122,7 +122,9 @@ def bytes_per_step(
         return 0
     mine, away = batch / ranks, batch * (ranks - 1) / ranks
     element = 2 if config.wire == "fp16" else 4
-    pooled, gradients, ids = [0.0] * ranks, 0.0, 0.0
+    pooled = [0.0] * ranks
+    gradients = 0.0
+    ids = 0.0
     for place, table in zip(placement.places, layout.tables, strict=True):
         if place.kind == "data":  # only its gradients travel, as those of the dense layers do
             parameters += table.rows * table.width

@@ -13,7 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 ROWS, ANSWER_S = 64, 0.016
-_LOW, _HIGH, _KNOTS = -2.0, 14.0, 32
+_LOW = -2.0
+_HIGH = 14.0
+_KNOTS = 32
 _AT = np.linspace(_LOW, _HIGH, _KNOTS)  # of the logarithms of counts
 _LEVELS = np.tanh(_AT / 4)
 

@@ -115,7 +115,9 @@ def estimated(job: Job, clock: Callable[[], float] = time.perf_counter) -> Estim
 
 def _done(job: Job, folder: Path, table: Path, rows: int, clock: Callable[[], float]) -> Took:
     sample = Job(spec=job.spec, inputs=(str(folder),), store=TableStore(table), max_rejects=1.0)
-    before, began, used = pa.total_allocated_bytes(), clock(), time.process_time()
+    before = pa.total_allocated_bytes()
+    began = clock()
+    used = time.process_time()
     with opened("local", sample.inputs, JobProgress(io.StringIO())) as engine_for:
         sample.run(engine_for(sample))
     return Took(

@@ -77,16 +77,15 @@ class Columns:
                 else f.type in (_WHOLE if ids else _NUMBERS)
             )
             if not fits:
-                wanted = (
-                    "lists of whole numbers, or binary"
-                    if f.role == "id_list"
-                    else "one number a row"
-                    if not ids
-                    else (
+                if f.role == "id_list":
+                    wanted = "lists of whole numbers, or binary"
+                elif not ids:
+                    wanted = "one number a row"
+                else:
+                    wanted = (
                         "one whole number a row (cast it; hash, categorify or bucketize it in the spec; or, of "
                         f"plain Parquet, Loader(hash={{{f.name!r}: 1_000_000}}))"
                     )
-                )
                 better = (
                     "give it the role id_list"
                     if ids and _BAGS.fullmatch(f.type)

@@ -52,7 +52,9 @@ class OnDevice:
     def __init__(self, loader: BatchSource, lane: Lane, ahead: int = 1):
         if ahead < 1:
             raise DeviceError(f"ahead: {ahead} is not a positive number of batches")
-        self._loader, self._lane, self._ahead = loader, lane, ahead
+        self._loader = loader
+        self._lane = lane
+        self._ahead = ahead
         self._state: dict[str, Any] | None = None
         self._idle: dict[torch.dtype, list[torch.Tensor]] = {}
         self._lent: deque[tuple[CopyMark, list[torch.Tensor]]] = deque()

@@ -136,7 +136,10 @@ class Knobs:
     def parse(self, text: str) -> Knobs:
         """These knobs, changed as a command line says: `read=4,transform.backend=process,prefetch_bytes=64MiB`;
         `second.fused=yes` makes the workers of the stage before it do the second's work."""
-        workers, backend, fused, sizes = dict(self.workers), dict(self.backend), set(self.fused), {}
+        workers = dict(self.workers)
+        backend = dict(self.backend)
+        fused = set(self.fused)
+        sizes = {}
         for part in filter(None, (p.strip() for p in text.split(","))):
             name, sign, value = (p.strip() for p in part.partition("="))
             if not sign:

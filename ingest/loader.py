@@ -124,7 +124,9 @@ class BatchLoader(IterableDataset[Batch]):
         plain = source if isinstance(source, ParquetFiles) else None
         given = transforms_of(transforms)
         self._code = {t.name: t.code for t in given}
-        read, files, fields = source.files_of(split), files or FileOpener(), source.fields
+        read = source.files_of(split)
+        files = files or FileOpener()
+        fields = source.fields
         if transform_spec is not None:
             petastorm = replace(petastorm, transform_spec=transform_spec)
             self._code = {"TransformSpec": address_of(transform_spec.func), **self._code}
@@ -337,7 +339,9 @@ class BatchLoader(IterableDataset[Batch]):
         started after its `close` is stopped here."""
         self._check_current(iteration)
         if self._under_way:
-            self._position, self._order, self._run = Position(self._position.epoch + 1, 0), "", None
+            self._position = Position(self._position.epoch + 1, 0)
+            self._order = ""
+            self._run = None
         run = self._run
         if run is None or self._position.epoch >= self._run_end:
             self._run_end = max(self._epochs, self._position.epoch + 1)

@@ -139,11 +139,9 @@ class Pipeline:
             bags=bool(parts.columns.stored_bags)
         )  # its memory is taken before anything is counted
         self.base, self._own = parts.machine.memory_used(), parts.machine.memory_own()
-        self._limit, self._group, self._charged = (
-            parts.memory_limit,
-            parts.machine.memory_group(),
-            0,
-        )
+        self._limit = parts.memory_limit
+        self._group = parts.machine.memory_group()
+        self._charged = 0
         if self._group is not None:
             self._charged = max(self.base, self._group.charged() or 0)
             if (
@@ -259,7 +257,9 @@ class Pipeline:
         """Starts a run: yields batches from `position` to the end of epoch number `epochs - 1`. An earlier run is
         stopped."""
         self.stop()
-        parts, plan, columns = self._parts, self._parts.plan, self._parts.columns
+        parts = self._parts
+        plan = self._parts.plan
+        columns = self._parts.columns
         with self._turning:
             governor = self._governor = self._new_governor()
             steps = [
@@ -399,7 +399,9 @@ class Pipeline:
             return governor.admit(gathering.window.rows * self._parts.columns.row_bytes, due=False)
 
     def _step(self, fused: Fused) -> Step:
-        tally, governor, columns = self._tallies[fused.name], self._governor, self._parts.columns
+        tally = self._tallies[fused.name]
+        governor = self._governor
+        columns = self._parts.columns
 
         def spent(cpu_s: float, core_wait_s: float) -> None:
             with governor.lock:
@@ -550,7 +552,9 @@ class Pipeline:
 
     def _at_once(self) -> int:
         """How many batches may pass the stages of transforms together now."""
-        plan, share, tallies = self._parts.plan, self._parts.share, self._tallies
+        plan = self._parts.plan
+        share = self._parts.share
+        tallies = self._tallies
         code = [
             (tallies[stage.name], self.knobs.workers[stage.name])
             for stage in self._parts.transforms

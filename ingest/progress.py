@@ -208,7 +208,9 @@ class Progress:
         """`memory_limit` is the user's; the machine's counts if it is lower. `elsewhere` counts what workers on other
         hosts did."""
         self._elsewhere = elsewhere
-        self._pipeline, self._machine, self._limit = pipeline, machine, memory_limit
+        self._pipeline = pipeline
+        self._machine = machine
+        self._limit = memory_limit
         self._batches = self._rows = 0
         self._sequence = itertools.count()
         # What the consumer does, since when, and what it did before: one tuple, so that a snapshot sees one moment.

@@ -218,7 +218,11 @@ class RowCosts:
     def _slow(self, rate: float) -> float:
         """How many seconds a second of work takes at a rate: all who want a core get an equal part."""
         left = self.cores - rate * self.cpu_s
-        return max(1.0, self.others / left) if left > 1e-9 else math.inf if self.others else 1.0
+        if left > 1e-9:
+            return max(1.0, self.others / left)
+        if self.others:
+            return math.inf
+        return 1.0
 
     def rate(self, then: RowCosts) -> float:
         """The rows a second of other costs: what the model leaves out, it leaves out of both."""

@@ -319,7 +319,10 @@ class RowsPlan:
             for piece in _pieces(whole, self._most(number)):
                 if held and rows + piece.rows > self._most(number):
                     yield Window(stream, number, first, tuple(held))
-                    number, first, held, rows = number + 1, first + rows, [], 0
+                    number = number + 1
+                    first = first + rows
+                    held = []
+                    rows = 0
                 held.append(piece)
                 rows += piece.rows
         if held:

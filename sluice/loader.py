@@ -216,7 +216,8 @@ class Loader(BatchLoader):
         self._form = FORMS[as_]
         self._page = ExitStack()
         memory_limit = None if memory_limit is None else parse_bytes(memory_limit)
-        tuning = tuning if tuning is not None else "auto" if knobs is None else "fixed"
+        if tuning is None:
+            tuning = "auto" if knobs is None else "fixed"
         policy = policy_of(tuning)
         table = table_of(
             source, roles, allow_code, hash, spec, transform_spec=without_spec(transforms)[1]
@@ -374,7 +375,9 @@ class _Ending:
     """The last events of a run folder. It knows nothing of the loader, which may be gone by then."""
 
     def __init__(self, progress: Progress, operators: Operators, stored_bytes: float):
-        self._progress, self._operators, self._stored_bytes = progress, operators, stored_bytes
+        self._progress = progress
+        self._operators = operators
+        self._stored_bytes = stored_bytes
 
     def events(self) -> Iterator[dict[str, Any]]:
         costs, others = self._operators.costs(), self._operators.others()

@@ -250,7 +250,9 @@ class BatchReader:
         if num_epochs is not None and num_epochs < 1:
             raise ValueError(f"num_epochs: {num_epochs} is not a positive number")
         policy, machine = policy_of(tuning), Machine()
-        self.num_epochs, self._groups, self._order = num_epochs, groups, order
+        self.num_epochs = num_epochs
+        self._groups = groups
+        self._order = order
         self.schema = source.idle().schema
         """The Unischema of the batches."""
         self._row_groups = RowGroupStage(
@@ -322,7 +324,9 @@ class BatchReader:
                 "Currently do not support resetting a reader while in the middle of iteration. "
                 "You can call reset only after all samples were consumed."
             )
-        self._first, self._epoch, self._number = self._epoch + 1, self._epoch + 1, 0
+        self._epoch += 1
+        self._first = self._epoch
+        self._number = 0
         self._run, self.last_row_consumed = None, False
 
     # ---- position and tuning

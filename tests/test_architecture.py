@@ -97,6 +97,10 @@ def modules() -> dict[str, Path]:
     return found
 
 
+def product_files() -> list[Path]:
+    return [*modules().values(), *sorted((ROOT / "sluice").glob("*.py"))]
+
+
 @cache
 def tree(path: Path) -> ast.Module:
     return ast.parse(path.read_text())
@@ -298,6 +302,30 @@ def test_no_folder_holds_more_than_a_glance():
         if len(files) > MOST_FILES:
             crowded[str(folder.relative_to(ROOT))] = len(files)
     assert not crowded, crowded
+
+
+def test_one_statement_assigns_at_most_two_values():
+    wrong = [
+        f"{path.relative_to(ROOT)}:{node.lineno}"
+        for path in product_files()
+        for node in ast.walk(tree(path))
+        if isinstance(node, ast.Assign)
+        and isinstance(node.targets[0], ast.Tuple)
+        and isinstance(node.value, ast.Tuple)
+        and len(node.value.elts) > 2
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_no_conditional_expression_stands_in_another():
+    wrong = [
+        f"{path.relative_to(ROOT)}:{node.lineno}"
+        for path in product_files()
+        for node in ast.walk(tree(path))
+        if isinstance(node, ast.IfExp)
+        and any(isinstance(part, ast.IfExp) for part in (node.body, node.orelse, node.test))
+    ]
+    assert not wrong, "\n".join(wrong)
 
 
 def test_a_class_name_has_one_home():

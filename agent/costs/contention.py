@@ -22,7 +22,9 @@ class Contention:
 
     @classmethod
     def of(cls, rates: PipelineRates, settings: PlannerSettings = DEFAULT) -> Contention:
-        running, wanting, quota = rates.running, rates.wanting, rates.cpu_quota
+        running = rates.running
+        wanting = rates.wanting
+        quota = rates.cpu_quota
         if running < settings.least_running or quota <= 0 or wanting <= running:
             return cls(cores=quota)
         # Fair shares: all threads wait as long as ours do, wanting / running. Where nobody says what the others run,

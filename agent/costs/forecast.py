@@ -318,7 +318,10 @@ class Forecast:
         little lower than the highest rate may bring more."""
         fewest = {**self.knobs.workers, **{r.name: r.least for r in requests}}
         enough = min(self.demand, max(self.cores_rate(self.knobs.workers), self.cores_rate(fewest)))
-        allocations, low, high, share = [], 0.0, 1.0, 1.0
+        allocations = []
+        low = 0.0
+        high = 1.0
+        share = 1.0
         for _ in range(self.settings.halvings):
             allocation = allocate(requests, enough=share * enough, memory=room)
             cores_rate = self.cores_rate({**self.knobs.workers, **allocation.workers})

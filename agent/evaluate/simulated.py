@@ -74,13 +74,12 @@ def work(task: EvaluationTask) -> list[Row]:
             value = metric(condition, outcome, best, frozen)
             if not condition.holds(value):
                 failed.append(f"{condition}: {value:.3g}")
-        bare = (
-            None
-            if not task.bare
-            else outcome
-            if not outcome.governor_acted
-            else run(task.scenario, policy(), seed=task.seed, governor=False)
-        )
+        if not task.bare:
+            bare = None
+        elif not outcome.governor_acted:
+            bare = outcome
+        else:
+            bare = run(task.scenario, policy(), seed=task.seed, governor=False)
         rows.append(
             Row(
                 task.scenario.name,
@@ -219,11 +218,14 @@ def _described(text: str | None) -> str:
 def _simulated(options: PolicyOptions) -> dict[str, Any]:
     names = list(dict.fromkeys(options.policy or judged()))
     scenarios = [load(path) for path in options.scenario] if options.scenario else shipped()
-    pipelines = (
-        options.pipelines
-        if options.pipelines is not None
-        else (0 if options.scenario else 4 if options.quick else 45)
-    )
+    if options.pipelines is not None:
+        pipelines = options.pipelines
+    elif options.scenario:
+        pipelines = 0
+    elif options.quick:
+        pipelines = 4
+    else:
+        pipelines = 45
     todo = tasks(names, scenarios, seeds=1 if options.quick else options.seeds, pipelines=pipelines)
     rows = measure(todo, processes=min(options.processes, len(todo)), progress=_progress)
     say(f"{table(rows, names, bold=sys.stderr.isatty())}\n\n{comparison(rows, names)}")

@@ -10,7 +10,9 @@ class Adam:
     """Moves weights against their gradients."""
 
     def __init__(self, weights: list[Any], rate: float) -> None:
-        self.weights, self.rate, self.count = weights, rate, 0
+        self.weights = weights
+        self.rate = rate
+        self.count = 0
         self.means, self.squares = ([w.detach() * 0 for w in weights] for _ in range(2))
 
     def step(self, gradients: Iterable[Any]) -> None:

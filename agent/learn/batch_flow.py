@@ -118,7 +118,9 @@ class BatchFlow:
         `starting`. `factors` are those on each stage's cost, `bursts` those on its waiting; `queue` rows wait behind
         each stage, of `limits` that may."""
         truth = self._truth
-        stage, machine, consumer = truth.stage, truth.machine, truth.consumer
+        stage = truth.stage
+        machine = truth.machine
+        consumer = truth.consumer
         cores = np.maximum(0.05, machine["cores"] - machine["neighbour_cores"])
         overhead = np.minimum(starting, 0.5 * machine["cores"])
         n, rows = np.where(truth.real, np.maximum(workers, 1e-6), 1.0), stage["rows_per_item"]
@@ -160,7 +162,10 @@ class BatchFlow:
         capacity = np.empty((last + 1, count))
         rates = np.empty_like(capacity)
         stride, rising = np.full(count, 0.65), np.ones(count, bool)
-        slow, slow_memory, slow_lock, smt = self.slow, self._slow_memory, self._slow_lock, self._smt
+        slow = self.slow
+        slow_memory = self._slow_memory
+        slow_lock = self._slow_lock
+        smt = self._smt
         item = used = cpu
         for _ in range(_ITERATIONS):
             on_core = slow * smt
@@ -223,10 +228,17 @@ class BatchFlow:
                 + abs(wanted_smt - smt)
             )
             settled = bool((off < 2e-3 * slow).all())
-            slow, slow_memory, slow_lock = wanted, wanted_memory, wanted_lock
+            slow = wanted
+            slow_memory = wanted_memory
+            slow_lock = wanted_lock
             smt = smt + 0.5 * (wanted_smt - smt)
             if settled:
                 break
-        self.slow, self._slow_memory, self._slow_lock, self._smt = slow, slow_memory, slow_lock, smt
-        self.rates, self.busy, self.cpu_per_item = rates, rates / capacity, item * smt
+        self.slow = slow
+        self._slow_memory = slow_memory
+        self._slow_lock = slow_lock
+        self._smt = smt
+        self.rates = rates
+        self.busy = rates / capacity
+        self.cpu_per_item = item * smt
         self.used_cores = np.minimum(used, cores) + overhead

@@ -43,7 +43,9 @@ from sluice.agent.simulator.scenario import Scenario
 VARIANTS = {"not": 0.0, "slowly": 1e-4, "yes": 1e-3, "fast": 1e-2}
 """How it may go on learning in a live pipeline: the rates of gradient descent."""
 _EPISODE = 60
-_BATCH, _EVERY, _MEMORY = 256, 4, 40_000
+_BATCH = 256
+_EVERY = 4
+_MEMORY = 40_000
 _LEARNING_RATE = 5e-4
 _TARGET_RATE = 0.01
 _TAUGHT = (
@@ -85,7 +87,10 @@ class Replay:
         self, inputs: np.ndarray, steps: np.ndarray, value: float, after: np.ndarray, stages: int
     ) -> None:
         i = self.count % len(self.rewards)
-        self.inputs[i], self.steps[i], self.rewards[i], self.after[i] = inputs, steps, value, after
+        self.inputs[i] = inputs
+        self.steps[i] = steps
+        self.rewards[i] = value
+        self.after[i] = after
         self.present[i] = np.arange(PLACES) < stages
         self.present[i, STAGES:] = 1
         self.count += 1

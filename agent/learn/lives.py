@@ -86,7 +86,9 @@ class Lives:
     def look(self, seconds: float) -> Glimpse:
         """Lets so many seconds pass, and looks at what happened since the last look."""
         self._batch.advance(seconds)
-        batch, now, then = self._batch, self._counters(), self._before
+        batch = self._batch
+        now = self._counters()
+        then = self._before
         self._before = now
         spent = {
             name: now[name] - then[name] for name in now if name not in ("done", "bytes", "at")

@@ -51,7 +51,9 @@ class PipelineBatch:
             )
         if len(scenarios) % alike:
             raise ValueError(f"alike: {len(scenarios)} scenarios are not groups of {alike}")
-        self.scenarios, self._governor, self._alike = tuple(scenarios), governor, alike
+        self.scenarios = tuple(scenarios)
+        self._governor = governor
+        self._alike = alike
         self._random = np.random.default_rng(seed)
         rows, count = max(len(s.stages) for s in scenarios), len(scenarios)
         self._shape = (rows, count)
@@ -307,7 +309,10 @@ class PipelineBatch:
         return factors, np.where(self.now < self._burst_until, stage["burst_factor"], 1.0)
 
     def _account(self, admitted: np.ndarray, limits: np.ndarray) -> None:
-        stage, real, alive, flow = self._stage, self.real, ~self.killed, self._flow
+        stage = self._stage
+        real = self.real
+        alive = ~self.killed
+        flow = self._flow
         rates, busy = flow.rates * alive, flow.busy * alive
         rows = np.where(real, rates[:-1] * CHUNK_S, 0.0)
         self.done += rows

@@ -59,7 +59,9 @@ class Auto(Policy):
         known: Foreknowledge | None = None,
         settings: PlannerSettings = DEFAULT,
     ) -> None:
-        self._opener, self._known, self._settings = opener, known or Foreknowledge(), settings
+        self._opener = opener
+        self._known = known or Foreknowledge()
+        self._settings = settings
         self._planner = Planner(settings)
 
     def initial(self, limits: Limits, knobs: Knobs) -> AutoState:
@@ -160,19 +162,18 @@ class Auto(Policy):
             or state.settled_before
             or _alike(fitting, knobs, self._settings)
         ):
-            said = (
-                f"no opening: nothing is known of {', '.join(sorted(unknown))} yet"
-                if unknown
-                else f"no opening: {opening.reason}"
-                if not opening.inside
-                else "no opening: memory has no room for it"
-                if fitting is None
-                else "no opening: an earlier run has settled on the knobs"
-                if state.settled_before
-                else "no opening: the trainer does not wait"
-                if fed
-                else "the opening would be much the same"
-            )
+            if unknown:
+                said = f"no opening: nothing is known of {', '.join(sorted(unknown))} yet"
+            elif not opening.inside:
+                said = f"no opening: {opening.reason}"
+            elif fitting is None:
+                said = "no opening: memory has no room for it"
+            elif state.settled_before:
+                said = "no opening: an earlier run has settled on the knobs"
+            elif fed:
+                said = "no opening: the trainer does not wait"
+            else:
+                said = "the opening would be much the same"
             challenge = (
                 replace(opening, knobs=fitting)
                 if fitting is not None and state.settled_before

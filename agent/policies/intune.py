@@ -173,7 +173,9 @@ class InTune(Policy):
     ) -> None:
         """`machine` is the one that the pipeline runs on; None: this one."""
         self._layers = load(weights) if isinstance(weights, Path) else weights
-        self._machine, self._model_latency, self._rate = machine or hardware(), model_latency, rate
+        self._machine = machine or hardware()
+        self._model_latency = model_latency
+        self._rate = rate
 
     def initial(self, limits: Limits, knobs: Knobs) -> IntuneState:
         return IntuneState(limits=limits, knobs=limits.clamp(knobs), layers=self._layers)

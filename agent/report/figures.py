@@ -113,7 +113,8 @@ def stages(run: Run, figures: RunOutcome) -> str:
             continue
         first, now = int(workers[0][1]), int(workers[-1][1])
         unit = "process" if (last.get("backend") or {}).get(name) == "process" else "worker"
-        unit += "" if now == 1 else "es" if unit == "process" else "s"
+        if now != 1:
+            unit += "es" if unit == "process" else "s"
         said = (
             ["by the workers before it"]
             if name in (last.get("fused") or ())
@@ -186,7 +187,9 @@ def training(run: Run, figures: RunOutcome) -> str:
 def machine(run: Run, figures: RunOutcome) -> str:
     """What the loader takes of the machine."""
     end = _last(run.of("loader"), figures)
-    loader, turned, whose = run.of("loader"), _turned(run), _of_each(run)
+    loader = run.of("loader")
+    turned = _turned(run)
+    whose = _of_each(run)
     used, limit = _points(loader, "memory_used"), _points(loader, "memory_limit")
     memory, note = [Series(name="in use", points=used, style="area")], ""
     if limit and used and limit[-1][1] <= _OFF_SCALE * max(y for _, y in used):
@@ -300,17 +303,16 @@ def _lasting(incidents: Sequence[Incident], end: float) -> list[tuple[Incident, 
     """Each incident, and until when it made itself felt: until the rate was back, or until the next one. It is a
     moment where too little came after it to say."""
     following = [*(one.at for one in incidents[1:]), end]
-    return [
-        (
-            one,
-            one.at
-            if not one.result
-            else min(until, one.at + one.recovered_s)
-            if one.result in WELL and one.recovered_s is not None
-            else until,
-        )
-        for one, until in zip(incidents, following, strict=False)
-    ]
+    found = []
+    for one, until in zip(incidents, following, strict=False):
+        if not one.result:
+            felt_until = one.at
+        elif one.result in WELL and one.recovered_s is not None:
+            felt_until = min(until, one.at + one.recovered_s)
+        else:
+            felt_until = until
+        found.append((one, felt_until))
+    return found
 
 
 def _turned(run: Run) -> list[Mapping[str, Any]]:

@@ -69,13 +69,12 @@ class Incident:
             if len(self.did) <= _MOST_SAID
             else (self.did[0], f"{len(self.did) - 2} more changes", self.did[-1])
         )
-        did = (
-            f"; then {', then '.join(turned)}"
-            if turned
-            else "; no change needed"
-            if self.result in WELL
-            else "; no change made"
-        )
+        if turned:
+            did = f"; then {', then '.join(turned)}"
+        elif self.result in WELL:
+            did = "; no change needed"
+        else:
+            did = "; no change made"
         waits = ""
         if self.waited is not None:
             before, worst, after = self.waited

@@ -23,7 +23,9 @@ from sluice.agent.report.run_folder import Run
 from sluice.agent.report.tables import table
 from sluice.common.errors import UsageError
 
-_LOOK_S, _SHARE, _LAST_S = 1.0, 0.1, 1.5
+_LOOK_S = 1.0
+_SHARE = 0.1
+_LAST_S = 1.5
 _FOLLOW = """<script>
 new EventSource("changes").onmessage = async () => {
   const answer = await fetch("."), text = await answer.text();
@@ -55,7 +57,9 @@ class Kept:
         stamp: Callable[[], tuple[int, ...]],
         clock: Callable[[], float],
     ) -> None:
-        self._make, self._stamp, self._clock = make, stamp, clock
+        self._make = make
+        self._stamp = stamp
+        self._clock = clock
         self._lock = threading.Lock()
         self._made: tuple[tuple[int, ...], str] | None = None
         self._not_before = 0.0

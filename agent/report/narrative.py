@@ -108,7 +108,9 @@ class RunOutcome:
 
 
 def outcome(run: Run) -> RunOutcome:
-    looks, decisions, faults = run.of("loader"), run.of("decision"), fault_times(run)
+    looks = run.of("loader")
+    decisions = run.of("decision")
+    faults = fault_times(run)
     loader, fault = started(run.looks()), min(faults, default=float("inf"))
     if len(calm := [m for m in loader if m["at"] <= fault]) < _LEAST:
         calm, fault = list(loader), float("inf")
@@ -307,13 +309,12 @@ def _effect(effect: Mapping[str, Any] | None, disturbance: str | None) -> str:
         return f"not comparable with before, as meanwhile {disturbance}"
     before, after = effect.get("rows_per_s_before"), effect["rows_per_s_after"]
     error = effect.get("prediction_error")
-    off = (
-        ""
-        if error is None
-        else f", {1 + error:.2g} times what was predicted"
-        if error > 1
-        else f", {percent(abs(error))} {'more' if error > 0 else 'less'} than predicted"
-    )
+    if error is None:
+        off = ""
+    elif error > 1:
+        off = f", {1 + error:.2g} times what was predicted"
+    else:
+        off = f", {percent(abs(error))} {'more' if error > 0 else 'less'} than predicted"
     if not before:
         return (
             f"{count(after)} rows/s from then on, stall {percent(effect['stall_after'])}{off}; before it the "

@@ -74,7 +74,9 @@ class Foretold:
         self, costs: RowCosts, now: Plan, measured_s: Mapping[str, float], row_bytes: float
     ) -> None:
         """`measured_s` are the processor seconds a row that operators took in the run, by column."""
-        self._costs, self._now, self._row_bytes = costs, now, row_bytes
+        self._costs = costs
+        self._now = now
+        self._row_bytes = row_bytes
         self._scale = self._dearer(measured_s) or self._dearer_decoding()
 
     def _dearer(self, measured_s: Mapping[str, float]) -> float:

@@ -56,7 +56,9 @@ def written(run_path: str | os.PathLike[str], say: Callable[[str], None]) -> Pat
 
 
 def page(run: Run) -> str:
-    found, story, incidents = outcome(run), changes(run), occasions(run)
+    found = outcome(run)
+    story = changes(run)
+    incidents = occasions(run)
     first, *rest = sentences(run)
     name, faulted = run.path.resolve().name, bool(fault_times(run))
     return filled(

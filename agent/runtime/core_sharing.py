@@ -104,7 +104,9 @@ class CoreSharingTunable:
 
     def __init__(self, tunable: Tunable, claims: CoreClaims, *, ranks: int = 1) -> None:
         """`ranks` is the number of this host's ranks, of which the tunable's snapshots are the mean."""
-        self._tunable, self._claims, self._ranks = tunable, claims, ranks
+        self._tunable = tunable
+        self._claims = claims
+        self._ranks = ranks
         self._last: Snapshot | None = None
         self._calm = 0
         self._wants: float | None = None

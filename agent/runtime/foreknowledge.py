@@ -34,7 +34,9 @@ class Foreseeing(Tunable, Protocol):
 def foreknowledge(loader: Foreseeing) -> Foreknowledge:
     """Columns by the type that they have in a batch, where the files lie, and how large row groups are. The table's own
     operators are vectorised; of a user's function nobody knows."""
-    dense, sparse, number = len(loader.dense_names), len(loader.sparse_names), struct.calcsize("f")
+    dense = len(loader.dense_names)
+    sparse = len(loader.sparse_names)
+    number = struct.calcsize("f")
     columns = {"float32": ColumnGroup(count=dense, bytes_per_row=dense * number)} if dense else {}
     if sparse:
         columns["int32"] = ColumnGroup(

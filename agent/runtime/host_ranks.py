@@ -137,7 +137,10 @@ class HostTunable:
             raise ValueError(
                 f"ranks: {dict(ranks)!r} does not tell how many ranks host {host!r} has"
             )
-        self._store, self._host, self._tunable, self._ranks = store, host, tunable, dict(ranks)
+        self._store = store
+        self._host = host
+        self._tunable = tunable
+        self._ranks = dict(ranks)
         self._knobs = tunable.knobs
         self._number = 0
         self._latest: dict[tuple[str, int], Snapshot] = {}

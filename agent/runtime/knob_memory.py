@@ -61,7 +61,10 @@ class KnobMemory:
         machine: Machine | None = None,
     ) -> None:
         """`ranks` is the number of ranks that share this machine."""
-        self._loader, self._options, self._say, self._ranks = loader, options, say, ranks
+        self._loader = loader
+        self._options = options
+        self._say = say
+        self._ranks = ranks
         self._registry = (
             None if options.registry is None else Registry(options.registry or None, say=say)
         )

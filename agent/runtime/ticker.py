@@ -10,7 +10,9 @@ class Ticker:
     """Calls `step()` in a thread, at once and then `wait_s()` seconds after each call, until it returns False."""
 
     def __init__(self, name: str, wait_s: Callable[[], float], step: Callable[[], bool]) -> None:
-        self._name, self._wait_s, self._step = name, wait_s, step
+        self._name = name
+        self._wait_s = wait_s
+        self._step = step
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 

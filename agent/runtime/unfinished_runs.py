@@ -27,7 +27,9 @@ class UnfinishedRuns:
 
     def __init__(self, folder: Path, place: str, *, say: Callable[[str], None]) -> None:
         """`place` names what a choice of knobs depends on, as the registry's files do."""
-        self._folder, self._place, self._say = folder / boot_name(), place, say
+        self._folder = folder / boot_name()
+        self._place = place
+        self._say = say
         self._file: int | None = None  # this run's, open and locked while the run lasts
 
     def killed(self) -> Knobs | None:

@@ -35,7 +35,9 @@ class SimulatedPipeline:
         limits.check(knobs)
         self._knobs, self.governor = limits.clamp(knobs), governor
         self._random = np.random.default_rng(seed)
-        self.now, self.killed, self.held_back = 0.0, False, 0.0
+        self.now = 0.0
+        self.killed = False
+        self.held_back = 0.0
         self.governor_acted = False
         """Whether the governor has stepped in; without it the course would then be different."""
         names = self.names = [s.name for s in self.truth.stages]
@@ -48,14 +50,14 @@ class SimulatedPipeline:
         """The memory of a stage's process, once one has worked."""
         self.queue = [0.0] * count
         self.done, self.bytes = [0.0] * count, [0.0] * count
-        self.busy_s, self.cpu_s, self.core_wait_s = [0.0] * count, [0.0] * count, [0.0] * count
+        self.busy_s = [0.0] * count
+        self.cpu_s = [0.0] * count
+        self.core_wait_s = [0.0] * count
         self.in_s, self.out_s = [0.0] * count, [0.0] * count
         self.consumed = self.wait_s = self.compute_s = self.used_s = 0.0
-        self._walk, self._burst_until, self._burst_next = (
-            [0.0] * count,
-            [-1.0] * count,
-            [math.inf] * count,
-        )
+        self._walk = [0.0] * count
+        self._burst_until = [-1.0] * count
+        self._burst_next = [math.inf] * count
         for i, stage in enumerate(self.truth.stages):
             if stage.burst_every_s:
                 self._burst_next[i] = self._random.exponential(stage.burst_every_s)
@@ -184,7 +186,9 @@ class SimulatedPipeline:
 
     def _changed(self) -> None:
         """Works out again what follows from the truth, knobs, workers and the sizes of rows, as they change rarely."""
-        stages, machine, last = self.truth.stages, self.truth.machine, len(self.names) - 1
+        stages = self.truth.stages
+        machine = self.truth.machine
+        last = len(self.names) - 1
         self._turning = any(
             a != s.held_bytes or b != s.bytes_per_row
             for a, b, s in zip(self._item_bytes, self._row_bytes, stages, strict=True)

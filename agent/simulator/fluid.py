@@ -130,7 +130,9 @@ class Simulator(SimulatedPipeline):
         noise: list[float],
         admitted: list[float],
     ) -> None:
-        rates, shares, in_flight = current.rates, current.busy, []
+        rates = current.rates
+        shares = current.busy
+        in_flight = []
         for i, stage in enumerate(self.truth.stages):
             rows, after = rates[i] * seconds, rates[i + 1]
             self._pass_on(i, rows)

@@ -18,7 +18,9 @@ class _Search:
     def __init__(
         self, truth: TrueCosts, limits: Limits, also: Sequence[TrueCosts], fill: float, most: float
     ) -> None:
-        self.truth, self.fill, self.most = truth, fill, most
+        self.truth = truth
+        self.fill = fill
+        self.most = most
         self.also = list(dict.fromkeys((truth, *also)))  # mostly these are the same
         self.names = [s.name for s in truth.stages]
         self.range = [limits.workers[n] for n in self.names]
@@ -36,7 +38,9 @@ class _Search:
 
     def buffers(self, truth: TrueCosts, workers: Sequence[int]) -> tuple[int, int]:
         """The bytes of read-ahead and prefetch: enough to smooth variation, or a quarter of the memory between them."""
-        first, last, room = truth.stages[0], truth.stages[-1], truth.machine.memory_limit / 8
+        first = truth.stages[0]
+        last = truth.stages[-1]
+        room = truth.machine.memory_limit / 8
         low_a, high_a = self.limits.read_ahead_bytes
         low_p, high_p = self.limits.prefetch_bytes
         ahead = min(room, (_AHEAD_ITEMS + workers[0]) * first.rows_per_item * first.bytes_per_row)
@@ -139,7 +143,9 @@ class _Search:
                     tried = [*workers[:i], min(max(count, low), high), *workers[i + 1 :]]
                     value = self.rate(tried, backends)
                     if _better(value, best):
-                        workers[:], best, improved = tried, value, True
+                        workers[:] = tried
+                        best = value
+                        improved = True
             for i, j in itertools.permutations(range(len(workers)), 2) if not improved else ():
                 for up, down in ((1, 1), (1 + workers[i] // 5, workers[j] // 2)):
                     tried = list(workers)
@@ -147,7 +153,9 @@ class _Search:
                     tried[j] = max(workers[j] - down, self.range[j][0])
                     value = self.rate(tried, backends)
                     if _better(value, best):
-                        workers[:], best, improved = tried, value, True
+                        workers[:] = tried
+                        best = value
+                        improved = True
         for i, (low, _) in enumerate(self.range):
             while workers[i] > low:
                 step = max(1, workers[i] // 8)

@@ -262,16 +262,20 @@ class Load:
     ) -> None:
         machine, consumer = truth.machine, truth.consumer
         self.cores = max(0.05, machine.cores - machine.neighbour_cores)
-        self.smt, self.switch, self.convoy, self.bandwidth = (
-            machine.smt,
-            machine.switch_cost,
-            machine.convoy,
-            machine.bandwidth,
-        )
+        self.smt = machine.smt
+        self.switch = machine.switch_cost
+        self.convoy = machine.convoy
+        self.bandwidth = machine.bandwidth
         self.neighbours = machine.neighbour_threads
         self.workers = [float(n) for n in workers]
-        self.rows, self.cap, self.kappa, self.traffic = [], [], [], []
-        self.cpu, self.memory, self.lock, self.waiting = [], [], [], []
+        self.rows = []
+        self.cap = []
+        self.kappa = []
+        self.traffic = []
+        self.cpu = []
+        self.memory = []
+        self.lock = []
+        self.waiting = []
         contending = consumer.cores * consumer.cpu
         self.handover = [
             machine.handover_s / machine.speed * (i > 0) for i in range(len(truth.stages))
@@ -383,7 +387,9 @@ def flow(
     from_before = [i for i in range(1, count + 1) if empty[i - 1]]
     from_behind = [i for i in range(count - 1, -1, -1) if full[i]]
     cores_for_work = max(0.02, load.cores - overhead_cores)
-    used, stride, rising = 0.0, 0.65, True
+    used = 0.0
+    stride = 0.65
+    rising = True
     for _ in range(60):
         on_core = slow * smt
         for i, (n, rows, cpu, memory, lock, waiting, crowd, cap) in enumerate(stages):
@@ -439,7 +445,9 @@ def flow(
             + abs(wanted_lock - slow_lock)
             + abs(wanted_smt - smt)
         ) < 2e-3 * slow
-        slow, slow_memory, slow_lock = wanted, wanted_memory, wanted_lock
+        slow = wanted
+        slow_memory = wanted_memory
+        slow_lock = wanted_lock
         smt += 0.5 * (wanted_smt - smt) if load.smt < 1 else 0.0
         if settled:
             break

@@ -234,16 +234,18 @@ def _stage(
 ) -> SimStage:
     """A stage of that shape, with as many workers as stages of real pipelines may have: a reader many, from the start
     on; whoever only hands batches over one."""
-    cost, workers, a_core, for_each_core = (
-        shape["cost"],
-        8 * 2 ** draw.one_of(2),
-        2 ** draw.one_of(3),
-        False,
-    )
+    cost = shape["cost"]
+    workers = 8 * 2 ** draw.one_of(2)
+    a_core = 2 ** draw.one_of(3)
+    for_each_core = False
     if i == 0 and draw.chance(0.5):
-        workers, a_core, for_each_core = 64, 8, True
+        workers = 64
+        a_core = 8
+        for_each_core = True
     elif i == count - 1 and draw.chance(0.4):
-        workers, a_core, cost = 1, 0, cost * draw.between(1e-3, 0.1)
+        workers = 1
+        a_core = 0
+        cost = cost * draw.between(1e-3, 0.1)
     return SimStage(
         name=f"stage{i}",
         cost_s=max(1e-5, rows * seconds * cost),

@@ -18,11 +18,10 @@ _WINDOW = 10  # intervals over which `worst_score` compares
 _START = (
     30  # intervals after the start, and after a change, that `worst_score` and `stall` leave out
 )
-_SHORT, _FILL, _LEAN = (
-    0.75,
-    0.95,
-    2.0,
-)  # of the memory limit: short; filled alone; with the governor
+# Of the memory limit: short; filled alone; with the governor.
+_SHORT = 0.75
+_FILL = 0.95
+_LEAN = 2.0
 _BACK = 0.95  # of the reference: recovered
 _MOMENT = 1e-9  # seconds that are none
 
@@ -51,7 +50,10 @@ class _Frozen(Policy):
     """A policy that stops deciding at a moment, to show what never tuning again would have brought."""
 
     def __init__(self, policy: Policy, at: float) -> None:
-        self.name, self._policy, self._at, self._last = policy.name, policy, at, None
+        self.name = policy.name
+        self._policy = policy
+        self._at = at
+        self._last = None
 
     def initial(self, limits: object, knobs: Knobs) -> object:
         self._knobs = knobs
@@ -93,7 +95,11 @@ def _drive(
     observe: Callable[[Snapshot, Knobs, Reason], None] | None = None,
 ) -> Rollout:
     state = policy.initial(scenario.limits, simulator.knobs)
-    series, stalls, cpu, workers, changed = [], [], [], [], []
+    series = []
+    stalls = []
+    cpu = []
+    workers = []
+    changed = []
     peak, before = 0.0, simulator.snapshot()
     seen, wait_s = before, 0.0
     for _ in range(round(scenario.seconds / scenario.interval_s)):
@@ -110,7 +116,9 @@ def _drive(
                 wait_s = policy.next_look_s(state) or scenario.interval_s
             step_s = min(left_s, wait_s)
             simulator.advance(step_s)
-            seen, left_s, wait_s = simulator.snapshot(), left_s - step_s, wait_s - step_s
+            seen = simulator.snapshot()
+            left_s = left_s - step_s
+            wait_s = wait_s - step_s
         measured = rates(before, seen)
         assert measured is not None, "the simulator's clock moves on"
         changed.append(turned)

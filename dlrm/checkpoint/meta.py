@@ -15,7 +15,10 @@ from sluice.dlrm.checkpoint.disk import CheckpointDisk
 from sluice.etl.table.split_rows import SplitRows
 from sluice.etl.table.table import FeatureTable
 
-LATEST, BEST, META, LAYOUT = "LATEST", "BEST", "meta.json", "layout.json"
+LATEST = "LATEST"
+BEST = "BEST"
+META = "meta.json"
+LAYOUT = "layout.json"
 
 
 class CheckpointError(UsageError):
@@ -110,17 +113,15 @@ class CheckpointMeta:
             differences.append(f"version {self.version} in the checkpoint, {table.version} now")
         for name in sorted(self.columns.keys() | now["columns"].keys()):
             before, after = self.columns.get(name), now["columns"].get(name)
-            if before != after:
-                differences.append(
-                    f"column {name!r}: "
-                    + (
-                        "not in the checkpoint"
-                        if before is None
-                        else "not in the table"
-                        if after is None
-                        else f"{before} rows in the checkpoint, {after} in the table"
-                    )
-                )
+            if before == after:
+                continue
+            if before is None:
+                how = "not in the checkpoint"
+            elif after is None:
+                how = "not in the table"
+            else:
+                how = f"{before} rows in the checkpoint, {after} in the table"
+            differences.append(f"column {name!r}: {how}")
         if tuple(self.dense) != now["dense"]:
             differences.append(
                 f"dense columns: {', '.join(self.dense)} in the checkpoint, "

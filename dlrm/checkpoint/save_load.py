@@ -60,8 +60,12 @@ class Checkpoints:
         record: Callable[[dict[str, Any]], None],
         files: CheckpointDisk | None = None,
     ) -> None:
-        self.folder, self._parts, self._world = folder, parts, world
-        self._keep, self._record, self.files = keep, record, files or CheckpointDisk()
+        self.folder = folder
+        self._parts = parts
+        self._world = world
+        self._keep = keep
+        self._record = record
+        self.files = files or CheckpointDisk()
         self._pending: Future[None] | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="sluice-checkpoint")
         self.path: Path | None = None

@@ -247,7 +247,9 @@ def _told(
     minutes: float,
 ) -> dict[str, Any]:
     """Says what came of it all. Each figure is the one that the step itself gave, in its last line."""
-    before, after, run = alone["outcome"], tuned["outcome"], Run.read(tuned["run"])
+    before = alone["outcome"]
+    after = tuned["outcome"]
+    run = Run.read(tuned["run"])
     order, other = (one.of("epoch")[0]["order_hash"] for one in (run, Run.read(alone["run"])))
     if order != other:
         raise StepFailed(f"the order of rows differs between {alone['run']} and {tuned['run']}")

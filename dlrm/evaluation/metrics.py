@@ -64,7 +64,9 @@ def quality(logits: npt.ArrayLike, labels: npt.ArrayLike, weights: npt.ArrayLike
     """All measures for one split. Rows of weight 0 (padding) count nowhere."""
     logits, labels, weights = (np.asarray(a, dtype=np.float64) for a in (logits, labels, weights))
     real = weights > 0
-    logits, labels, weights = logits[real], labels[real], weights[real]
+    logits = logits[real]
+    labels = labels[real]
+    weights = weights[real]
     return _quality(auc(logits, labels, weights), _sums(logits, labels, weights))
 
 

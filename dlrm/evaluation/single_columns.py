@@ -22,7 +22,9 @@ class SingleColumns:
     """Keeps a rank's first rows: its dense columns, and the first id of each row in each sparse one."""
 
     def __init__(self, dense: Sequence[str], sparse: Sequence[str], world: Ranks) -> None:
-        self._dense, self._sparse, self._world = tuple(dense), tuple(sparse), world
+        self._dense = tuple(dense)
+        self._sparse = tuple(sparse)
+        self._world = world
         self._room = ROWS // world.ranks
         self._parts: list[Array] = []
 

@@ -149,11 +149,9 @@ def evaluate(
     largests, lows, highs, spreads = zip(
         *world.gather_objects((largest, low, high, spread)), strict=True
     )
-    largest, low, high = (
-        torch.stack(largests).amax(0),
-        torch.stack(lows).amin(0),
-        torch.stack(highs).amax(0),
-    )
+    largest = torch.stack(largests).amax(0)
+    low = torch.stack(lows).amin(0)
+    high = torch.stack(highs).amax(0)
     count, total, squares = torch.stack(spreads).sum(0).tolist()
     largest_dense = None
     if len(largest):

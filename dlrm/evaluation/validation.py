@@ -47,7 +47,10 @@ class Validator:
         on_evaluation: Callable[[], None] = lambda: None,
     ) -> None:
         """`on_evaluation()` is called after each evaluation of the validation split."""
-        self._config, self._table, self._parts, self._world = config, table, parts, world
+        self._config = config
+        self._table = table
+        self._parts = parts
+        self._world = world
         self._journal, self._checkpoints = journal, checkpoints
         self._steps_per_epoch, self._synced_batches = steps_per_epoch, synced_batches
         self._on_evaluation = on_evaluation

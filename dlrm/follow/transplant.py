@@ -38,11 +38,9 @@ def transplant(
     stored = CheckpointReader(path)
     parts.dense.init_state()  # Adam makes its state at the first step only
     parts.dense.zero_grad()
-    model, tables, other = (
-        parts.model.state_dict(),
-        parts.table_states.state_dict(),
-        parts.dense.state_dict(),
-    )
+    model = parts.model.state_dict()
+    tables = parts.table_states.state_dict()
+    other = parts.dense.state_dict()
     owners, sizes = owners_of(parts.layout), {t.name: t.rows for t in parts.layout.tables}
     compress = Config.from_dict(after.config).model.compress
     boxes: list[TensorBox] = []

@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 MOST_S = 120.0
-_LEAST_S, _TIMES_SLOWEST, _STEPS_NEEDED = 10.0, 20.0, 3
+_LEAST_S = 10.0
+_TIMES_SLOWEST = 20.0
+_STEPS_NEEDED = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +104,9 @@ class Activity:
     ) -> None:
         self._most_s, self._clock = most_s, clock
         self._lock = threading.Lock()
-        self._count, self._phase, self._waits = 0, "began", False
+        self._count = 0
+        self._phase = "began"
+        self._waits = False
         self._limit: Callable[[], float] | None = None
         self._work: Callable[[], Any] | None = None
         self._last_work: Any = None
@@ -207,5 +211,8 @@ class Activity:
     ) -> None:
         with self._lock:
             self._count += 1
-            self._phase, self._waits, self._limit, self._work = phase, waits, limit, work
+            self._phase = phase
+            self._waits = waits
+            self._limit = limit
+            self._work = work
             self._progressed_at = self._clock()

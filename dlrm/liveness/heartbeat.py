@@ -48,8 +48,13 @@ class Heartbeat:
     ) -> None:
         """`workers()` gives the stacks of worker processes. `kill` ends other ranks on this machine that report
         nothing."""
-        self._store, self._rank, self._ranks = store.clone(), rank, ranks
-        self._activity, self._ending, self._every_s, self._clock = activity, ending, every_s, clock
+        self._store = store.clone()
+        self._rank = rank
+        self._ranks = ranks
+        self._activity = activity
+        self._ending = ending
+        self._every_s = every_s
+        self._clock = clock
         self._workers, self._kill = workers, kill or _end_silent
         self._number = 0
         self._reports: dict[int, tuple[bytes, float]] = {}

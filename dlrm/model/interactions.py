@@ -112,11 +112,9 @@ class MixtureCross(nn.Module):
                     nn.init.xavier_normal_(expert)
             return made
 
-        self.down, self.core, self.up = (
-            kernels(rank, width),
-            kernels(rank, rank),
-            kernels(width, rank),
-        )
+        self.down = kernels(rank, width)
+        self.core = kernels(rank, rank)
+        self.up = kernels(width, rank)
         self.bias = nn.ParameterList(nn.Parameter(torch.zeros(width)) for _ in range(layers))
         self.gate = nn.Linear(width, experts, bias=False)
 

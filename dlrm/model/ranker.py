@@ -95,7 +95,9 @@ class TableLayout:
         self, batch: Batch, device: torch.device
     ) -> tuple[torch.Tensor, KeyedJaggedTensor]:
         """The model's inputs, made from a batch; nothing is copied where nothing is compressed or wide."""
-        values, lengths, dense = batch.values, batch.lengths, batch.dense
+        values = batch.values
+        lengths = batch.lengths
+        dense = batch.dense
         if self.missing is not None:
             dense = self.missing.mask(dense)
         past: list[torch.Tensor] = []
@@ -216,7 +218,9 @@ class Ranker(nn.Module):
         self.combine = CombineCodes(layout.compressor)
         self.tower = build(config, dense=dense, columns=len(layout.compressor.columns))
         self._wide = [t.name for t in layout.wide]
-        self._past, self._others, self._target = layout.past, layout.others, layout.target
+        self._past = layout.past
+        self._others = layout.others
+        self._target = layout.target
         self._auxiliary = config.auxiliary
         self._half, self._decay = config.precision == "bf16", decay
         self._times = config.width // (config.table_width or config.width)

@@ -187,13 +187,13 @@ class Dcn(Tower):
         config: ModelConfig, dense: Sequence[str], columns: Sequence[str]
     ) -> Mapping[str, Labels]:
         wide = vector_labels(config, _TOWER, *columns)
-        cross = (
-            CrossLayers
-            if not config.cross_rank
-            else LowRankCross
-            if config.cross_experts == 1
-            else MixtureCross
-        )
+        cross: type[CrossLayers | LowRankCross | MixtureCross]
+        if not config.cross_rank:
+            cross = CrossLayers
+        elif config.cross_experts == 1:
+            cross = LowRankCross
+        else:
+            cross = MixtureCross
         return {
             "dense.0.weight": (None, dense),
             "over.0.weight": (None, wide),

@@ -54,12 +54,13 @@ class Batcher(Generic[Q, A]):
         """A batch has at most `request_limit` requests. If it has several, their `size` is at most `size_limit` in all,
         and they have at most as many `units` of work as take BATCH_S at the `pace` of earlier batches. At most
         `waiting_limit` requests wait, and none that would not be answered within `answer_s` seconds."""
-        self._work, self._size, self._units, self._clock = work, size, units, clock
-        self._size_limit, self._request_limit, self._waiting_limit = (
-            size_limit,
-            request_limit,
-            waiting_limit,
-        )
+        self._work = work
+        self._size = size
+        self._units = units
+        self._clock = clock
+        self._size_limit = size_limit
+        self._request_limit = request_limit
+        self._waiting_limit = waiting_limit
         self._answer_s = answer_s
         self.pace = pace or Pace()
         self._queue: deque[tuple[Q, int, asyncio.Future[A]]] = deque()

@@ -84,7 +84,9 @@ class HttpApp:
         `wall_clock` gives seconds since 1970."""
         self.served = ServerMetrics()
         self.scorer, self.limits = scorer, limits
-        self._background, self._clock, self._wall_clock = background, clock, wall_clock
+        self._background = background
+        self._clock = clock
+        self._wall_clock = wall_clock
         self._serving_since = wall_clock()
         self._bucket = Bucket(limits.rate, clock)
         self.batcher: Batcher[PredictRequest, Answer | Refusal] = Batcher(
@@ -201,7 +203,9 @@ class HttpApp:
         length = headers.get(b"content-length", b"").decode("latin-1")
         if length.isdigit() and int(length[:20]) > limit:
             raise Refusal(413, f"a body of {length[:20]} bytes is larger than {limit}")
-        parts, size, more = [], 0, True
+        parts = []
+        size = 0
+        more = True
         while more:
             message = await receive()
             if message["type"] == "http.disconnect":

@@ -45,13 +45,11 @@ class Reload:
         take_best: bool = False,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
-        self._run, self._load, self._every_s, self._say, self._take_best = (
-            run,
-            load,
-            every_s,
-            say,
-            take_best,
-        )
+        self._run = run
+        self._load = load
+        self._every_s = every_s
+        self._say = say
+        self._take_best = take_best
         self._wall_clock = wall_clock
         self._failure: Failure | None = None
         self._failing = False

@@ -156,7 +156,10 @@ class Server:
         sys.setswitchinterval(_SWITCH_INTERVAL_S)
         gc.collect()
         gc.freeze()  # what libraries made stays: a collection that goes through it all holds requests up for 0.2 s
-        self._options, self._limits, self._pins, self._say = options, limits, pins, say
+        self._options = options
+        self._limits = limits
+        self._pins = pins
+        self._say = say
         self._protocol = protocol(limits.seconds, limits.connections)
         try:
             scorer, pace = self._load()

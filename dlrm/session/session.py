@@ -80,7 +80,10 @@ class TrainingSession:
         ending: RankExit,
         say: Callable[[str], None],
     ) -> None:
-        self.ranks, self.signals, self.activity, self.ending = ranks, signals, activity, ending
+        self.ranks = ranks
+        self.signals = signals
+        self.activity = activity
+        self.ending = ending
         self._start, self._say = start, say
         self._journal: Journal | Silence | None = None
         self._evaluations_left = count((start.pause or 0) - 1, -1)

@@ -42,7 +42,9 @@ class VersionRun:
 
     def __init__(self, session: TrainingSession, start: StartPoint) -> None:
         self._began = time.perf_counter()
-        self._session, self._start, self._ranks = session, start, session.ranks
+        self._session = session
+        self._start = start
+        self._ranks = session.ranks
         self._config = replace(start.config, epochs=versions.epochs_of(start.config, start.meta))
         self._table = start.table
         ranks = self._ranks
@@ -238,7 +240,9 @@ class VersionRun:
         validator: Validator,
     ) -> tuple[TrainingOutcome, Controller | None]:
         """Trains, tuned by the agent, until the epochs are over or something ends them."""
-        session, journal, config = self._session, self._journal, self._config
+        session = self._session
+        journal = self._journal
+        config = self._config
 
         def save(meta: CheckpointMeta) -> None:
             with session.activity.apart("saved a checkpoint"), loader.resting():

@@ -199,12 +199,10 @@ class _Loads:
         storage: Storage,
         kernel_of: Mapping[str, str],
     ) -> None:
-        self._tables, self._machine, self._storage, self._kernels = (
-            tables,
-            machine,
-            storage,
-            dict(kernel_of),
-        )
+        self._tables = tables
+        self._machine = machine
+        self._storage = storage
+        self._kernels = dict(kernel_of)
         self.bytes = sum(storage.total(t.rows, t.width) for t in tables)
         self._reads = sum(self._read(t.lookups, t.width) for t in tables)
 

@@ -59,7 +59,10 @@ class Endpoint:
         clock: Callable[[], float] = time.time,
     ) -> None:
         """Without a port, the endpoint only collects and serves nothing. `clock` tells seconds since 1970."""
-        self._rank, self._host, self._port, self._clock = rank, host, port, clock
+        self._rank = rank
+        self._host = host
+        self._port = port
+        self._clock = clock
         self._last: dict[str, tuple[str, float]] = {}
         self._train: dict[str, float] = {}
         self._evals: dict[str, dict[str, float]] = {}

@@ -55,7 +55,9 @@ class SyncedBatches:
         activity: Activity | None = None,
     ) -> None:
         """`activity` is told what this rank is doing."""
-        self._world, self._asked_to_stop, self._clock = world, asked_to_stop, clock
+        self._world = world
+        self._asked_to_stop = asked_to_stop
+        self._clock = clock
         self._activity = activity or Activity()
         self._lock = threading.Lock()
         self._waits_for: TrainingBatches | None = None

@@ -97,14 +97,17 @@ class Trainer:
         ahead: bool | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self._config, self._world, self._parts, self._checker = config, world, parts, checker
-        self._save_to, self._evaluate, self._observe = save, evaluate, observe
-        self._memory_used, self._tick, self._clock, self._table_changed = (
-            memory_used,
-            tick,
-            clock,
-            table_changed,
-        )
+        self._config = config
+        self._world = world
+        self._parts = parts
+        self._checker = checker
+        self._save_to = save
+        self._evaluate = evaluate
+        self._observe = observe
+        self._memory_used = memory_used
+        self._tick = tick
+        self._clock = clock
+        self._table_changed = table_changed
         self._synced_batches = synced_batches
         self.guard = FiniteGuard(config, world, checker, warn)
         self._peak_bytes = 0
@@ -117,7 +120,9 @@ class Trainer:
 
     def train(self, feed: TrainingBatches, meta: CheckpointMeta) -> TrainingOutcome:
         """Trains all epochs that `meta` has left, with a checkpoint and an evaluation after each."""
-        timing, synced_batches, saved_at = Timing(), self._synced_batches, meta.step
+        timing = Timing()
+        synced_batches = self._synced_batches
+        saved_at = meta.step
         good_enough = table_changed = False
         first_batch_s: float | None = None
         steps = len(feed)
@@ -140,7 +145,9 @@ class Trainer:
             ):
                 step_s, wait = self._clock() - step_began, finished.wait_s
                 if first_batch_s is None:
-                    first_batch_s, step_s, wait = wait, step_s - wait, 0.0
+                    first_batch_s = wait
+                    step_s = step_s - wait
+                    wait = 0.0
                 loss.add_(finished.loss, alpha=finished.rows / self._world.ranks)
                 meta = replace(
                     meta,
@@ -214,7 +221,9 @@ class Trainer:
 
     def _step(self, fetched: Fetched, step: int) -> torch.Tensor | None:
         """Returns the loss; None if the batch is left out."""
-        device, parts, batch = self._world.device, self._parts, fetched.batch
+        device = self._world.device
+        parts = self._parts
+        batch = fetched.batch
         rows = fetched.rows / self._world.ranks
         parts.rates.begin(step)
         parts.dense.zero_grad()

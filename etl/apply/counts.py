@@ -24,8 +24,14 @@ from sluice.etl.ops.lists import flat
 from sluice.etl.spec.row_split import Keys, row_keys
 from sluice.etl.spec.spec import Learned, Spec
 
-_TRAINING_KEY, _EXAMPLE_KEY, _UNREAD_KEY = -8, -7, -6
-_PAIRS_KEY, _PARSED_KEY, _KEPT_KEY, _NULLS_KEY, _REJECT_KEY = -5, -4, -3, -2, -1
+_TRAINING_KEY = -8
+_EXAMPLE_KEY = -7
+_UNREAD_KEY = -6
+_PAIRS_KEY = -5
+_PARSED_KEY = -4
+_KEPT_KEY = -3
+_NULLS_KEY = -2
+_REJECT_KEY = -1
 _BETWEEN = "\x1f"  # a character that no keyboard types
 COUNT_ROWS = 1 << 18
 """The number of rows whose values are counted together: the larger, the more of them are equal."""
@@ -87,7 +93,9 @@ class CountsOfRows:
     """Counts the values that one level learns from, good rows, and rejects; a `level` of None learns nothing."""
 
     def __init__(self, spec: Spec, level: int | None, features: Features) -> None:
-        self._spec, self._level, self._features = spec, level, features
+        self._spec = spec
+        self._level = level
+        self._features = features
         self._wanted = [
             (key, learned) for key, learned in enumerate(spec.fitted) if learned.level == level
         ]
@@ -163,7 +171,9 @@ def _of_unread(features: Features, parsed: Parsed) -> Batches:
 
 def selected(spec: Spec, parsed: Parsed) -> tuple[dict[str, pa.Array], Keys | None]:
     """The rows that filters and the sample leave; also their keys, if the sample had to compute them."""
-    columns, rows, keys = parsed.columns, spec.rows, None
+    columns = parsed.columns
+    rows = spec.rows
+    keys = None
     if rows.filters or spec.table.split_column:
         keep = [f.keeps(columns) for f in rows.filters]
         if spec.table.split_column:

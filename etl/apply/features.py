@@ -223,13 +223,11 @@ def stored(values: pa.Array, spec: Spec, column: ColumnSpec) -> pa.Array:
 
 def _values(values: pa.Array, column: ColumnSpec) -> pa.Array:
     if column.raw:
-        return (
-            as_text(values)
-            if column.type == "string"
-            else as_number(values)
-            if column.type == "double"
-            else values.cast(pa.list_(pa.float64() if "double" in column.type else pa.string()))
-        )
+        if column.type == "string":
+            return as_text(values)
+        if column.type == "double":
+            return as_number(values)
+        return values.cast(pa.list_(pa.float64() if "double" in column.type else pa.string()))
     if column.role == "id_list":
         return values.cast(pa.list_(pa.int64() if column.wide else pa.int32()))
     if column.role == "key":

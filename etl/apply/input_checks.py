@@ -139,8 +139,13 @@ def common_type(types: Collection[str], kind: str) -> str | None:
     types = {"int" if one == "null" else one for one in types}
     if len(types) == 1:
         return next(iter(types))
-    alike = _NUMBERS if kind in ("int", "float") else _WHOLE if kind == "text" else ()
-    if not types <= set(alike):
+    if kind in ("int", "float"):
+        alike = set(_NUMBERS)
+    elif kind == "text":
+        alike = set(_WHOLE)
+    else:
+        alike = set()
+    if not types <= alike:
         return None
     return "bigint" if types <= set(_WHOLE) else "double"
 

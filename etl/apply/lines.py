@@ -136,7 +136,9 @@ class Delimited:
     ) -> None:
         """A line may end before the last `optional` columns, which are then null."""
         self._least, self._decimal = len(schema) - optional, decimal
-        self._schema, self._quoted, self._delimiter = schema, quoted, delimiter.encode()
+        self._schema = schema
+        self._quoted = quoted
+        self._delimiter = delimiter.encode()
         self._options: dict[str, Any] = {
             "delimiter": delimiter,
             "quote_char": '"' if quoted else False,

@@ -82,13 +82,12 @@ class InputParser:
         """Splits a batch into good rows and rejects; `places` are those of all its rows, if the spec has a column of
         them."""
         names = batch.schema.names
-        parsed = (
-            self._lines(self._in_utf8(batch["line"]))
-            if "line" in names
-            else self._records(batch)
-            if "_broken" in names
-            else self._without_bad(batch)
-        )
+        if "line" in names:
+            parsed = self._lines(self._in_utf8(batch["line"]))
+        elif "_broken" in names:
+            parsed = self._records(batch)
+        else:
+            parsed = self._without_bad(batch)
         parsed = self._with_splits(self._with_good_labels(self._with_times(parsed)))
         if places is not None:
             parsed.columns[self._spec.input.place or ""] = pa.array(
@@ -263,13 +262,11 @@ def _always(text: str, _place: int) -> str:
 
 
 def _whole(column: pa.ChunkedArray) -> pa.Array:
-    return (
-        column.chunk(0)
-        if column.num_chunks == 1
-        else pa.concat_arrays(column.chunks)
-        if column.num_chunks
-        else pa.array([], column.type)
-    )
+    if column.num_chunks == 1:
+        return column.chunk(0)
+    if column.num_chunks:
+        return pa.concat_arrays(column.chunks)
+    return pa.array([], column.type)
 
 
 def _converted(column: pa.Array, kind: str) -> tuple[pa.Array, list[int]]:

@@ -79,7 +79,10 @@ class Refused:
         but: Collection[str] = (),
     ) -> None:
         """Lines that repeat a header are no rows. Columns that `but` names are not looked at."""
-        self._spec, self._headers, self._features, self._but = spec, headers, features, but
+        self._spec = spec
+        self._headers = headers
+        self._features = features
+        self._but = but
         self._parser = InputParser(spec)
 
     def of(

@@ -74,12 +74,10 @@ class RowPlacement:
     def __init__(
         self, placement: FileAssignment, look: SketchInputs, features: Features, state: FittedState
     ) -> None:
-        self._placement, self._look, self._features, self._spec = (
-            placement,
-            look,
-            features,
-            placement.spec,
-        )
+        self._placement = placement
+        self._look = look
+        self._features = features
+        self._spec = placement.spec
         self._drawn_from = state["rows/negatives/0"] if self._spec.rows.negatives else None
         self.seen: Gathered = {}
         """What the sketches gathered so far."""

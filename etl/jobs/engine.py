@@ -80,15 +80,14 @@ def clearly() -> Iterator[None]:
             f"this machine's memory does not do for it ({error}); nothing was published"
         ) from error
     except OSError as error:
-        words = (
-            "the disk is full: make room for output and TMPDIR "
-            if error.errno == errno.ENOSPC
-            else "a folder cannot be written: the output, or TMPDIR "
-            if error.errno in (errno.EROFS, errno.EACCES)
-            else "a disk does not work: that of the input, the output or TMPDIR "
-            if error.errno == errno.EIO
-            else ""
-        )
+        if error.errno == errno.ENOSPC:
+            words = "the disk is full: make room for output and TMPDIR "
+        elif error.errno in (errno.EROFS, errno.EACCES):
+            words = "a folder cannot be written: the output, or TMPDIR "
+        elif error.errno == errno.EIO:
+            words = "a disk does not work: that of the input, the output or TMPDIR "
+        else:
+            words = ""
         place = f"{error.filename}: " if error.filename else ""
         raise JobFailure(f"{place}{words}({error}); nothing was published") from error
 
@@ -100,7 +99,9 @@ class Engine(ABC):
     name: ClassVar[str]
 
     def __init__(self, job: Job, progress: JobProgress) -> None:
-        self.job, self.spec, self.progress = job, job.spec, progress
+        self.job = job
+        self.spec = job.spec
+        self.progress = progress
 
     @abstractmethod
     def check(self) -> None:

@@ -108,7 +108,9 @@ class Job:
                 "rows would lie among the earlier ones; hand in all of the input with --mode overwrite"
             )
         self.spec.imported()  # a function that may not run is refused before any work
-        base, parent, before = Base.read(self.store), None, None
+        base = Base.read(self.store)
+        parent = None
+        before = None
         there = {
             *self.spec.input.columns,
             *(column.name for column in self.spec.columns),
@@ -217,7 +219,9 @@ class Job:
             progress.say(
                 f"note: nothing is made of the input columns {', '.join(self.spec.unused)}"
             )
-        learning, named, judged = self.learns, False, False
+        learning = self.learns
+        named = False
+        judged = False
         if self.before is not None and saw_others(self.before, self.spec):
             progress.say(
                 f"note: what is applied here was learned from the rows of split {self.before.fitted_on!r}, so "

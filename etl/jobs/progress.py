@@ -30,13 +30,11 @@ class Pass:
     def __init__(
         self, name: str, size: int, bytes_: int, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._name, self._size, self._bytes, self._clock, self._start = (
-            name,
-            max(1, size),
-            bytes_,
-            clock,
-            clock(),
-        )
+        self._name = name
+        self._size = max(1, size)
+        self._bytes = bytes_
+        self._clock = clock
+        self._start = clock()
         self._rows = self._done = 0
 
     def add(self, rows: int, size: int) -> None:
@@ -62,7 +60,9 @@ class JobProgress:
         """`every_s` is how often it says how far a stage is."""
         self._out = out
         self._moves = out.isatty()
-        self._every_s = (_MOVES_S if self._moves else _LINES_S) if every_s is None else every_s
+        if every_s is None:
+            every_s = _MOVES_S if self._moves else _LINES_S
+        self._every_s = every_s
         self._so_far: Callable[[], str] = lambda: "…"
         self.took: dict[str, float] = {}
         """The seconds of each stage that has ended well."""

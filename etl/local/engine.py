@@ -150,7 +150,9 @@ class LocalEngine(Engine):
             )
         if there is not None:
             return
-        parser, kept, number = InputParser(self.spec), list[Ticket | None](), 0
+        parser = InputParser(self.spec)
+        kept = list[Ticket | None]()
+        number = 0
         for batch in piece.batches(self._headers):
             self._threads.wanted()
             number += batch.num_rows
@@ -229,7 +231,9 @@ class LocalEngine(Engine):
     def _rejects_of(
         self, features: Features | None, piece: Piece | RowGroups
     ) -> tuple[Piece | RowGroups, int, list[tuple[Any, ...]]]:
-        place, lines, before = (piece.file.name, piece.number), 0, 0
+        place = (piece.file.name, piece.number)
+        lines = 0
+        before = 0
         refused, found = Refused(self.spec, self._headers, features), list[tuple[Any, ...]]()
 
         def places(rows: pa.RecordBatch) -> npt.NDArray[np.float64] | None:
@@ -257,11 +261,9 @@ class LocalEngine(Engine):
             Features(spec, state),
         )
         self._spools.append(Spool(self._budget))
-        runs, seen, lock = (
-            SpooledRows(placement.total, self._spools[-1]),
-            Gathered(),
-            threading.Lock(),
-        )
+        runs = SpooledRows(placement.total, self._spools[-1])
+        seen = Gathered()
+        lock = threading.Lock()
         made_here = [column.name for column in spec.columns]
         names = [*made_here, *RowPlacement.order(placement)]
 

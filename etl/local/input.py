@@ -39,7 +39,9 @@ def only_spark(spec: Spec) -> str | None:
 
 class LocalInput:
     def __init__(self, source: Input, paths: tuple[str, ...], threads: Threads) -> None:
-        self._source, self._threads, self._named = source, threads, ", ".join(paths)
+        self._source = source
+        self._threads = threads
+        self._named = ", ".join(paths)
         self._has_columns = source.format in ("parquet", "delta")
         self._constants: dict[str, dict[str, Any]] = {}
         if source.format == "delta":

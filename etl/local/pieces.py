@@ -21,7 +21,9 @@ from sluice.etl.apply.lines import are_headers
 from sluice.etl.jobs.engine import JobFailure
 from sluice.etl.local.input_paths import InputFile
 
-PIECE_BYTES, _CHUNK, _MARK = 16 << 20, 1 << 20, b"\xef\xbb\xbf"
+PIECE_BYTES = 16 << 20
+_CHUNK = 1 << 20
+_MARK = b"\xef\xbb\xbf"
 _BEYOND = 1 << 16  # what is read beyond a piece for the end of its last line
 _CODECS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}
 SPARK_ONLY = (".lz4", ".snappy", ".lzo", ".deflate")
@@ -157,13 +159,17 @@ def _to_line_end(stream: Any) -> bytes:
 
 def _decompressed(file: InputFile, piece_bytes: int, room: Room) -> Iterator[Piece]:
     with file.open() as stream:
-        held, number, before = bytearray(), 0, 0
+        held = bytearray()
+        number = 0
+        before = 0
         for chunk in _chunks(file, stream):
             held += chunk
             cut = held.rfind(b"\n") + 1 if len(held) >= piece_bytes else 0
             if cut:
                 yield Piece(file, number, stream.tell() - before, room, content=bytes(held[:cut]))
-                held, number, before = held[cut:], number + 1, stream.tell()
+                held = held[cut:]
+                number = number + 1
+                before = stream.tell()
         if held:
             yield Piece(file, number, file.size - before, room, content=bytes(held))
 

@@ -48,7 +48,10 @@ class Spool:
 
     def __init__(self, budget: int, most: int | None = None) -> None:
         """`most` are the bytes that the file may have."""
-        self._budget, self._most, self._held, self._lock = budget, most, 0, threading.Lock()
+        self._budget = budget
+        self._most = most
+        self._held = 0
+        self._lock = threading.Lock()
         self._file: Any = None
         self._end = 0
 
@@ -104,7 +107,9 @@ class SpooledRows:
     """Batches sorted by the number of the file that each row goes to, a part of each for each file."""
 
     def __init__(self, files: int, spool: Spool) -> None:
-        self._files, self._spool, self._lock = files, spool, threading.Lock()
+        self._files = files
+        self._spool = spool
+        self._lock = threading.Lock()
         self._batches: list[Ticket] = []
         self.rows = np.zeros(files, np.int64)
         self.row_bytes = 0

@@ -24,7 +24,9 @@ class CountSums:
     """`least` are the sums below which a key's values are left out."""
 
     def __init__(self, threads: Threads, budget: int, least: Mapping[int, int]) -> None:
-        self._threads, self._least, self._lock = threads, least, threading.Lock()
+        self._threads = threads
+        self._least = least
+        self._lock = threading.Lock()
         self._most_rows, self._spool = (
             budget // _ROW_BYTES,
             Spool(0),

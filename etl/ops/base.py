@@ -25,7 +25,9 @@ from sluice.common.errors import UsageError
 SCALARS = ("text", "number", "id")
 LISTS = {"text": "texts", "number": "numbers", "id": "ids"}
 KINDS = (*SCALARS, *LISTS.values(), "row")
-PADDING, NULL, FIRST = 0, 1, 2
+PADDING = 0
+NULL = 1
+FIRST = 2
 """The ids that every sparse column shares: 0 pads a bag, 1 is a missing value, all others begin at 2."""
 MAX_ID = 2**32 - 1
 NARROW_IDS = 2**31

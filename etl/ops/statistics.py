@@ -343,7 +343,10 @@ class Group(_Encoded):
             scale for found in sums.values() for power in "12" for scale, _ in found.get(power, ())
         )
         finest = max(0, -min(scales, default=0))
-        last, rows, first, second = None, 0, 0, 0
+        last = None
+        rows = 0
+        first = 0
+        second = 0
         for key, at, stamp in sorted(zip(names.to_pylist(), times.to_pylist(), sums, strict=True)):
             rows, first, second = (rows, first, second) if key == last else (0, 0, 0)
             last, found = key, sums[stamp]

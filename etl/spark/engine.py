@@ -78,7 +78,9 @@ class SparkEngine(Engine):
 
     def sample(self, rows: int) -> Mapping[str, pa.Array]:
         self.check()
-        parser, raw, placed = InputParser(self.spec), self._raw, bool(self.spec.input.place)
+        parser = InputParser(self.spec)
+        raw = self._raw
+        placed = bool(self.spec.input.place)
         some = (raw.frame if self.spec.rows.relational else raw.read()).limit(rows)
         batches = (
             some.toArrow().to_batches()

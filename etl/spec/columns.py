@@ -246,7 +246,9 @@ def _column(name: str, path: str, raw: dict[str, Any], kinds: Mapping[str, str])
     role = value(raw, "role", str, "", path)
     if role not in ROLE_KINDS:
         raise SpecError(f"{path}.role = {role!r}: unknown role{nearest(role, ROLE_KINDS)}")
-    kind, ops, online = kinds[sources[0]] if len(sources) == 1 else "row", [], None
+    kind = kinds[sources[0]] if len(sources) == 1 else "row"
+    ops = []
+    online = None
     kinds_there: list[str] = []
     for number, entry in enumerate(value(raw, "ops", list, [], path)):
         here = f"{path}.ops[{number}]"

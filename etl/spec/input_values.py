@@ -63,7 +63,9 @@ def converted(values: pa.Array, kind: str) -> tuple[pa.Array, _Flags | None]:
     kind of values is not read here. Times are seconds since 1970; without a zone they are taken to be in UTC."""
     if pa.types.is_dictionary(values.type):
         values = values.dictionary_decode()
-    have, want, name = values.type, ARROW_TYPES[kind], spark_name(values.type)
+    have = values.type
+    want = ARROW_TYPES[kind]
+    name = spark_name(values.type)
     if pa.types.is_decimal(have) and kind in ("int", "float"):
         return _whole_decimals(values) if kind == "int" else (_floats(values), None)
     if kind == "int" and (pa.types.is_floating(have) or have == pa.uint64()):

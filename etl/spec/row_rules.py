@@ -338,13 +338,12 @@ def _filter(raw: dict[str, Any], path: str, kinds: Mapping[str, str]) -> Filter:
         raise SpecError(f"{path}: {op} {'takes no value' if 'value' in raw else 'needs a value'}")
     right: tuple[type, ...] = {"number": (int, float), "text": (str,)}.get(kinds[name], ())
     given = raw.get("value")
-    for item in (
-        given
-        if op in ("in", "not in") and isinstance(given, list)
-        else [given]
-        if "value" in raw
-        else []
-    ):
+    items = []
+    if op in ("in", "not in") and isinstance(given, list):
+        items = given
+    elif "value" in raw:
+        items = [given]
+    for item in items:
         if not right or not isinstance(item, right) or isinstance(item, bool):
             raise SpecError(f"{path}.value = {given!r}: column {name!r} holds {kinds[name]}")
     if op in ("in", "not in") and not isinstance(given, list):

@@ -203,7 +203,9 @@ class Clicks:
     def _bias(self) -> float:
         """The bias that makes the click rate the same for every seed."""
         truth = self.rows(0, _SAMPLE).probability
-        logit, low, high = np.log(truth / (1.0 - truth)), -20.0, 20.0
+        logit = np.log(truth / (1.0 - truth))
+        low = -20.0
+        high = 20.0
         for _ in range(40):
             middle = (low + high) / 2
             above = (1.0 / (1.0 + np.exp(-(logit + middle)))).mean() > _CLICK_RATE

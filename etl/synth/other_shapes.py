@@ -22,7 +22,9 @@ from sluice.etl.synth.criteo import BestAUC
 Floats = npt.NDArray[np.float64]
 SHAPES = ("criteo", "avazu", "sessions", "wide")
 FORMATS = {"avazu": "csv", "sessions": "json", "wide": "parquet"}
-WIDE_NUMBERS, WIDE_IDS, WIDE_LISTS = 900, 94, 5
+WIDE_NUMBERS = 900
+WIDE_IDS = 94
+WIDE_LISTS = 5
 _DAYS, _FIRST_DAY = 10, 21  # days of October 2014
 _NO_DEVICE = "a99f214a"
 _GENRES = ("drama", "comedy", "crime", "war", "music", "sport", "news")

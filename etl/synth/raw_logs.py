@@ -39,7 +39,9 @@ def synthesize(
 ) -> dict[str, float]:
     """Writes `rows` clicks to a file, or to `day_0 …` in a folder if there are several days; the same bytes for the
     same seed and days. Returns rows, bytes, label rate and bayes_auc."""
-    best, clicked, written = BestAUC(), 0, 0
+    best = BestAUC()
+    clicked = 0
+    written = 0
     clicks = Clicks(seed)
     bounds = [rows * day // days for day in range(days + 1)]
     (target if days > 1 else target.parent).mkdir(parents=True, exist_ok=True)

@@ -82,13 +82,12 @@ class Base:
         other = next((name for name in {**want, **have} if have.get(name) != want.get(name)), None)
         if other is None:
             return
-        how = (
-            "is not in the table"
-            if other not in have
-            else "is not in this spec"
-            if other not in want
-            else f"is {have[other]} in the table and {want[other]} in this spec"
-        )
+        if other not in have:
+            how = "is not in the table"
+        elif other not in want:
+            how = "is not in this spec"
+        else:
+            how = f"is {have[other]} in the table and {want[other]} in this spec"
         raise CommitError(
             f"{uri}: cannot append, as column {other!r} {how}; columns come, go and change by --mode "
             "overwrite --update-state with all of the input, old and new, where every id stays; what "

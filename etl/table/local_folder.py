@@ -63,13 +63,12 @@ def listed(root: str, relative: str) -> tuple[list[str], list[str]]:
         try:
             with opened(root, at) as folder, os.scandir(folder) as entries:
                 for entry in entries:
-                    kind = (
-                        links
-                        if entry.is_symlink()
-                        else waiting
-                        if entry.is_dir(follow_symlinks=False)
-                        else files
-                    )
+                    if entry.is_symlink():
+                        kind = links
+                    elif entry.is_dir(follow_symlinks=False):
+                        kind = waiting
+                    else:
+                        kind = files
                     kind.append(f"{at}/{entry.name}")
         except FileNotFoundError:  # it was removed just now, or was never there
             continue

@@ -142,7 +142,9 @@ class PinKeeper:
         every_s: float = LASTS_S / 4,
     ) -> None:
         self._pin = f"{re.sub('[^A-Za-z0-9._-]', '-', reader)[:80]}-{uuid.uuid4().hex[:8]}"
-        self._say, self._clock, self._every_s = say, clock, every_s
+        self._say = say
+        self._clock = clock
+        self._every_s = every_s
         self._held: tuple[TableStore, int] | None = None
         self._told = False
         self._lock = threading.Lock()

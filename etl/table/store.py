@@ -64,13 +64,12 @@ class TableStore:
 
     def spark_url(self, relative: str) -> str:
         """The name for Spark, which knows S3 by Hadoop's name and learns from its configuration how it is reached."""
-        base = (
-            self.root
-            if self.local
-            else f"s3a{self._base[2:]}"
-            if self._base.startswith("s3://")
-            else self._base
-        )
+        if self.local:
+            base = self.root
+        elif self._base.startswith("s3://"):
+            base = f"s3a{self._base[2:]}"
+        else:
+            base = self._base
         return f"{base}/{relative}"
 
     @property

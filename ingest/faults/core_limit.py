@@ -27,7 +27,9 @@ class CoreShare:
         self, groups: Path = Path("/sys/fs/cgroup"), *, launcher: int | None = None
     ) -> None:
         """Processes of one `launcher` (its pid) have the cores together."""
-        self._machine, self._groups, self._launcher = Machine(), groups, launcher
+        self._machine = Machine()
+        self._groups = groups
+        self._launcher = launcher
         self._group: Path | None = None
         self._cores: float | None = None
         self._affinity = os.sched_getaffinity(0)

@@ -174,7 +174,10 @@ class Injector:
                 raise FaultError(
                     f"--inject {fault}: this run has nothing to do it to{nearest(fault.kind, actors)}"
                 )
-        self._faults, self._actors, self._clock, self._record = tuple(faults), actors, clock, record
+        self._faults = tuple(faults)
+        self._actors = actors
+        self._clock = clock
+        self._record = record
         self._epochs = epochs
         self._began = clock()
         self._done: set[int] = set()

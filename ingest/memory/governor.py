@@ -21,7 +21,9 @@ from dataclasses import dataclass
 from sluice.common.errors import UsageError
 from sluice.ingest.knobs import format_bytes
 
-_LOOK_S, _PATIENCE_S, _PRESSURE_S = 0.05, 0.25, 1.0
+_LOOK_S = 0.05
+_PATIENCE_S = 0.25
+_PRESSURE_S = 1.0
 _FADES = 0.95  # share of a peak of the overhead that is kept from one look to the next
 _MARGIN = 16  # 1/16 of the limit is closed to early work: looks come a little late
 _STARTS = 256  # starts differ by 1/256 of what a process holds: a minimum once printed must suffice
@@ -53,7 +55,9 @@ class Charge:
     __slots__ = ("_governor", "bytes", "early")
 
     def __init__(self, governor: Governor, size: int, early: bool):
-        self._governor, self.bytes, self.early = governor, size, early
+        self._governor = governor
+        self.bytes = size
+        self.early = early
 
     def correct(self, size: int) -> None:
         """Corrects the charge: what was reserved turns out to be `size`."""
@@ -83,7 +87,9 @@ class Governor:
                 "smaller row groups, or smaller windows (--window-rows; in Python Order(window_rows=…))"
             )
         self.lock = threading.RLock()
-        self.limit, self.minimum, self.base = limit, minimum, base
+        self.limit = limit
+        self.minimum = minimum
+        self.base = base
         self.reasons: Counter[str] = Counter()
         """How often work was held back, by reason: `limit`, or `pressure`."""
         self.overhead = 0

@@ -49,7 +49,9 @@ _TIMES = re.compile(
 _USERS = re.compile(
     r"(^|[._])(user|uid|member|visitor|customer|account|session)(_?id)?$", re.IGNORECASE
 )
-_YEAR_1990, _YEAR_2001, _YEAR_2100 = 631_152_000, 10**9, 4_102_444_800  # in seconds since 1970
+_YEAR_1990 = 631_152_000
+_YEAR_2001 = 10**9
+_YEAR_2100 = 4_102_444_800  # in seconds since 1970
 _UNIQUE, _MANY = 0.95, 1000
 """The share of values that differ, from which on a column names rows, if so many were seen."""
 _SIZES = (*(first * 10**zeros for zeros in range(3, 7) for first in (1, 2, 5)), 10**7)
@@ -144,16 +146,15 @@ def proposals(
     if not made and is_click and (least := _least_positive(facts[wanted])) is not None:
         label = f"{wanted} >= {least:g}"
     hashed = set(hashed)
-    found = {
-        name: Proposal(name=name, facts=one, role="label", label=label)
-        if name == wanted
-        else Proposal(
-            name=name, facts=one, role="id_list" if is_list(one.type) else "sparse", fits=True
-        )
-        if name in hashed
-        else _proposal(name, one, rows)
-        for name, one in facts.items()
-    }
+    found = {}
+    for name, one in facts.items():
+        if name == wanted:
+            found[name] = Proposal(name=name, facts=one, role="label", label=label)
+        elif name in hashed:
+            role = "id_list" if is_list(one.type) else "sparse"
+            found[name] = Proposal(name=name, facts=one, role=role, fits=True)
+        else:
+            found[name] = _proposal(name, one, rows)
     found |= {
         name: replace(found[name], role="", time="", why=why)
         for name, why in label_leaks(

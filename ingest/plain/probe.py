@@ -22,7 +22,11 @@ from sluice.ingest.plain.recipe import Recipe
 from sluice.ingest.plain.roles import ParquetError
 from sluice.ingest.stages.number_types import ValueRefused, numbers
 
-_FILES, _GROUPS, _ROWS, _CHUNKS, _EXAMPLES = 8, 32, 20_000, 20_000, 1_000
+_FILES = 8
+_GROUPS = 32
+_ROWS = 20_000
+_CHUNKS = 20_000
+_EXAMPLES = 1_000
 """How many files are looked at, spread over all, how many row groups of each, how many rows of the first and of
 the last (half of them from its last row group), about how many column chunks in all, and how many values are kept of a
 column."""
@@ -112,7 +116,9 @@ def probe(
             )
             values = elements(one.sampled).drop_null()
             differ = pc.unique(values)
-            one.values, one.distinct, one.examples = len(values), len(differ), differ[:_EXAMPLES]
+            one.values = len(values)
+            one.distinct = len(differ)
+            one.examples = differ[:_EXAMPLES]
     return facts
 
 
@@ -155,7 +161,10 @@ class _FileLook:
         facts: dict[str, ColumnFacts],
         common: Mapping[str, pa.DataType],
     ):
-        self._file, self._path, self._facts, self._common = file, path, facts, common
+        self._file = file
+        self._path = path
+        self._facts = facts
+        self._common = common
         self._types = {part.name: part.type for part in parts(file.schema_arrow)}
         self._names = [name for name in names if name in self._types]
         self._known: set[str] = set()

@@ -90,9 +90,12 @@ class Recipe:
     def field(self, stored: Sequence[pa.DataType]) -> Field:
         """The column as a loader sees it."""
         kind = self.type(stored)
-        layout = (
-            "scalar" if self.role != "id_list" else "bytes" if pa.types.is_binary(kind) else "list"
-        )
+        if self.role != "id_list":
+            layout = "scalar"
+        elif pa.types.is_binary(kind):
+            layout = "bytes"
+        else:
+            layout = "list"
         return Field(
             name=self.name,
             role=self.role,

@@ -88,7 +88,9 @@ def _data_bytes() -> int:
 class _Server:
     def __init__(self, sock: socket.socket, function: Callable[..., Any], own: int):
         """`own` is the memory of the process before any item."""
-        self._sock, self._function, self._own = sock, function, own
+        self._sock = sock
+        self._function = function
+        self._own = own
         self._extra: int | None = None
         self._regions: dict[int, tuple[int, mmap.mmap]] = {}
 

@@ -69,7 +69,9 @@ class Region:
         if self.fd >= 0:
             os.close(self.fd)
             self._charge(-self.size)
-            self.fd, self.size, self._map = -1, 0, None
+            self.fd = -1
+            self.size = 0
+            self._map = None
 
 
 class Shelf:

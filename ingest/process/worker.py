@@ -35,12 +35,10 @@ class FunctionError(WorkerError):
     """The user's function raised. `type`, `text`, `trace` and `kinds` (its class and those above) are the error's."""
 
     def __init__(self, label: str, error: dict[str, Any]):
-        self.label, self.type, self.text, self.trace = (
-            label,
-            error["type"],
-            error["text"],
-            error["trace"],
-        )
+        self.label = label
+        self.type = error["type"]
+        self.text = error["text"]
+        self.trace = error["trace"]
         self.kinds = tuple(error["kinds"])
         super().__init__(f"{label}: {self.type}: {self.text}\nin the worker process:\n{self.trace}")
 
@@ -60,7 +58,9 @@ class WorkerCrashed(WorkerError):
     """One item ended its worker again and again. `label` names it, `deaths` says how each worker ended."""
 
     def __init__(self, label: str, deaths: list[str], stack: str):
-        self.label, self.deaths, self.stack = label, tuple(deaths), stack
+        self.label = label
+        self.deaths = tuple(deaths)
+        self.stack = stack
         super().__init__(
             f"{label}: ended its worker {len(deaths)} times ({'; '.join(deaths)}); on_error=quarantine "
             f"sets such items aside" + (f"\nits last stack:\n{stack}" if stack else "")
@@ -79,7 +79,9 @@ class RestartBudget:
     ):
         if limit < 0 or window_s <= 0:
             raise ValueError(f"RestartBudget: {limit} restarts in {window_s} s is no budget")
-        self.limit, self.window_s, self._clock = limit, window_s, clock
+        self.limit = limit
+        self.window_s = window_s
+        self._clock = clock
         self._lock = threading.Lock()
         self._recent: deque[float] = deque()
         self.used = 0
@@ -132,12 +134,10 @@ class WorkerProcess:
                 f"WorkerProcess: deaths={deaths}, limit_s={limit_s}, memory_limit={memory_limit}: "
                 "each must be above 0"
             )
-        self._function, self._limit_s, self._memory_limit, self._deaths = (
-            function,
-            limit_s,
-            memory_limit,
-            deaths,
-        )
+        self._function = function
+        self._limit_s = limit_s
+        self._memory_limit = memory_limit
+        self._deaths = deaths
         self._budget, self._clock = budget or RestartBudget(clock=clock), clock
         self._turn, self._state = threading.Lock(), threading.Lock()
         self._child: Child | None = None

@@ -27,7 +27,9 @@ class FileOpener:
     ):
         """`disturbed` makes local and remote files misbehave, as the part of a latency:// URI after its question mark
         says. The cache keeps what was read from remote files; it is closed with this."""
-        self._disturbed, self._retry, self._cache = disturbed, retry, cache
+        self._disturbed = disturbed
+        self._retry = retry
+        self._cache = cache
         self._lock = threading.Lock()
         self._stores: dict[tuple[str, str], RemoteFiles] = {}
         self._slowed_s = 0.0

@@ -11,12 +11,26 @@ from typing import Any
 
 import pyarrow as pa
 
-_TRUE, _FALSE, _BYTE, _DOUBLE, _BINARY, _LIST, _SET, _MAP, _STRUCT = 1, 2, 3, 7, 8, 9, 10, 11, 12
+_TRUE = 1
+_FALSE = 2
+_BYTE = 3
+_DOUBLE = 7
+_BINARY = 8
+_LIST = 9
+_SET = 10
+_MAP = 11
+_STRUCT = 12
 _NUMBERS = (4, 5, 6)
 _DEPTH = 32
 _MAGIC = 4  # bytes of `PAR1`, at the beginning and the end
-_ROW_GROUPS, _COLUMNS, _META_DATA = 4, 1, 3  # the numbers of fields in parquet.thrift
-_VALUES, _PLAIN, _STORED, _DATA_PAGE, _DICTIONARY_PAGE = 5, 6, 7, 9, 11
+_ROW_GROUPS = 4
+_COLUMNS = 1
+_META_DATA = 3  # the numbers of fields in parquet.thrift
+_VALUES = 5
+_PLAIN = 6
+_STORED = 7
+_DATA_PAGE = 9
+_DICTIONARY_PAGE = 11
 
 
 class ThriftError(ValueError):

@@ -51,7 +51,14 @@ _HEAD, _SUM = 7, 6
 """Seven numbers begin an entry: its kind, its parts, the stream's bytes, its rows, the bytes of its parts, a checksum
 of these, and one of what lies before them."""
 _ALIGNED, _WORD = 64, 4
-_DESCRIBED, _WIDTH, _BASE, _AT, _COUNT, _FROM, _CHECKSUM, _COLUMN = 11, 1, 3, 4, 5, 6, 9, 10
+_DESCRIBED = 11
+_WIDTH = 1
+_BASE = 3
+_AT = 4
+_COUNT = 5
+_FROM = 6
+_CHECKSUM = 9
+_COLUMN = 10
 """So many describe a part of the stream: its kind, a number's bytes, the bits of a packed one, the base to add; where
 it lies in the stream, and how many numbers it has; where it is packed, where the values are if these are indices, and
 how many; its checksum; and its column from 1 on, below 0 if it is not all of that, or not of these types (0: none):"""
@@ -96,7 +103,9 @@ class PackedRowGroups:
     ):
         """`paths` are those of local files; what lies in a store has none, and no copy. Copies are of these columns,
         those of `dictionaries` decoded as such."""
-        self._paths, self._said, self._lock = tuple(paths), set[str](), threading.Lock()
+        self._paths = tuple(paths)
+        self._said = set[str]()
+        self._lock = threading.Lock()
         self._names: dict[
             tuple[int, tuple[int, ...]], str
         ] = {}  # of each file in a state, for its entries
@@ -253,7 +262,9 @@ def packed(table: pa.Table, key: str) -> bytes | None:
         if (size := buffer.size // kind.itemsize * kind.itemsize) >= _FEWEST * kind.itemsize
         for begin in [buffer.address - stream.address]
     )
-    entry, parts, done = bytearray(), list[int](), 0
+    entry = bytearray()
+    parts = list[int]()
+    done = 0
 
     def add(  # noqa: PLR0917
         how: list[int],
@@ -342,7 +353,9 @@ def _part(
     values: npt.NDArray[Any], as_lengths: bool
 ) -> tuple[list[int], int, int, list[npt.NDArray[np.uint8]]]:
     """How numbers are packed (kind, bytes, bits, base), how many they are, how many values occur, and what is kept."""
-    whole, width, unsigned = values, values.itemsize, _WHOLE[values.itemsize][1]
+    whole = values
+    width = values.itemsize
+    unsigned = _WHOLE[values.itemsize][1]
     if as_lengths:
         values = np.diff(values)
     low, high = int(values.min()), int(values.max())
@@ -468,7 +481,9 @@ class PackedTable:
 
     def bags(self, column: int, start: int, stop: int) -> PackedBags:
         """The bags of some rows of a column."""
-        at, unit, ends = self._first[column], int(self._units[column]), self._ends.get(column)
+        at = self._first[column]
+        unit = int(self._units[column])
+        ends = self._ends.get(column)
         each = int(self._alone[at, _BASE]) * unit if ends is None else -1
         return PackedBags(
             self._data.ctypes.data, self._alone[at + 1], each, ends, unit, start, stop - start

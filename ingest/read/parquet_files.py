@@ -134,11 +134,9 @@ class ParquetFiles:
             }
         roles = roles_of(roles) if isinstance(roles, str) else roles
         label = None if roles is None or hash else only_label(roles)
-        hashed, fill, guessed = (
-            dict(hash or {}),
-            dict[str, float](),
-            spec is None and (roles is None or label_of(label or "", types)[0] in types),
-        )
+        hashed = dict(hash or {})
+        fill = dict[str, float]()
+        guessed = spec is None and (roles is None or label_of(label or "", types)[0] in types)
         if spec is not None:
             if roles is not None or hash:
                 raise ParquetError(

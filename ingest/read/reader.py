@@ -109,12 +109,10 @@ class RowGroupReader:
         worker makes of the stored columns, `made` makes the columns of a loader of these. By the column `sample`, which
         is read besides, rows are drawn. `folders` holds the columns that stand in the names of each file's folders. Row
         groups are kept in the `packed` copy, and read from it."""
-        self.files, self._before, self._sample, self._folders = (
-            tuple(files),
-            before_read,
-            sample,
-            folders,
-        )
+        self.files = tuple(files)
+        self._before = before_read
+        self._sample = sample
+        self._folders = folders
         self._made, self._selection = made, made.selection if made else None
         self._wanted = tuple(columns)
         self._deciding = self._selection.sources if self._selection else ()
@@ -151,17 +149,16 @@ class RowGroupReader:
         texts = [
             f.name for f in self._in_files if pa.types.is_string(f.type)
         ]  # each value is then worked on once
-        self._dictionaries = (
-            []
-            if given is not None
-            else texts
-            if made is None
-            else [
+        if given is not None:
+            self._dictionaries = []
+        elif made is None:
+            self._dictionaries = texts
+        else:
+            self._dictionaries = [
                 name
                 for name in made.repeated(self._in_files, self._footer(0))
                 if name not in self._optional
             ]
-        )
         self.packed = (
             None
             if packed is None
@@ -344,7 +341,9 @@ class RowGroupReader:
     def close(self) -> None:
         """Closes the files that are kept open, and those that are read now, once they are."""
         with self._lock:
-            idle, self._idle, self._closed = self._idle, deque(), True
+            idle = self._idle
+            self._idle = deque()
+            self._closed = True
         for _, file in idle:
             file.close()
         if self.packed:
@@ -551,7 +550,9 @@ class ArrowSource:
     name = "arrow"
 
     def __init__(self, groups: RowGroupReader):
-        self._groups, self.row_groups, self.chosen_rows = groups, groups.row_groups, ""
+        self._groups = groups
+        self.row_groups = groups.row_groups
+        self.chosen_rows = ""
 
     def open(self, tasks: Iterator[ReadTask], make_pool: MakePool) -> Iterator[Any]:
         def work(task: ReadTask, charge: Charge) -> Decoded:

@@ -39,12 +39,10 @@ class RemoteFiles:
         clock: Clock | None = None,
     ):
         """`at` makes one from a URI; this makes one from parts."""
-        self.root, self._backend, self._scheme, self._cache = (
-            root.rstrip("/") or "/",
-            backend,
-            scheme,
-            cache,
-        )
+        self.root = root.rstrip("/") or "/"
+        self._backend = backend
+        self._scheme = scheme
+        self._cache = cache
         self._clock = clock or Clock()
         self._retrier = Retrier(retry or RetryPolicy(), self._clock)
         self._lock = threading.Lock()
@@ -164,7 +162,10 @@ class _File(io.RawIOBase):
     """A source with a position, as pyarrow wants it."""
 
     def __init__(self, store: RemoteFiles, name: str, source: RangeFile):
-        self._store, self._name, self._source, self._at = store, name, source, 0
+        self._store = store
+        self._name = name
+        self._source = source
+        self._at = 0
 
     def read(self, size: int | None = -1) -> bytes:
         left = max(0, self._source.size - self._at)

@@ -87,7 +87,9 @@ class Retrier:
     def __init__(
         self, policy: RetryPolicy, clock: Clock, chance: Callable[[], float] = random.random
     ):
-        self._policy, self._clock, self._chance = policy, clock, chance
+        self._policy = policy
+        self._clock = clock
+        self._chance = chance
         self._lock = threading.Lock()
         self.retries = 0
         """The number of attempts that failed and were made again."""

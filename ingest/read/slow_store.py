@@ -62,7 +62,9 @@ class FaultyFileSystem:
     """Opens what `inner` opens, disturbed. It counts what it did, so that a test can see that it happened."""
 
     def __init__(self, inner: FileSystem, how: Disturbance, clock: Clock):
-        self._inner, self._how, self._clock = inner, how, clock
+        self._inner = inner
+        self._how = how
+        self._clock = clock
         self._lock = threading.Lock()
         self._chance = random.Random(how.seed)
         self._stalled_until = float("-inf")
@@ -119,11 +121,9 @@ class FaultyFileSystem:
             )
             left = self._stalled_until - self._clock.now()
             chance = self._chance.random
-            fails, short, stalls = (
-                chance() < how.error_rate,
-                chance() < how.short_rate,
-                chance() < how.stall_rate,
-            )
+            fails = chance() < how.error_rate
+            short = chance() < how.short_rate
+            stalls = chance() < how.stall_rate
             self.stalls += stalls or left > 0
             self.errors += fails
             short = short and not fails and length > 1
@@ -138,7 +138,9 @@ class FaultyFileSystem:
 
 class _DisturbedSource:
     def __init__(self, owner: FaultyFileSystem, key: str, inner: RangeFile):
-        self._owner, self._key, self._inner = owner, key, inner
+        self._owner = owner
+        self._key = key
+        self._inner = inner
         self.size, self.tag = inner.size, inner.tag
 
     def read(self, offset: int, length: int) -> bytes:

@@ -25,7 +25,10 @@ from sluice.ingest.stages.pool import Closed
 from sluice.ingest.stages.shuffle import Decoded, ReadRows, ReadTask, WindowPiece
 from sluice.ingest.stages.transform import Arrays
 
-_FEW, _FIRST_S, _LEAST_S, _TIMES = 8, 10.0, 0.5, 4
+_FEW = 8
+_FIRST_S = 10.0
+_LEAST_S = 0.5
+_TIMES = 4
 _TRIES = {SourceError: 2, WrongAnswer: 3, WorkerLost: 20}
 """How often a unit may fail in which way. A store that one worker cannot see may be seen by another. So many workers
 that answered before, and are lost one after the other with the same unit, are lost by it."""
@@ -90,7 +93,10 @@ class Asking:
         patience: Callable[[Sequence[float], int], float] = slow_after,
     ):
         """What `groups` rescues of a file that cannot be read takes its place also if workers say so."""
-        self._fleet, self._groups, self._clock, self._patience = fleet, groups, clock, patience
+        self._fleet = fleet
+        self._groups = groups
+        self._clock = clock
+        self._patience = patience
         self.requests, self.use = fleet.requests, fleet.use
         self._sources: dict[str, str] = {}
         self._pid = os.getpid()
@@ -256,7 +262,9 @@ class Asking:
 
     def _ask(self, race: _Race, worker: RemoteWorker, unit: Unit | Call, timeout_s: float) -> None:
         """Asks one worker, on a thread of its own."""
-        began, answer, failed = self._clock(), None, Exception()
+        began = self._clock()
+        answer = None
+        failed = Exception()
         try:
             answer = worker.connection.ask(unit, timeout_s)
         except Exception as error:

@@ -33,7 +33,10 @@ class Connection:
     ):
         """`address` is HOST:PORT; with an `authority` (its certificate in PEM) TLS is used. The `asker` is the loader's
         rank, and a name that it alone has: loaders of one job and rank want the same units."""
-        self.address, self._job, self._schema, self._asker = address, job, job.schema, asker
+        self.address = address
+        self._job = job
+        self._schema = job.schema
+        self._asker = asker
         self._tls, self._answered = authority is not None, False
         self._token = (b"authorization", f"Bearer {token}".encode())
         self._client = flight.FlightClient(

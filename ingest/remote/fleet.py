@@ -92,8 +92,12 @@ class Fleet:
         self.error: BaseException | None = None
         """Why there will be no workers any more."""
         self.last_lost = ""
-        self.starting, self.closed, self._reads = 0, False, False
-        self._core_s, self._counted_at, self._clock = 0.0, clock(), clock
+        self.starting = 0
+        self.closed = False
+        self._reads = False
+        self._core_s = 0.0
+        self._counted_at = clock()
+        self._clock = clock
         self.charge: Callable[[int], None] = lambda _: None
         self.scale: dict[str, float] = {}
         """Where the number of workers follows that of requests: how many requests go to a core, and how many seconds
@@ -150,15 +154,15 @@ class Fleet:
         with self.lock:
             worker.asked -= 1
             if not lost:
-                worker.heard, worker.answered, worker.lost = self._clock(), True, ""
+                worker.heard = self._clock()
+                worker.answered = True
+                worker.lost = ""
             else:
                 if not worker.lost:
                     self.tell(lost)
-                worker.lost, worker.answered, worker.rests_until = (
-                    lost,
-                    False,
-                    self._clock() + _REST_S,
-                )
+                worker.lost = lost
+                worker.answered = False
+                worker.rests_until = self._clock() + _REST_S
             self.changed.notify_all()
 
     @property
@@ -207,17 +211,13 @@ class StartedFleet(Fleet):
         processes of this host: if they cannot start, the run ends. Others are tried again, after a while. `leave` is
         called at the end."""
         super().__init__()
-        self._start, self._job, self._given = (
-            start,
-            job,
-            {"table": table, "functions": list(functions)},
-        )
-        self.requests, self._most, self._at_once, self._local = (
-            REQUESTS_A_CORE * first,
-            most,
-            at_once,
-            local,
-        )
+        self._start = start
+        self._job = job
+        self._given = {"table": table, "functions": list(functions)}
+        self.requests = REQUESTS_A_CORE * first
+        self._most = most
+        self._at_once = at_once
+        self._local = local
         self._leave = leave
         self._lives: dict[threading.Thread, RunningWorker | None] = {}
         self._failed = self._target = 0
@@ -285,12 +285,10 @@ class StartedFleet(Fleet):
 
     def _life(self) -> None:
         """One worker, from its start to its end."""
-        worker, token, me, began = (
-            None,
-            secrets.token_hex(16),
-            threading.current_thread(),
-            self._clock(),
-        )
+        worker = None
+        token = secrets.token_hex(16)
+        me = threading.current_thread()
+        began = self._clock()
         try:
             with self.lock:
                 self._rest()

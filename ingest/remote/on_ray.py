@@ -36,7 +36,9 @@ class PlacedWorker(contextlib.AbstractContextManager[Any]):
     returncode: int | None = None
 
     def __init__(self, cluster: RayCluster, number: int):
-        self._cluster, self._number, self.stdout = cluster, number, self
+        self._cluster = cluster
+        self._number = number
+        self.stdout = self
         self.told: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         """What the child says of it: that it listens, then that it has ended."""
 
@@ -67,7 +69,9 @@ class RayCluster:
     """The cluster at `address`, the HOST:PORT that `ray start --address` takes; this host is one of its nodes."""
 
     def __init__(self, address: str):
-        self._address, self._lock, self._numbers = address, threading.Lock(), count()
+        self._address = address
+        self._lock = threading.Lock()
+        self._numbers = count()
         self._child: subprocess.Popen[bytes] | None = None
         self._placed: dict[int, PlacedWorker] = {}
         self._closed = False
@@ -144,7 +148,9 @@ class RayCluster:
             worker.told.put(said)
         self._end(child)
         with self._lock:
-            self._child, lost, self._placed = None, self._placed, {}
+            lost = self._placed
+            self._child = None
+            self._placed = {}
             closed = self._closed
         if not closed:
             print(

@@ -155,7 +155,9 @@ class SharedUnits:
     or lags holds up nobody."""
 
     def __init__(self, limit_bytes: int, clock: Callable[[], float] = time.monotonic):
-        self._limit, self._clock, self._lock = limit_bytes, clock, threading.Lock()
+        self._limit = limit_bytes
+        self._clock = clock
+        self._lock = threading.Lock()
         self._kept: dict[tuple[str, str], _Kept] = {}  # the oldest first
         self._heard: dict[str, dict[str, float]] = {}
 

@@ -137,7 +137,9 @@ def cuts(
 
     The last batch of an epoch may be padding alone on some ranks, so its chunk is taken by its number. The first
     stretches of a run are short, one batch, then twice as many each time: so the first batch comes early."""
-    each, inside, longest = plan.stream_rows, chunk_steps(plan, ranks), most_steps(plan, ranks)
+    each = plan.stream_rows
+    inside = chunk_steps(plan, ranks)
+    longest = most_steps(plan, ranks)
     schedule: EpochSchedule | None = None
     queues: dict[
         int, deque[tuple[Block, int]]
@@ -187,7 +189,10 @@ class Cutter:
     """One worker of the batch stage: it finishes batches whose rows are there, and puts bags into them."""
 
     def __init__(self, plan: RowsPlan, columns: Columns, share: RankShare, buffers: Buffers):
-        self._plan, self._columns, self._buffers, self._share = plan, columns, buffers, share
+        self._plan = plan
+        self._columns = columns
+        self._buffers = buffers
+        self._share = share
         self._rows = plan.batch_size // share.readers
         self._most = most_steps(plan, share.readers)
         self._checked = (

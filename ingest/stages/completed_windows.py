@@ -156,7 +156,10 @@ class ReadWorker:
         room: Callable[[Gathering], Charge | None],
     ):
         """`room` returns a charge for a window if it is to be placed here."""
-        self._read, self._windows, self._gather, self._room = read, windows, gather, room
+        self._read = read
+        self._windows = windows
+        self._gather = gather
+        self._room = room
         self._clock, self._shuffle = clock, shuffle
 
     def __call__(self, task: ReadTask, charge: Charge) -> ReadDone:

@@ -105,4 +105,6 @@ class WorkerClock:
             if tally is not self._for:
                 self._for.change(busy=-1)
                 tally.change(busy=1)
-        self._for, self._cpu_s, self._core_wait_s = tally, cpu_s, waited_s
+        self._for = tally
+        self._cpu_s = cpu_s
+        self._core_wait_s = waited_s

@@ -101,7 +101,10 @@ def _held(
     decoded: dict[
         int, tuple[int, int]
     ] = {}  # per read held: the window that needs it last, its bytes
-    most, next_read, oldest, furthest = (0, 0), 0, 0, 0
+    most = (0, 0)
+    next_read = 0
+    oldest = 0
+    furthest = 0
     for number, (first, last) in enumerate(windows):
         # While a window is shuffled, a worker waits with the rows of the next one, and the read after them is done.
         while next_read < len(reads) and reads[next_read][0] <= number + 1:
@@ -126,11 +129,9 @@ def _way(
     windows: list[tuple[int, int]] = []
     reads: list[tuple[int, int, int]] = []
     for epoch in range(min(2, epochs)):
-        schedule, before, begin = (
-            plan.schedule(epoch, rank, ranks),
-            len(windows),
-            epoch * -(-plan.used // plan.streams),
-        )
+        schedule = plan.schedule(epoch, rank, ranks)
+        before = len(windows)
+        begin = epoch * -(-plan.used // plan.streams)
         windows += [(begin + w.first, begin + w.first + w.rows) for w in schedule.windows]
         reads += [
             (

@@ -38,13 +38,17 @@ class _Task:
     """An item on its way through a worker."""
 
     def __init__(self, sequence: int, item: Any, expected: int, reserved: int, charge: Charge):
-        self.sequence, self.item, self.charge = sequence, item, charge
+        self.sequence = sequence
+        self.item = item
+        self.charge = charge
         self.expected, self.reserved = expected, reserved
         self.result: Any = None
         self.rows = self.size = 0
 
     def fail(self, error: BaseException) -> None:
-        self.result, self.rows, self.size = _Failure(error), 0, 0
+        self.result = _Failure(error)
+        self.rows = 0
+        self.size = 0
         self.charge.release()
 
 
@@ -73,13 +77,13 @@ class Pool(Generic[In, Out]):
         (more, if results turned out larger lately), `measure` the rows and bytes of its result. Whoever takes a result
         takes over its charge. `corrects` says whether the pool corrects the charge to the bytes of the result; work
         that shows others what it made before it is done has to do so by itself."""
-        self._tally, self._upstream, self._make_work = tally, upstream, make_work
-        self._limit, self._governor, self._size, self._measure = (
-            limit_bytes,
-            governor,
-            size,
-            measure,
-        )
+        self._tally = tally
+        self._upstream = upstream
+        self._make_work = make_work
+        self._limit = limit_bytes
+        self._governor = governor
+        self._size = size
+        self._measure = measure
         self._passes, self._corrects = passes, corrects
         self._pull = threading.Lock()
         self._lock = governor.lock

@@ -34,7 +34,9 @@ class RowQuarantine:
 
     def __init__(self, books: Quarantine, origins: Origins, path: Callable[[int], str]):
         """`path` names a file by its number."""
-        self.books, self._origins, self._path = books, origins, path
+        self.books = books
+        self._origins = origins
+        self._path = path
         self._lock = threading.Lock()
         self._groups: set[tuple[int, int]] = set()
         self._rows: dict[tuple[int, int], frozenset[int]] = {}
@@ -173,17 +175,17 @@ def weights_of(stretch: Stretch, number: int, columns: Columns) -> npt.NDArray[A
 
 def _zeros(kind: pa.DataType, rows: int) -> pa.Array:
     is_a = pa.types
-    one: object = (
-        []
-        if is_a.is_list(kind) or is_a.is_large_list(kind)
-        else None
-        if is_a.is_string(kind)
-        else b""
-        if is_a.is_binary(kind) or is_a.is_large_binary(kind)
-        else False
-        if is_a.is_boolean(kind)
-        else 0
-    )
+    one: object
+    if is_a.is_list(kind) or is_a.is_large_list(kind):
+        one = []
+    elif is_a.is_string(kind):
+        one = None
+    elif is_a.is_binary(kind) or is_a.is_large_binary(kind):
+        one = b""
+    elif is_a.is_boolean(kind):
+        one = False
+    else:
+        one = 0
     return pa.array([one] * rows, kind)
 
 

@@ -202,7 +202,9 @@ def fill(  # noqa: PLR0917
     last, total = first + len(into), into[0]
     if kind == LENGTHS:
         total = into[0] = 0
-        into, last, count = into[1:], last - 1, count - 1
+        into = into[1:]
+        last = last - 1
+        count = count - 1
     begin = first // (32 * LANES) * (32 * LANES)
     word = begin // 32 * bits
     while begin < last:
@@ -211,11 +213,9 @@ def fill(  # noqa: PLR0917
             low, high = max(begin, first), min(begin + lanes, last)
             if low < high:
                 at, shift = word + row * bits // 32 * lanes, row * bits % 32
-                lower, by, mask = (
-                    words[at : at + lanes],
-                    np.uint32(shift),
-                    np.uint32((1 << bits) - 1),
-                )
+                lower = words[at : at + lanes]
+                by = np.uint32(shift)
+                mask = np.uint32((1 << bits) - 1)
                 if bits == 0:
                     numbers[:] = 0
                 elif shift + bits <= 32:
@@ -520,11 +520,9 @@ def load_compiled(bags: bool = False) -> None:
 
 def load_packed() -> None:
     """Loads those that move rows of packed columns, with nothing to move."""
-    parts, zero, nowhere = (
-        np.zeros((1, 1, 11), np.int64),
-        np.zeros(1, np.int64),
-        np.zeros((1, 0), np.uint64),
-    )
+    parts = np.zeros((1, 1, 11), np.int64)
+    zero = np.zeros(1, np.int64)
+    nowhere = np.zeros((1, 0), np.uint64)
     unpacked(np.uint64(0), parts[0, 0], 0, np.empty(0, np.int32))
     place_packed(
         zero.view(np.uint64),

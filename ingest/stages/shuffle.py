@@ -97,7 +97,10 @@ class Decoded:
     ):
         """`parts` says how many parts of the read are in the table, if not all; `final`, whether its values are already
         what batches hold, so that nothing is missing."""
-        self.task, self.rows, self._charge, self.final = task, rows, charge, final
+        self.task = task
+        self.rows = rows
+        self._charge = charge
+        self.final = final
         self._left, self._lock = len(task.read.parts) if parts is None else parts, threading.Lock()
         self._addresses: Addresses | None = None
 
@@ -237,7 +240,9 @@ class Block:
         charge: Charge,
     ):
         """`first` is the row of the stream with which the block begins: a resumed run may have used some before."""
-        self.schedule, self.window, self.first = gathering.schedule, gathering.window, first
+        self.schedule = gathering.schedule
+        self.window = gathering.window
+        self.first = first
         self.rows = self._left = self.window.first + self.window.rows - first
         self.chunks, self.bags = chunks, bags
         self.nbytes = self.rows * scalar_bytes + sum(b.nbytes for b in bags.values())
@@ -259,7 +264,10 @@ class Gatherer:
     def __init__(
         self, plan: RowsPlan, columns: Columns, chunks: Chunks, describe: Callable[[Read], str]
     ):
-        self._plan, self._columns, self._chunks, self._describe = plan, columns, chunks, describe
+        self._plan = plan
+        self._columns = columns
+        self._chunks = chunks
+        self._describe = describe
         self._layout: ColumnAddresses | None = None
         every: list[tuple[str, type]] = [
             *((name, np.float32) for name in columns.floats),
@@ -275,7 +283,9 @@ class Gatherer:
         """The place of each stored column among all columns of one number a row."""
 
     def __call__(self, gathering: Gathering, charge: Charge) -> Block:
-        window, columns, schedule = gathering.window, self._columns, gathering.schedule
+        window = gathering.window
+        columns = self._columns
+        schedule = gathering.schedule
         order = None if gathering.pieces[0].in_order else self._order(schedule.epoch, window)
         first = max(window.first, schedule.step * self._plan.stream_rows)
         skipped = first - window.first

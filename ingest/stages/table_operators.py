@@ -48,7 +48,9 @@ class Operators:
     ):
         """`state` is the table's, for operators that have learned something; `spec` says what the ETL applied."""
         online = [f for f in fields if f.online]
-        self._fields, self._state, self._spec = fields, state, spec
+        self._fields = fields
+        self._state = state
+        self._spec = spec
         self._functions = {f.name: ops.online(f, state) for f in online}
         self._chains = {f.name: "+".join(str(step["op"]) for step in f.online) for f in online}
         self.stored: Mapping[str, Function] = {

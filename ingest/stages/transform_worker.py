@@ -79,12 +79,18 @@ class TransformStage:
         """`charge` is called with memory taken (+) and given back (-), and whether it is a process's own; `spent` with
         a process's seconds on a core, and those that it waited for one; `alone` is the governor's. The function runs
         `burden` times for each batch, all but the last time on a copy. Workers `elsewhere` can call it, too."""
-        self.transform, self.columns, self.aside, self.backend = transform, columns, aside, backend
+        self.transform = transform
+        self.columns = columns
+        self.aside = aside
+        self.backend = backend
         self.hidden = frozenset(of for name in transform.added for of in (name, lengths_name(name)))
         """The columns of a batch that are only room for what the function is to give."""
         self.burden = burden
         self.function = function_of(transform)
-        self.spent, self.alone, self._budget, self._charge = spent, alone, budget, charge
+        self.spent = spent
+        self.alone = alone
+        self._budget = budget
+        self._charge = charge
         self._elsewhere = elsewhere
         self._lock = (
             threading.RLock()
@@ -296,13 +302,11 @@ class _Rescue:
         number: int,
         where: str,
     ):
-        self._stage, self._call, self._stretch, self._number, self._where = (
-            stage,
-            call,
-            stretch,
-            number,
-            where,
-        )
+        self._stage = stage
+        self._call = call
+        self._stretch = stretch
+        self._number = number
+        self._where = where
         self._failed = 0
 
     def of(self, error: BaseException, arrays: Arrays) -> Given:

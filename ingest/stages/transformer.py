@@ -52,13 +52,11 @@ class Transformer:
         until: Callable[[], int],
     ):
         """`until` returns the number of the next stage that has workers of its own."""
-        self._first, self._stages, self._columns, self._stint, self._until = (
-            first,
-            stages,
-            columns,
-            stint,
-            until,
-        )
+        self._first = first
+        self._stages = stages
+        self._columns = columns
+        self._stint = stint
+        self._until = until
         self._runs: dict[int, list[TransformCall]] = {}
 
     def __call__(self, stretch: Stretch, charge: Charge) -> Stretch:
@@ -152,11 +150,9 @@ def _part(new: Arrays, arrays: Arrays) -> None:
     own = [arrays[name] for name in new if name in arrays]
     if len(own) < 2:  # numpy itself copies a column onto itself
         return
-    ids, low, high = (
-        set(map(id, own)),
-        min(map(byte_bounds, own))[0],
-        max(byte_bounds(array)[1] for array in own),
-    )
+    ids = set(map(id, own))
+    low = min(map(byte_bounds, own))[0]
+    high = max(byte_bounds(array)[1] for array in own)
     for name, value in new.items():
         array = np.asarray(value)
         begin, end = byte_bounds(array)

@@ -17,7 +17,10 @@ from typing import Any, NoReturn
 from sluice.common.errors import UsageError
 from sluice.common.extras import advice
 
-DONE, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
+DONE = 0
+FAILED = 1
+USAGE = 2
+INTERRUPTED = 130
 _GRACE_S = 1.5  # an interrupt is answered within two seconds, whatever still hangs
 
 
@@ -60,7 +63,9 @@ def run(
             raise
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(end.code if isinstance(end.code, int) else DONE if end.code is None else FAILED)
+        if isinstance(end.code, int):
+            os._exit(end.code)
+        os._exit(DONE if end.code is None else FAILED)
 
 
 def _run(

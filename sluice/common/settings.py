@@ -295,13 +295,12 @@ def _help(option: Option, default: Any) -> str:
         or "(default" in option.help
     ):
         return option.help
-    shown = (
-        f"{default:g}"
-        if isinstance(default, float)
-        else ",".join(map(str, default))
-        if isinstance(default, tuple)
-        else option.show(default)
-    )
+    if isinstance(default, float):
+        shown = f"{default:g}"
+    elif isinstance(default, tuple):
+        shown = ",".join(map(str, default))
+    else:
+        shown = option.show(default)
     return f"{option.help} (default: {shown})".lstrip()
 
 

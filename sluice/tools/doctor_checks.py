@@ -291,10 +291,13 @@ def files(paths: Sequence[str], *, plain: bool) -> Iterator[Finding]:
             else "write it anew with page checksums"
         )
         every = "" if plain else " (sluice check TABLE reads them all)"
+        passed: bool | None = True
+        if without:
+            passed = None if plain else False
         yield Finding(
             "checksums",
             f"present in {having} of {total} column chunks of {len(chosen)} files{every}",
-            (None if plain else False) if without else True,
+            passed,
             advice if without else "",
         )
     if times:

@@ -145,7 +145,11 @@ def _type(one: Proposal) -> str:
     if one.role in ("dense", "weight") or pa.types.is_floating(kind):
         return "float"
     fits = pa.types.is_integer(kind) and kind != pa.uint64()
-    return "texts" if one.role == "id_list" else "int" if fits else "text"
+    if one.role == "id_list":
+        return "texts"
+    if fits:
+        return "int"
+    return "text"
 
 
 def _split(found: Mapping[str, Proposal], sample: TextSample | None) -> Iterator[str]:
@@ -233,13 +237,12 @@ def _columns(one: Proposal, name: str, *, learns: bool) -> list[str]:
             if one.formats
             else not pa.types.is_date(one.facts.type)
         )
-        read = (
-            [f'{{op = "parse_time", format = {toml_texts(one.formats)}}}']
-            if one.formats
-            else [f'{{op = "scale", by = {one.unit}}}']
-            if one.unit > 1
-            else []
-        )
+        if one.formats:
+            read = [f'{{op = "parse_time", format = {toml_texts(one.formats)}}}']
+        elif one.unit > 1:
+            read = [f'{{op = "scale", by = {one.unit}}}']
+        else:
+            read = []
         named = getattr(one.facts.type, "tz", None)
         zone = f', zone = "{named}"' if named in zoneinfo.available_timezones() - {"UTC"} else ""
         return [

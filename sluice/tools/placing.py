@@ -109,13 +109,12 @@ def _refuse_other(run: Run, table: FeatureTable, spec: Spec) -> None:
     )
     other = next((name for name in {**mine, **theirs} if mine.get(name) != theirs.get(name)), None)
     if other is not None:
-        how = (
-            "is not in it"
-            if other not in theirs
-            else "is not in this spec"
-            if other not in mine
-            else "is made in another way there"
-        )
+        if other not in theirs:
+            how = "is not in it"
+        elif other not in mine:
+            how = "is not in this spec"
+        else:
+            how = "is made in another way there"
         raise CannotPlace(
             f"--for {run.path}: was over {table.uri}, version {table.version}, of another spec: "
             f"column {other!r} {how}; give a run over a table that {spec.name} made"

@@ -171,9 +171,12 @@ class Picture:
                 cells.append(
                     _LINE if row == line and eighths <= 0 else _BARS[min(8, max(0, eighths))]
                 )
-            label = (
-                _short(self.headroom) if row == line else _short(top) if row == height - 1 else ""
-            )
+            if row == line:
+                label = _short(self.headroom)
+            elif row == height - 1:
+                label = _short(top)
+            else:
+                label = ""
             drawn.append(f"{label:>{_LEFT - 2}} ┤{''.join(cells)}")
         axis = ["─"] * columns
         for at, letter in self.marks:

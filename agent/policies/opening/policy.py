@@ -130,7 +130,10 @@ class Glimpse:
     @classmethod
     def of(cls, given: OpeningInput) -> Glimpse:
         """The look of a run. A fused stage's work counts as that of the stage whose workers do it."""
-        seen, knobs, limits, known = given.seen, given.knobs, given.limits, given.known
+        seen = given.seen
+        knobs = given.knobs
+        limits = given.limits
+        known = given.known
         names = [stage.name for stage in seen.stages]
         heads = [limits.head(knobs, name) for name in names]
         own = [name for name in names if name not in knobs.fused]
@@ -218,7 +221,9 @@ def observe(look: Glimpse) -> Inputs:
     def known(value: np.ndarray, as_input: np.ndarray) -> np.ndarray:
         return np.where(np.isnan(value), 0.0, as_input)
 
-    real, seconds, rows = look.real, look.seconds, look.rows
+    real = look.real
+    seconds = look.seconds
+    rows = look.rows
     worked = real & (rows > 0)
     per_row = 1 / np.maximum(rows, 1.0)
     cpu = np.where(worked, look.cpu_s * per_row, 0.0)
@@ -356,11 +361,9 @@ class Setting(NamedTuple):
 def buffers(look: Glimpse, workers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The plain sizes of both buffers for so many workers: those in force, or more if that takes more to smooth
     variation; an eighth of the memory at most."""
-    pipelines, first, room = (
-        np.arange(len(look.real)),
-        look.real.argmax(axis=1),
-        look.memory_limit / 8,
-    )
+    pipelines = np.arange(len(look.real))
+    first = look.real.argmax(axis=1)
+    room = look.memory_limit / 8
     ahead = (_AHEAD_ITEMS + workers[pipelines, first]) * look.item_bytes[pipelines, first]
     fetch = _AHEAD_BATCHES * np.maximum(
         look.batch_rows * look.row_bytes[:, -1], look.item_bytes[:, -1]

@@ -118,7 +118,9 @@ class OpeningRecord:
     def from_dict(cls, values: Mapping[str, Any]) -> OpeningRecord:
         if values["format"] != FORMAT:
             raise ValueError(f"format {values['format']!r} of an opening's record is not {FORMAT}")
-        known, limits, opening = values["known"], values["limits"], values["opening"]
+        known = values["known"]
+        limits = values["limits"]
+        opening = values["opening"]
         columns = known["columns"]
         return cls(
             given=OpeningInput(

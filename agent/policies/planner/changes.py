@@ -96,11 +96,9 @@ def probe(
     name = max(share, key=lambda n: share[n], default=None)
     if name is None or share[name] < state.settings.busiest:
         return None
-    service, workers, present_rate = (
-        forecast.services[name],
-        state.knobs.workers,
-        forecast.rate(state.knobs.workers),
-    )
+    service = forecast.services[name]
+    workers = state.knobs.workers
+    present_rate = forecast.rate(state.knobs.workers)
     least, most = range_of(state, name, forecast.contended)
     most = max(
         workers[name], most, service.most_seen

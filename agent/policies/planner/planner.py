@@ -159,11 +159,9 @@ class Planner(Policy):
                 window=(),
                 demands=(),
             )
-        passed, first, settle = (
-            ticks(latest.seconds),
-            state.age == state.tick,
-            state.settings.settle,
-        )
+        passed = ticks(latest.seconds)
+        first = state.age == state.tick
+        settle = state.settings.settle
         state = replace(
             learned,
             last=snapshot,

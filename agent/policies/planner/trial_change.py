@@ -59,10 +59,13 @@ class TrialChange:
             if self.rises
             else gain >= limits.clear_kept
         )
-        patience = limits.patience + self.start_up
-        if age < (
-            limits.settle if clear or fed else limits.hurt if self._hurts(recent) else patience
-        ):
+        if clear or fed:
+            patience: float = limits.settle
+        elif self._hurts(recent):
+            patience = limits.hurt
+        else:
+            patience = limits.patience + self.start_up
+        if age < patience:
             return None
         return (
             clear

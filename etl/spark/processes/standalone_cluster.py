@@ -23,11 +23,9 @@ class StandaloneCluster:
     def __init__(self, place: Path, java_options: str = "") -> None:
         import pyspark
 
-        self.place, self._home, self._java_options = (
-            place,
-            Path(pyspark.__file__).parent,
-            java_options,
-        )
+        self.place = place
+        self._home = Path(pyspark.__file__).parent
+        self._java_options = java_options
         self._started: list[subprocess.Popen[bytes]] = []
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))

@@ -171,7 +171,9 @@ def _places(rows: DataFrame, table: FileBackedState, head: int, first: int) -> D
     """Returns columns (_known, _id) of the vocabulary after its head."""
     from pyspark.sql import functions as sql
 
-    store, ends, before = TableStore(table.uri), {}, 0
+    store = TableStore(table.uri)
+    ends = {}
+    before = 0
     for path, count in table.parts:
         ends[path.rsplit("/", 1)[-1]] = before
         before += count

@@ -6,7 +6,9 @@ from sluice.etl.ops import Fitted
 from sluice.etl.spec.spec import Learned, Spec
 from sluice.etl.table.fitted_state import FileBackedState, FittedState
 
-BROADCAST, HELD, JOIN = "broadcast", "held by each worker", "shuffle join"
+BROADCAST = "broadcast"
+HELD = "held by each worker"
+JOIN = "shuffle join"
 VALUE_BYTES = 64  # of a looked-up value: slots of 12 bytes, a quarter to half full, and its text while they are made
 _COLLECTED_BYTES = 128  # bytes of a value on the driver, which sorts what it collects
 _HEAD_BYTES = (

@@ -50,7 +50,9 @@ class RowGroupPiece:
         partition_keys: Sequence[Any] = (),
         metadata: Any = None,
     ):
-        self.path, self.row_group, self.partition_keys = path, row_group, list(partition_keys)
+        self.path = path
+        self.row_group = row_group
+        self.partition_keys = list(partition_keys)
         self._open, self._metadata = open_file_func, metadata
 
     def get_metadata(self) -> Any:

@@ -213,7 +213,12 @@ def reshaped(fields: Iterable[Field], stored: pa.Schema, spec: Any) -> tuple[Fie
         kind, several = column.type, pa.types.is_list(column.type)
         if column.name in edited:
             inner = kind.value_type if several else kind
-            role = "id_list" if several else "dense" if pa.types.is_floating(inner) else "sparse"
+            if several:
+                role = "id_list"
+            elif pa.types.is_floating(inner):
+                role = "dense"
+            else:
+                role = "sparse"
             known = there.get(column.name) or Field(name=column.name, role=role, type="")
             found.append(
                 replace(

@@ -117,7 +117,10 @@ class RowGroupStage:
         memory_limit: int | None,
         workers: int,
     ):
-        self._groups, self._source, self._order, self._machine = groups, source, order, machine
+        self._groups = groups
+        self._source = source
+        self._order = order
+        self._machine = machine
         self._cores = max(1, math.ceil(machine.cores()))
         self.knobs = Knobs(workers={READ.name: 1})
         self._tally = StageCounters(READ.name)

@@ -157,11 +157,9 @@ def _worker_class(as_arrays: bool) -> Any:
             super().__init__(worker_id, publish, args)
             self._dataset = compat.GIVEN
             self._dataset_path_or_paths: Any = args[1][0]  # of a cache's key, with the piece
-            self._places, self._at, self._predicate = (
-                pieces_at(self._filesystem.row_groups),
-                (0, 0),
-                None,
-            )
+            self._places = pieces_at(self._filesystem.row_groups)
+            self._at = (0, 0)
+            self._predicate = None
 
         def process(self, piece_index: int, *args: Any, **options: Any) -> None:
             self._at = self._places[piece_index]
@@ -211,7 +209,9 @@ def _reader_class() -> Any:
 
         def __init__(self, tasks: Iterator[ReadTask], row_groups: Sequence[int], predicate: Any):
             super().__init__(None)
-            self._tasks, self.row_groups, self._predicate = tasks, row_groups, predicate
+            self._tasks = tasks
+            self.row_groups = row_groups
+            self._predicate = predicate
 
         def start(self) -> None:
             pass
