@@ -9,6 +9,7 @@ below 0 what `Counted` reads.
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
@@ -32,7 +33,6 @@ _PARSED_KEY = -4
 _KEPT_KEY = -3
 _NULLS_KEY = -2
 _REJECT_KEY = -1
-_BETWEEN = "\x1f"  # a character that no keyboard types
 COUNT_ROWS = 1 << 18
 """The number of rows whose values are counted together: the larger, the more of them are equal."""
 _MOST_BYTES = 64 << 20  # of rows that are worked on together
@@ -74,9 +74,7 @@ class Counted:
                 for name, count in sorted(found.get(key, {}).items())
             }
 
-        examples = sorted(
-            (pair.split(_BETWEEN, 1) for pair in found.get(_EXAMPLE_KEY, {})), reverse=True
-        )
+        examples = sorted(map(json.loads, found.get(_EXAMPLE_KEY, {})), reverse=True)
         return cls(
             parsed=parsed,
             rows=sum(found.get(_KEPT_KEY, {}).values()),
@@ -165,7 +163,9 @@ def counts_of_parsed(spec: Spec, parsed: Parsed) -> Batches:
 def _of_unread(features: Features, parsed: Parsed) -> Batches:
     if found := list(unread(features, parsed.columns)):
         yield _counts(_UNREAD_KEY, [name for name, _, _ in found], [count for _, count, _ in found])
-        examples = [name + _BETWEEN + example for name, _, example in found if example is not None]
+        examples = [
+            json.dumps([name, example]) for name, _, example in found if example is not None
+        ]
         yield _counts(_EXAMPLE_KEY, examples, [1] * len(examples))
 
 
