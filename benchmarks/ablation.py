@@ -16,6 +16,7 @@ so that the list stays true.
 from __future__ import annotations
 
 import argparse
+import ast
 import contextlib
 import inspect
 import itertools
@@ -54,7 +55,7 @@ _LEAST, _LEAST_P5 = 0.003, 0.0005
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """A line of a function in which a rule lies, and what stands there without it."""
+    """A part of a function in which a rule lies, as `ast.unparse` writes it, and what stands there without it."""
 
     owner: Any
     function: str
@@ -99,7 +100,7 @@ def off(rules: Sequence[Rule]) -> Iterator[PlannerSettings]:
 def _edited(owner: Any, name: str, edits: Sequence[Edit]) -> Any:
     function = inspect.getattr_static(owner, name)
     function = getattr(function, "__func__", function)  # of a class method
-    source = textwrap.dedent(inspect.getsource(function))
+    source = ast.unparse(ast.parse(textwrap.dedent(inspect.getsource(function))))
     for edit in edits:
         if source.count(edit.line) != 1:
             raise UsageError(
@@ -135,7 +136,7 @@ RULES = [
     ),
     _decide(
         "a first glance only adds",
-        "if first and state.tick < settle - 1 and not urgent and (",
+        "if first and state.tick < settle - 1 and (not urgent) and (",
         "if False and (",
     ),
     Rule("growth in steps", settings={"growth": 128, "further": 128, "careful": 128}),
@@ -178,7 +179,7 @@ RULES = [
     _decide("a crash is undone at once", "state.trial.crashed(latest)", "False"),
     Rule(
         "harm is undone early",
-        [Edit(TrialChange, "verdict", "limits.hurt if self._hurts(recent) else ", "")],
+        [Edit(TrialChange, "verdict", "elif self._hurts(recent):", "elif False:")],
     ),
     Rule(
         "harm is waited out beside others",
@@ -186,7 +187,7 @@ RULES = [
             Edit(
                 TrialChange,
                 "_hurts",
-                "and Contention.of(recent, self.settings).slow < self.settings.contended",
+                "and (Contention.of(recent, self.settings).slow < self.settings.contended)",
                 "",
             )
         ],
@@ -261,7 +262,7 @@ RULES = [
             Edit(
                 StageCost,
                 "observe",
-                "if saturated and not core_wait_s and self.points:",
+                "if saturated and (not core_wait_s) and self.points:",
                 "if False:",
             )
         ],

@@ -29,10 +29,10 @@ def test_a_rule_of_the_list_is_in_the_planner_and_comes_back(rule):
 
 
 def test_a_rule_that_several_modules_import_is_off_in_all_of_them():
-    rule = Rule("steps", [Edit(changes, "range_of", "return least, ", "return 1, ")])
+    rule = Rule("steps", [Edit(changes, "range_of", "return (least, ", "return (1, ")])
     with off([rule]):
         assert planner.range_of is changes.range_of
-        assert "return 1, " not in ablation.inspect.getsource(planner._plan)
+        assert "return (1, " not in ablation.inspect.getsource(planner._plan)
         limited = Planner().initial(*_start())
         assert planner.range_of(limited, "udf", False)[0] == 1
     assert planner.range_of(Planner().initial(*_start()), "udf", False)[0] == 3
