@@ -210,7 +210,7 @@ MUTANTS = {
         run_pools, 100, governor.Governor, "admit", "(tight or", "(False or", tight
     ),
     "due work has to wait for room as well": Mutant(
-        run_pools, 100, pool.Pool, "_reserve", "fits = due or", "fits ="
+        run_pools, 100, pool.Pool, "_reserve", "due or self._outstanding", "self._outstanding"
     ),
     "a resize mixes up two results": Mutant(
         run_pools,
