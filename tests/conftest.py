@@ -218,16 +218,10 @@ def wheel(repo: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("wheel")
     copy = out / "checkout"
     copy.mkdir()
-    for name in (
-        "pyproject.toml",
-        "setup.py",
-        "README.md",
-        "sluice",
-        "etl",
-        "ingest",
-        "agent",
-        "dlrm",
-    ):
+    without_caches = shutil.ignore_patterns("__pycache__")
+    for name in ("sluice", "etl", "ingest", "agent", "dlrm"):  # as a clone has them, with its links
+        shutil.copytree(repo / name, copy / name, symlinks=True, ignore=without_caches)
+    for name in ("pyproject.toml", "setup.py", "README.md"):
         (copy / name).symlink_to(repo / name)
     subprocess.run(
         [

@@ -97,8 +97,10 @@ def modules() -> dict[str, Path]:
     return found
 
 
-def product_files() -> list[Path]:
-    return [*modules().values(), *sorted((ROOT / "sluice").glob("*.py"))]
+def with_facade() -> dict[str, Path]:
+    """The modules, and the files of `sluice` itself."""
+    facade = {f"sluice.{path.stem}": path for path in sorted((ROOT / "sluice").glob("*.py"))}
+    return {**modules(), **facade}
 
 
 @cache
@@ -307,7 +309,7 @@ def test_no_folder_holds_more_than_a_glance():
 def test_one_statement_assigns_at_most_two_values():
     wrong = [
         f"{path.relative_to(ROOT)}:{node.lineno}"
-        for path in product_files()
+        for path in with_facade().values()
         for node in ast.walk(tree(path))
         if isinstance(node, ast.Assign)
         and isinstance(node.targets[0], ast.Tuple)
@@ -320,7 +322,7 @@ def test_one_statement_assigns_at_most_two_values():
 def test_no_conditional_expression_stands_in_another():
     wrong = [
         f"{path.relative_to(ROOT)}:{node.lineno}"
-        for path in product_files()
+        for path in with_facade().values()
         for node in ast.walk(tree(path))
         if isinstance(node, ast.IfExp)
         and any(isinstance(part, ast.IfExp) for part in (node.body, node.orelse, node.test))
@@ -330,8 +332,7 @@ def test_no_conditional_expression_stands_in_another():
 
 def test_a_class_name_has_one_home():
     homes = defaultdict(list)
-    facade = {f"sluice.{path.stem}": path for path in (ROOT / "sluice").glob("*.py")}
-    for name, path in {**modules(), **facade}.items():
+    for name, path in with_facade().items():
         for node in tree(path).body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 homes[node.name].append(name)

@@ -31,41 +31,6 @@ def run(code: str, folder: Path, path: Path = ROOT) -> str:
     return done.stdout.strip()
 
 
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory):
-    out = tmp_path_factory.mktemp("wheel")
-    copy = out / "checkout"
-    copy.mkdir()
-    for name in (
-        "sluice",
-        *ROOMS,
-    ):  # as a clone has it: the links in sluice/ lead to the folders beside it
-        shutil.copytree(
-            ROOT / name, copy / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__")
-        )
-    for name in ("pyproject.toml", "setup.py", "README.md"):
-        (copy / name).symlink_to(ROOT / name)
-    subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "pip",
-            "wheel",
-            "-q",
-            "--no-deps",
-            "--no-build-isolation",
-            "--no-index",
-            "-w",
-            out,
-            copy,
-        ],
-        check=True,
-        capture_output=True,
-        text=True,
-    )
-    return next(out.glob("*.whl"))
-
-
 def test_the_wheel_installs_nothing_but_sluice(wheel):
     names = zipfile.ZipFile(wheel).namelist()
     assert {name.split("/")[0].split("-")[0] for name in names} == {"sluice", "sluice_recsys"}

@@ -32,9 +32,10 @@ _PLAIN_TYPES = (
     pa.types.is_null,
 )
 _CHARSETS = ("utf-8", "utf8", "us-ascii")
+# Fields of Arrow's messages, and a kind of them.
 _COMPRESSION = 3
 _HEADER = 2
-_RECORD_BATCH = 3  # fields of Arrow's messages, and a kind of them
+_RECORD_BATCH = 3
 
 
 class Refusal(Exception):

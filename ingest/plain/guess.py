@@ -49,9 +49,10 @@ _TIMES = re.compile(
 _USERS = re.compile(
     r"(^|[._])(user|uid|member|visitor|customer|account|session)(_?id)?$", re.IGNORECASE
 )
+# In seconds since 1970.
 _YEAR_1990 = 631_152_000
 _YEAR_2001 = 10**9
-_YEAR_2100 = 4_102_444_800  # in seconds since 1970
+_YEAR_2100 = 4_102_444_800
 _UNIQUE, _MANY = 0.95, 1000
 """The share of values that differ, from which on a column names rows, if so many were seen."""
 _SIZES = (*(first * 10**zeros for zeros in range(3, 7) for first in (1, 2, 5)), 10**7)

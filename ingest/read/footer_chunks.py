@@ -23,9 +23,10 @@ _STRUCT = 12
 _NUMBERS = (4, 5, 6)
 _DEPTH = 32
 _MAGIC = 4  # bytes of `PAR1`, at the beginning and the end
+# The numbers of fields in parquet.thrift.
 _ROW_GROUPS = 4
 _COLUMNS = 1
-_META_DATA = 3  # the numbers of fields in parquet.thrift
+_META_DATA = 3
 _VALUES = 5
 _PLAIN = 6
 _STORED = 7
