@@ -334,7 +334,11 @@ def noted(values: pa.Array) -> pa.Array:
 
 
 def _spark_jobs(spark) -> int:
-    return len(spark.sparkContext.statusTracker().getJobIdsForGroup(None))
+    """Return how many jobs the scheduler has numbered so far.
+
+    The status tracker forgets old jobs (`spark.ui.retainedJobs`), so that its count may fall.
+    """
+    return spark.sparkContext._jsc.sc().dagScheduler().numTotalJobs()
 
 
 def test_rows_are_filtered_sampled_and_weighted(spark, raw, tmp_path):
