@@ -14,6 +14,8 @@ _AS_BEFORE = 0.9  # of the rate before: noise, but no more than that, may be mis
 _ALL_CORES = 0.9  # of the cores in use: then more cores are what the rate wants
 _TOGETHER_S = 15.0  # at most between an injected fault and the moment when it is noticed
 _AT_ONCE_S = 2.0  # an event so soon after another shares its outcome
+_HIDDEN_S: Mapping[str, float] = {"workload": 10.0, "store": 10.0}
+"""For so long, buffers may hide what an event costs: the rate before a decision may be that of full buffers."""
 _MOST_SAID = 4  # changes of knobs in a sentence
 _MEAN_OF = 3  # a rate is the mean of so many metrics
 SMOOTH = 0.02  # up to this share of waiting, the trainer's own pace is all that bounds the rate
@@ -141,7 +143,8 @@ def measured(run: Run) -> list[MeasuredDecision]:
         between = (
             event["text"]
             for event in events
-            if effect is not None and at < event["at"] <= effect["at"]
+            if effect is not None
+            and at - _HIDDEN_S.get(event["what"], 0.0) < event["at"] <= effect["at"]
         )
         decided.append(
             MeasuredDecision(decision=decision, effect=effect, disturbance=next(between, None))

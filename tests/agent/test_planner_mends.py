@@ -16,7 +16,7 @@ from sluice.agent.policies.planner.planner import _undo
 from sluice.agent.policies.planner.state import WorkerCap
 from sluice.agent.policies.planner.trial_change import TrialChange
 from sluice.agent.simulator.fluid import Simulator
-from sluice.agent.simulator.physics import GIB, MIB, SimMachine, SimStage
+from sluice.agent.simulator.physics import GIB, MIB, Consumer, SimMachine, SimStage
 from sluice.agent.simulator.random_pipelines import pipeline
 from sluice.agent.simulator.rollout import end_score, reference, run, score
 from sluice.agent.simulator.scenario import Scenario, ScheduledChange
@@ -329,3 +329,34 @@ def test_a_cap_falls_once_the_cores_are_freer_than_before_the_failure():
     assert cap.eased(1.1, 20, DEFAULT).most == 16
     unhindered = dataclasses.replace(cap, slow=1.01)  # so little says nothing
     assert unhindered.eased(1.0, 20, DEFAULT) == unhindered
+
+
+@pytest.mark.parametrize("start_s", [2.0, 4.0])
+@pytest.mark.parametrize("dearer", [6, 14])
+def test_readers_that_a_slow_store_needs_are_kept_although_buffers_hid_the_loss(start_s, dearer):
+    """They were taken back after a trial: the rate before it was that of buffers which were running empty."""
+    found, last, outcome = _judged(
+        Scenario(
+            name="drained",
+            seconds=60,
+            machine=SimMachine(cores=4),
+            consumer=Consumer(batch_rows=1024, step_s=1024 / 9000),
+            stages=(
+                SimStage(
+                    name="read",
+                    cost_s=0.045,
+                    cpu=0.05,
+                    rows_per_item=512,
+                    bytes_per_row=200,
+                    workers=32,
+                    workers_a_core=0,
+                    start_s=start_s,
+                ),
+                SimStage(name="out", cost_s=0.001, rows_per_item=512, bytes_per_row=200),
+            ),
+            changes=(ScheduledChange(at=20, key="stages.read.cost_s", value=0.045 * dearer),),
+        )
+    )
+    assert outcome.knobs.workers["read"] >= dearer * 0.8
+    assert last > 0.9
+    assert found > 0.9

@@ -660,6 +660,41 @@ def test_what_a_disturbance_came_between_is_not_compared(tmp_path):
     )
 
 
+def test_a_change_after_a_slower_store_is_not_compared_with_the_rate_of_full_buffers(tmp_path):
+    clock = [0.0]
+    with RunFolder.create(tmp_path / "run", {}, clock=lambda: clock[0]) as folder:
+        for number, at, what in ((1, 20.0, "workload"), (2, 60.0, "")):
+            clock[0] = at - 4
+            if what:
+                text = "a row became 14 times dearer in read"
+                folder.event({"kind": "occasion", "what": what, "text": text})
+            clock[0] = at
+            folder.event(
+                {
+                    "kind": "decision",
+                    "sequence": number,
+                    "before": {"workers": {"read": number}},
+                    "after": {"workers": {"read": number + 1}},
+                    "reason": {"text": "more"},
+                }
+            )
+            clock[0] = at + 7
+            folder.event(
+                {
+                    "kind": "effect",
+                    "sequence": number,
+                    "rows_per_s_before": 100.0,
+                    "rows_per_s_after": 80.0,
+                    "stall_before": 0.1,
+                    "stall_after": 0.3,
+                    "prediction_error": None,
+                }
+            )
+    first, second = narrative.changes(Run.read(tmp_path / "run"))
+    assert first.result == "not comparable"
+    assert second.result == "slower"
+
+
 def test_a_change_of_who_does_a_stages_work_is_told():
     alone, fused = {"workers": {"f": 1}, "fused": []}, {"workers": {"f": 1}, "fused": ["f"]}
     assert moves(alone, fused) == "f by the workers before it"

@@ -421,6 +421,18 @@ def _give_way(
     )
 
 
+def _sustained(recent: PipelineRates, bottleneck: str, predicted: float) -> PipelineRates:
+    """Returns the recent rates, with the rows a second that the pipeline can deliver for long.
+
+    While buffers drain, the consumer takes more rows than the bottleneck makes. A change must not be
+    compared with that rate: it would seem useless although it restores what was lost.
+    """
+    if bottleneck not in recent.stages:
+        return recent
+    made = max(predicted, recent.stages[bottleneck].rows_per_s)
+    return replace(recent, rows_per_s=min(recent.rows_per_s, made))
+
+
 def _plan(
     state: PlannerState, latest: PipelineRates, recent: PipelineRates
 ) -> tuple[Knobs, PlannerState, Reason]:
@@ -445,6 +457,7 @@ def _plan(
         or forecast.memory(state.knobs) > forecast.memory_limit
     )
     input_bound = recent.stall > settings.smooth
+    sustained = _sustained(recent, bottleneck, present_rate)
     if tight:
         knobs, best = forecast.best(ranges, fewest=True, tight=True)
         if forecast.memory(knobs) < forecast.memory(state.knobs):
@@ -463,7 +476,7 @@ def _plan(
                 ),
             )
     switch = (
-        reshape(state, forecast, recent, stage_layouts.locked(forecast, recent))
+        reshape(state, forecast, sustained, stage_layouts.locked(forecast, recent))
         if input_bound
         else None
     )
@@ -508,7 +521,7 @@ def _plan(
                 replace(state, spare=0),
                 knobs,
                 "grow",
-                recent,
+                sustained,
                 Reason(
                     text=f"{cause}: {moves(state.knobs, knobs)}, {best / present_rate:.2g} times the rows predicted",
                     bottleneck=bottleneck,
@@ -521,7 +534,7 @@ def _plan(
             stage_layouts.split(forecast),
             stage_layouts.fused(forecast),
         )
-        reshaped = reshape(state, forecast, recent, candidates)
+        reshaped = reshape(state, forecast, sustained, candidates)
         if reshaped is not None:
             return reshaped
         untried = probe(state, forecast, recent)
@@ -533,7 +546,7 @@ def _plan(
                 probing,
                 knobs,
                 "probe",
-                recent,
+                sustained,
                 Reason(
                     text=f"{name} is the bottleneck, and how it scales is not known everywhere: "
                     f"trying {moves(state.knobs, knobs)}",
