@@ -59,10 +59,11 @@ fuzz: setup  ## specs and rows drawn from seeds, by Spark, local engine, loader 
 policy: setup  ## teach the opening in simulated pipelines; goes on where it was interrupted (SEED=0, FOLDER=build/opening)
 	@$(PY) -m sluice teach --policy opening --seed $(or $(SEED),0) --folder $(or $(FOLDER),build/opening)
 
-check: setup  ## style and types
+check: setup  ## style, types, and that no text or function became harder to read
 	@.venv/bin/ruff format --check --quiet . || { echo "make check: run .venv/bin/ruff format" >&2; exit 1; }
 	@.venv/bin/ruff check .
 	@.venv/bin/mypy
+	@$(PY) .ci/plain.py
 
 docs: .venv-docs/made  ## the documentation as a site, build/docs/index.html; dead links and foreign scripts are errors
 	@NO_MKDOCS_2_WARNING=1 .venv-docs/bin/python -m mkdocs --quiet build --clean

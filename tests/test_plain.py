@@ -1,0 +1,64 @@
+"""`.ci/plain.py`: the counts of what is hard to read may fall and not rise."""
+
+from __future__ import annotations
+
+import json
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).parent.parent / ".ci" / "plain.py"
+GOOD = '"""Reads rows."""\n'
+LONG = '"""' + "word " * 31 + '."""\n'
+
+
+@pytest.fixture
+def run_script(tmp_path, monkeypatch):
+    """Runs the script in a project of one module and a README, whose limits equal its counts."""
+    script = tmp_path / ".ci" / "plain.py"
+    script.parent.mkdir()
+    script.write_text(SCRIPT.read_text())
+    (tmp_path / "etl").mkdir()
+    (tmp_path / "etl" / "one.py").write_text(GOOD)
+    (tmp_path / "README.md").write_text("Sluice reads rows.\n")
+    monkeypatch.chdir(tmp_path)
+
+    def run(*words):
+        monkeypatch.setattr(sys, "argv", [str(script), *words])
+        with pytest.raises(SystemExit) as ended:
+            runpy.run_path(str(script), run_name="__main__")
+        return ended.value.code
+
+    assert run("--lower") == 0
+    return run
+
+
+@pytest.mark.parametrize(
+    ("path", "text", "measure"),
+    [
+        ("etl/two.py", LONG, "long sentences"),
+        ("etl/two.py", '"""Whoever reads."""\n', "no subject"),
+        ("etl/two.py", GOOD + "def f():\n" + "    x = 1\n" * 60, "long functions"),
+        ("etl/two.py", GOOD + "x = (1, 2)\n", "tokens"),
+        ("README.md", "Of this it is no part.\n", "no subject"),
+        ("README.md", "word " * 1001, "README.md"),
+    ],
+)
+def test_a_count_that_rises_is_refused_by_name(run_script, capfd, path, text, measure):
+    assert run_script() == 0
+    Path(path).write_text(text)
+    assert run_script() == 1
+    assert f"plain: {measure}: " in capfd.readouterr().err
+
+
+def test_a_limit_is_lowered_and_never_raised(run_script):
+    limits = Path(".ci/plain.json")
+    Path("etl/two.py").write_text(LONG)
+    run_script("--lower")
+    assert json.loads(limits.read_text())["long sentences"] == 0
+    Path("etl/one.py").unlink()
+    Path("etl/two.py").unlink()
+    run_script("--lower")
+    assert json.loads(limits.read_text())["tokens"] == 0
