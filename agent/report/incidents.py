@@ -216,19 +216,19 @@ def _occasion(run: Run, event: Mapping[str, Any], label: str, begin: float, end:
     metrics = [metric for metric in run.looks() if metric.get("rows_per_s") is not None]
     before = [metric for metric in metrics if begin < metric["at"] <= at][-5:]
     following = [metric for metric in metrics if at < metric["at"] <= end]
+    decisions = [decision for decision in run.of("decision") if at < decision["at"] <= end]
+    last = settled_of(following, since=decisions[-1]["at"] if decisions else at)
     settled, recovered_s = recovery(
-        at, [(metric["at"], metric["rows_per_s"]) for metric in following]
+        at, [(metric["at"], metric["rows_per_s"]) for metric in following], last
     )
     waited = (
         None
         if settled is None or not before
-        else _waited(*([metric["stall"] for metric in looks] for looks in (before, following)))
+        else _waited(
+            [metric["stall"] for metric in before], [metric["stall"] for metric in following], last
+        )
     )
-    did = tuple(
-        moves(d.get("before") or {}, d.get("after") or {})
-        for d in run.of("decision")
-        if at < d["at"] <= end
-    )
+    did = tuple(moves(d.get("before") or {}, d.get("after") or {}) for d in decisions)
     noticed, was = (
         event["noticed"],
         _mean([metric["rows_per_s"] for metric in before]) if before else None,
@@ -245,16 +245,18 @@ def _occasion(run: Run, event: Mapping[str, Any], label: str, begin: float, end:
         after=settled,
         waited=waited,
         recovered_s=recovered_s,
-        result=_result(was, settled, waited, following),
+        result=_result(was, settled, waited, following[-last:]),
     )
 
 
-def _waited(before: Sequence[float], following: Sequence[float]) -> tuple[float, float, float]:
-    """The shares of waiting before an event, at its worst, and of the last third."""
+def _waited(
+    before: Sequence[float], following: Sequence[float], last: int
+) -> tuple[float, float, float]:
+    """Returns the share of waiting before an event, at its worst, and in the last looks."""
     return (
         _mean(before),
         max(_mean(following[n : n + _MEAN_OF]) for n in range(len(following) - _MEAN_OF + 1)),
-        _mean(following[-settled_of(following) :]),
+        _mean(following[-last:]),
     )
 
 
@@ -266,30 +268,32 @@ def _result(
     before: float | None,
     after: float | None,
     waited: tuple[float, float, float] | None,
-    looks: Sequence[Line],
+    last: Sequence[Line],
 ) -> str:
-    """What became of the rate, seen at the looks after the event."""
+    """Returns what became of the rate. `last` are the looks at which it had settled."""
     if not before or after is None:
         return ""
     if after >= _AS_BEFORE * before:
         return "recovered"
-    last = looks[-settled_of(looks) :]
     used, quota = (sum(look.get(name) or 0.0 for look in last) for name in ("cpu", "cpu_quota"))
     if quota and used >= _ALL_CORES * quota:
         return "limited by the cores"
     return "the input keeps up" if waited is not None and waited[-1] <= SMOOTH else "still slow"
 
 
-def settled_of(looks: Sequence[Any]) -> int:
-    """How many of the last looks count as settled."""
-    return max(_MEAN_OF, len(looks) // 3)
+def settled_of(looks: Sequence[Line], since: float) -> int:
+    """Returns how many of the last looks count as settled: a third of those since the agent's last change."""
+    return max(_MEAN_OF, sum(look["at"] > since for look in looks) // 3)
 
 
-def recovery(at: float, rates: Sequence[tuple[float, float]]) -> tuple[float | None, float | None]:
-    """The rate of the last third, and the seconds from `at` until the rate, after its lowest point, is back there."""
+def recovery(
+    at: float, rates: Sequence[tuple[float, float]], last: int | None = None
+) -> tuple[float | None, float | None]:
+    """Returns the rate of the last looks (a third of all, unless `last` says how many), and the seconds from `at` until
+    the rate, after its lowest point, is back there."""
     if len(rates) < 2 * _MEAN_OF:
         return None, None
-    settled = _mean([rate for _, rate in rates[-settled_of(rates) :]])
+    settled = _mean([rate for _, rate in rates[-(last or max(_MEAN_OF, len(rates) // 3)) :]])
     smooth = [
         (rates[n][0], _mean([r for _, r in rates[n : n + _MEAN_OF]]))
         for n in range(len(rates) - _MEAN_OF + 1)

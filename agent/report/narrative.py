@@ -92,8 +92,8 @@ class RunOutcome:
     auc: float | None = None
     bayes_auc: float | None = None
     rows_per_s_last: float | None = None
-    """The rate of the last third after the last fault on purpose; without one, the settled rate. `stall_last` is its
-    stall."""
+    """The rate in the last third of the time after the last fault on purpose and the last change; without a fault, the
+    settled rate. `stall_last` is its stall."""
     stall_last: float | None = None
     rows_per_s_whole: float | None = None
     """The rate that the consumer itself counted at the end of the run; `stall_whole` is its stall."""
@@ -121,7 +121,8 @@ def outcome(run: Run) -> RunOutcome:
         before = [m for m in before if m["at"] > first_change - _JUST_BEFORE_S] or before[-1:]
     settled = calm[2 * len(calm) // 3 :] if len(calm) >= _LEAST else []
     after = [m for m in loader if m["at"] > max(faults, default=0.0)] or loader
-    last = settled and (after[-settled_of(after) :] if faults else settled)
+    changed = float(decisions[-1]["at"]) if decisions else 0.0
+    last = settled and (after[-settled_of(after, since=changed) :] if faults else settled)
     came = next((m["at"] for m in looks if m.get("rows_per_s")), 0.0)
     _, settled_s = (
         recovery(came, [(m["at"], m["rows_per_s"]) for m in calm]) if settled else (None, None)

@@ -103,6 +103,22 @@ def test_a_fault_is_told_with_what_was_noticed_of_it_and_how_long_the_trainer_wa
     )
 
 
+def test_a_result_is_that_of_the_last_change_and_not_of_the_time_before_it(tmp_path):
+    fault, what, seen = FAULTS[1]
+    run = _run(
+        tmp_path,
+        [
+            {"at": 10.0, "kind": "fault", "fault": fault, "did": "so"},
+            {"at": 12.0, "kind": "occasion", "what": what, "text": seen},
+            _turned(24.0),
+        ],
+        [100.0] * 10 + [20.0] * 14 + [100.0] * 4,
+    )
+    (one,) = occasions(run)
+    assert (one.after, one.result) == (100.0, "recovered")
+    assert narrative.outcome(run).rows_per_s_last == 100.0
+
+
 @pytest.mark.parametrize(("stall", "result"), [(0.01, "the input keeps up"), (0.3, "still slow")])
 def test_a_lower_rate_is_the_trainers_own_where_it_waits_for_nothing(tmp_path, stall, result):
     event = {"at": 10.0, "kind": "fault", "fault": "slow-store=0.6s@10s", "did": "so"}
