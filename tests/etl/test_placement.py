@@ -10,6 +10,7 @@ import pytest
 from sluice.agent.report.run_folder import RunError
 from sluice.common.errors import UsageError
 from sluice.common.settings import OptionError, parse
+from sluice.etl.apply import column_costs
 from sluice.etl.apply.column_costs import ways
 from sluice.etl.job_request import JobRequest
 from sluice.etl.jobs.progress import JobProgress
@@ -148,7 +149,8 @@ def test_the_placed_table_gives_the_same_batches_and_an_append_lies_as_it_does(t
     assert FeatureTable.open(tmp_path / "placed").version == 1
 
 
-def test_where_the_loader_bounds_the_rate_all_goes_into_the_etl(tmp_path):
+def test_where_the_loader_bounds_the_rate_all_goes_into_the_etl(tmp_path, monkeypatch):
+    monkeypatch.setattr(column_costs, "_timed", lambda work, clock: (1e-3, work()))
     synthesize(tmp_path / "log", rows=1000, seed=2)
     answer(tmp_path, "--output", tmp_path / "etl")
     found = answer(
