@@ -29,7 +29,7 @@ test: setup  ## all tests, in three processes side by side
 	@$(PY) -m tests $(PYTEST_ARGS)
 
 .PHONY: quick
-quick: setup  ## the tests that need neither Spark nor torchrun, about a minute: for the time between two edits
+quick: setup  ## the tests that need neither Spark nor torchrun, two to three minutes: for the time between two edits
 	@$(PY) -m pytest $(TOGETHER) -m "not spark and not slow" $(PYTEST_ARGS)
 
 test-petastorm: setup  ## ours on Petastorm 0.12, then Petastorm's own on today's Arrow, Spark and TensorFlow: 15 minutes
