@@ -37,7 +37,7 @@ from sluice.agent.costs.stage_cost import StageCost
 from sluice.agent.learn.opening_judgement import Case
 from sluice.agent.planner_settings import DEFAULT, PlannerSettings
 from sluice.agent.policies.auto import Auto
-from sluice.agent.policies.opening.policy import OpeningPolicy
+from sluice.agent.policies.opening.policy import NetworkPolicy
 from sluice.agent.policies.planner import changes, planner, state
 from sluice.agent.policies.planner.trial_change import TrialChange
 from sluice.agent.simulator.random_pipelines import pipeline
@@ -305,7 +305,7 @@ def cases(count: int) -> list[Case]:
 
 
 def scored(
-    case: Case, rules: Sequence[Rule], opener: OpeningPolicy, best: float
+    case: Case, rules: Sequence[Rule], opener: NetworkPolicy, best: float
 ) -> tuple[float, bool]:
     """The share of the clairvoyant's rows with these rules off, and whether it was killed."""
     with off(rules) as settings:
@@ -370,7 +370,7 @@ def measure(
 ) -> list[dict[str, Any]]:
     """All arms on all pipelines but those that are `done`; each pipeline's result is handed to `keep`. An arm has the
     rules that are off in it."""
-    opener = OpeningPolicy.in_use()
+    opener = NetworkPolicy.in_use()
     if opener is None:
         raise UsageError("there are no weights of an opening: `make policy` makes them")
     found = list(done)

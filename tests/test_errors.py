@@ -32,7 +32,7 @@ NOT_A_USERS_MISTAKE = {
     "Gone": "between a worker process and its parent",
     "GradientError": "training has left the finite numbers",
     "MechanismError": "told as a ScenarioError, with its key",
-    "OpeningError": "of code that describes how a pipeline began",
+    "PolicyInputError": "of code that describes how a pipeline began",
     "QuarantineError": "more rows were bad while a run went on than may be set aside",
     "RecordError": "told as a DamagedRecord, with its file",
     "RestartsExhausted": "a worker process ended again and again",

@@ -18,7 +18,7 @@ from typing import Any
 from sluice.agent.learn import curriculum, intune_teacher, opening_judgement
 from sluice.agent.policies import intune
 from sluice.agent.policies.auto import Auto
-from sluice.agent.policies.opening.policy import OpeningPolicy
+from sluice.agent.policies.opening.policy import NetworkPolicy
 from sluice.agent.policies.opening.weights import write
 from sluice.agent.policies.planner.planner import Planner
 from sluice.common.program import run as program
@@ -137,7 +137,7 @@ def _opening(options: TeachingOptions, out: Path, argv: Sequence[str]) -> dict[s
         gradients=learning.gradients,
     )
     weights, record = curriculum.teach(plan, learning.folder, say)
-    opener = OpeningPolicy(weights, record)
+    opener = NetworkPolicy(weights, record)
     table = opening_judgement.judge(
         lambda: Auto(opener), Planner, opening_judgement.cases("held out", learning.judged)
     )

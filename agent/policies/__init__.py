@@ -14,7 +14,7 @@ from pathlib import Path
 from sluice.agent.policies.auto import Auto
 from sluice.agent.policies.fixed import Fixed
 from sluice.agent.policies.intune import InTune
-from sluice.agent.policies.opening.contract import Foreknowledge, Opener
+from sluice.agent.policies.opening.contract import Foreknowledge, LearnedPolicy
 from sluice.agent.policies.planner.planner import Planner
 from sluice.agent.policies.shadow import Shadow
 from sluice.agent.tunable import Policy
@@ -26,9 +26,9 @@ _OPENER = "sluice.agent.policies.opening.policy"
 def auto(known: Foreknowledge | None = None, weights: str = "") -> Policy:
     """The learned opening with the planner behind it; the planner alone where there are no weights of an opening.
     `known` is what is known of the pipeline before its first row; a file of `weights` replaces those in use."""
-    opener: Opener | None = None
+    opener: LearnedPolicy | None = None
     if weights or importlib.util.find_spec(_OPENER) is not None:
-        kind = importlib.import_module(_OPENER).OpeningPolicy
+        kind = importlib.import_module(_OPENER).NetworkPolicy
         opener = kind.load(Path(weights)) if weights else kind.in_use()
     return Planner(name="auto") if opener is None else Auto(opener, known=known)
 

@@ -1,11 +1,16 @@
-"""`auto`: a learned opening, which the planner verifies and goes on from.
+"""`auto`: a learned policy chooses the initial setting, and the planner verifies it and goes on from there.
 
-At the first look, some quarter of a second after the first batch and before any knob moved, an `Opener` chooses all
-knobs at once. Its choice is a change on trial against what the planner's own choice promises: the planner goes on from
-it, or tries its own. The opener does not act where an input is outside its training range, where memory has no room,
-where the trainer does not wait, or where it expects fewer rows than the planner promises. Where an earlier run has
-settled on this schema, the run starts from there, and the opener's choice is tried once, when the planner knows nothing
-better. Without an opener `auto` is the planner.
+At the first look, about a quarter of a second after the first batch and before any knob has changed, a `LearnedPolicy`
+chooses all knobs at once. Its setting is a change on trial: it must bring what the planner's own choice promises. If it
+does not, the planner tries its own choice. The learned policy is not used where
+
+- an input is outside its training range,
+- its setting does not fit into memory,
+- the trainer does not wait, or
+- it expects fewer rows than the planner promises.
+
+Where an earlier run has settled on knobs for this schema, the run starts with these knobs. The setting of the learned
+policy is then tried once, when the planner knows nothing better. Without weights, `auto` is the planner.
 """
 
 from __future__ import annotations
@@ -19,7 +24,12 @@ from typing import Any
 from sluice.agent.costs.forecast import Forecast
 from sluice.agent.costs.rates import PipelineRates
 from sluice.agent.planner_settings import DEFAULT, PlannerSettings
-from sluice.agent.policies.opening.contract import Foreknowledge, Opener, Opening, OpeningInput
+from sluice.agent.policies.opening.contract import (
+    Foreknowledge,
+    InitialSetting,
+    LearnedPolicy,
+    PolicyInput,
+)
 from sluice.agent.policies.opening.record import OpeningRecord
 from sluice.agent.policies.planner.changes import change
 from sluice.agent.policies.planner.explain import moves
@@ -32,34 +42,50 @@ from sluice.ingest.stats import Snapshot
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AutoState:
-    """The planner's state, and what became of the opening."""
+    """The planner's state, and what became of the initial setting."""
 
     planner: PlannerState
     begun: Snapshot | None = None
-    """The snapshot from which on is looked."""
+    """The snapshot at which the first look begins."""
     settled_before: bool = False
-    """Whether an earlier run has settled on this schema."""
+    """Whether an earlier run has settled on knobs for this schema."""
     record: OpeningRecord | None = None
-    """What was seen and chosen, and what has come since; None until the opener was asked."""
+    """What the learned policy was given and chose, and what has come since; None until it was asked."""
     said: str = ""
-    """What the opener was asked, and what became of it, in a sentence."""
-    challenge: Opening | None = None
-    """What is to be tried once against what an earlier run has settled on."""
+    """What the learned policy was asked and what became of it, in a sentence."""
+    challenge: InitialSetting | None = None
+    """The setting that is tried once against the knobs of an earlier run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _FirstLook:
+    """What is known when the learned policy is asked."""
+
+    before: PlannerState
+    """The planner's state before this look."""
+    snapshot: Snapshot
+    recent: PipelineRates
+    forecast: Forecast
+    knobs: Knobs
+    """The planner's own choice, for which `reason` is the reason."""
+    reason: Reason
+    unknown: AbstractSet[str]
+    """The stages that have not been measured yet."""
 
 
 class Auto(Policy):
-    """The planner, opened by `opener`, which may know some things before the first row."""
+    """The planner, with a `learned` policy for the initial setting. `known` is known before the first row."""
 
     name = "auto"
 
     def __init__(
         self,
-        opener: Opener,
+        learned: LearnedPolicy,
         *,
         known: Foreknowledge | None = None,
         settings: PlannerSettings = DEFAULT,
     ) -> None:
-        self._opener = opener
+        self._learned = learned
         self._known = known or Foreknowledge()
         self._settings = settings
         self._planner = Planner(settings)
@@ -89,7 +115,7 @@ class Auto(Policy):
         }
 
     def next_look_s(self, state: AutoState) -> float | None:
-        """Soon until the opener was asked: rows come in bunches, and at a first glance there may be none."""
+        """Returns a short time until the learned policy was asked: the first looks may see no rows."""
         planner = state.planner
         asking = state.record is None and planner.age == planner.tick < self._settings.patience
         return self._settings.glance_s if asking else self._planner.next_look_s(planner)
@@ -106,100 +132,84 @@ class Auto(Policy):
             return knobs, state, reason
         if state.challenge is not None:
             return self._challenge(state, before, recent, knobs, reason)
-        forecast = forecast_of(replace(after, knobs=before.knobs), recent)
-        first = before.age == before.tick and before.trial is None
-        unknown = after.services.keys() - forecast.each.keys() - resting(after, recent)
-        if (
-            record is not None
-            or not first
-            or state.begun is None
-            or (unknown and knobs == before.knobs)
-        ):
+        if record is not None or state.begun is None:
             return knobs, state, reason
-        return self._open(state, before, forecast, recent, snapshot, (knobs, reason), unknown)
+        if before.age != before.tick or before.trial is not None:
+            return knobs, state, reason
+        forecast = forecast_of(replace(after, knobs=before.knobs), recent)
+        look = _FirstLook(
+            before=before,
+            snapshot=snapshot,
+            recent=recent,
+            forecast=forecast,
+            knobs=knobs,
+            reason=reason,
+            unknown=after.services.keys() - forecast.each.keys() - resting(after, recent),
+        )
+        if look.unknown and knobs == before.knobs:
+            return knobs, state, reason
+        return self._ask(state, look)
 
-    def _open(  # noqa: PLR0917
+    def _ask(self, state: AutoState, look: _FirstLook) -> tuple[Knobs, AutoState, Reason]:
+        """Asks the learned policy. Its setting goes on trial, unless something speaks for the planner's choice."""
+        given = self._policy_input(state, look)
+        setting = self._learned.choose(given)
+        known = _keep_unknown_stages(setting.knobs, look.before.knobs, look.forecast.services)
+        setting = replace(
+            setting, knobs=_drop_useless_moves(known, look.forecast, setting.rows_per_s or 0.0)
+        )
+        record = OpeningRecord(given=given, opening=setting, own=look.knobs)
+        state = replace(state, record=record)
+        fitting = _shrink_to_memory(look.forecast, setting.knobs) if setting.inside else None
+        if fitting is not None and state.settled_before:
+            state = replace(state, challenge=replace(setting, knobs=fitting))
+        obstacle = self._obstacle(state, look, setting, fitting)
+        if obstacle or fitting is None:
+            return _keep_own_choice(state, look, obstacle)
+        instead = _own_promise(look, fitting)
+        assert setting.rows_per_s is not None, "the input is within the training range"
+        if instead is not None and setting.rows_per_s < instead[1]:
+            text = (
+                f"learned policy not used: it expects {setting.rows_per_s:,.0f} rows/s of its setting, and the planner "
+                f"{instead[1]:,.0f} of its own"
+            )
+            return _keep_own_choice(state, look, text)
+        return self._try(state, look.before, replace(setting, knobs=fitting), look.recent, instead)
+
+    def _policy_input(self, state: AutoState, look: _FirstLook) -> PolicyInput:
+        assert state.begun is not None, "the first look has come"
+        sizes = (service.process_bytes for service in state.planner.services.values())
+        return PolicyInput(
+            begun=state.begun,
+            seen=look.snapshot,
+            knobs=look.before.knobs,
+            limits=look.before.limits,
+            known=self._known,
+            process_bytes=max(sizes, default=0) or None,
+        )
+
+    def _obstacle(
         self,
         state: AutoState,
-        before: PlannerState,
-        forecast: Forecast,
-        recent: PipelineRates,
-        snapshot: Snapshot,
-        own: tuple[Knobs, Reason],
-        unknown: AbstractSet[str],
-    ) -> tuple[Knobs, AutoState, Reason]:
-        """Asks the opener, and does what it says if that is allowed and differs from the planner's `own` choice. Of the
-        stages in `unknown` nothing has been seen yet, and the planner moves all the same."""
-        assert state.begun is not None, "the first look has come"
-        knobs, reason = own
-        weighed = max(
-            (service.process_bytes for service in state.planner.services.values()), default=0
-        )
-        given = OpeningInput(
-            begun=state.begun,
-            seen=snapshot,
-            knobs=before.knobs,
-            limits=before.limits,
-            known=self._known,
-            process_bytes=weighed or None,
-        )
-        opening = self._opener.open(given)
-        opening = replace(
-            opening,
-            knobs=_of_use(
-                _of_known(opening.knobs, before.knobs, forecast.services),
-                forecast,
-                opening.rows_per_s or 0.0,
-            ),
-        )
-        state = replace(state, record=OpeningRecord(given=given, opening=opening, own=knobs))
-        fitting = _fitting(forecast, opening.knobs) if opening.inside else None
-        fed = recent.stall <= self._settings.smooth
-        if (
-            unknown
-            or fitting is None
-            or fed
-            or state.settled_before
-            or _alike(fitting, knobs, self._settings)
-        ):
-            if unknown:
-                said = f"no opening: nothing is known of {', '.join(sorted(unknown))} yet"
-            elif not opening.inside:
-                said = f"no opening: {opening.reason}"
-            elif fitting is None:
-                said = "no opening: memory has no room for it"
-            elif state.settled_before:
-                said = "no opening: an earlier run has settled on the knobs"
-            elif fed:
-                said = "no opening: the trainer does not wait"
-            else:
-                said = "the opening would be much the same"
-            challenge = (
-                replace(opening, knobs=fitting)
-                if fitting is not None and state.settled_before
-                else None
-            )
-            return (
-                knobs,
-                replace(state, said=said, challenge=challenge),
-                replace(reason, text=f"{reason.text} ({said})"),
-            )
-        if knobs.backend != before.knobs.backend or knobs.fused != before.knobs.fused:
-            knobs = before.knobs  # what another shape promises is hardly more than a guess
-        # Back ends are not moved to and fro for a promise that does not know of locks.
-        instead = (knobs, forecast.rate(knobs.workers)) if _shaped_alike(fitting, knobs) else None
-        assert opening.rows_per_s is not None, "the input lies within what was taught"
-        if instead is not None and opening.rows_per_s < instead[1]:
-            said = (
-                f"no opening: the policy expects {opening.rows_per_s:,.0f} rows/s of its own setting, and the "
-                f"planner {instead[1]:,.0f} of its choice"
-            )
-            return (
-                own[0],
-                replace(state, said=said),
-                replace(reason, text=f"{reason.text} ({said})"),
-            )
-        return self._try(state, before, replace(opening, knobs=fitting), recent, instead)
+        look: _FirstLook,
+        setting: InitialSetting,
+        fitting: Knobs | None,
+    ) -> str:
+        """Returns why the setting is not tried; empty if nothing is in the way."""
+        if look.unknown:
+            stages = ", ".join(sorted(look.unknown))
+            return f"learned policy not used: {stages} has not been measured yet"
+        if not setting.inside:
+            return f"learned policy not used: {setting.reason}"
+        if fitting is None:
+            return "learned policy not used: its setting does not fit into memory"
+        if state.settled_before:
+            return "learned policy not used: an earlier run has settled on these knobs"
+        if look.recent.stall <= self._settings.smooth:
+            return "learned policy not used: the trainer does not wait"
+        if _is_similar(fitting, look.knobs, self._settings):
+            return "the learned policy would set much the same"
+        return ""
 
     def _challenge(
         self,
@@ -209,50 +219,52 @@ class Auto(Policy):
         knobs: Knobs,
         reason: Reason,
     ) -> tuple[Knobs, AutoState, Reason]:
-        """Tries the opening once against what an earlier run has settled on, when the planner holds still although the
-        trainer waits, and if more than the present rate is promised."""
-        after, opening = state.planner, state.challenge
-        assert opening is not None, "there is something to try"
-        assert opening.rows_per_s is not None, "it lies within what was taught"
+        """Tries the learned policy's setting once against the knobs of an earlier run.
+
+        It is tried when the planner makes no change although the trainer waits, and only if the setting promises more
+        than the present rate.
+        """
+        after, setting = state.planner, state.challenge
+        assert setting is not None, "there is something to try"
+        assert setting.rows_per_s is not None, "the input is within the training range"
         calm = knobs == before.knobs and after.trial is None and after.age >= self._settings.ours
         if not calm or recent.stall <= self._settings.smooth:
             return knobs, state, reason
         state = replace(state, challenge=None)
-        if _alike(opening.knobs, knobs, self._settings) or (
-            opening.rows_per_s < self._settings.worth * recent.rows_per_s
+        if _is_similar(setting.knobs, knobs, self._settings) or (
+            setting.rows_per_s < self._settings.worth * recent.rows_per_s
         ):
             return knobs, state, reason
-        return self._try(state, before, opening, recent)
+        return self._try(state, before, setting, recent)
 
     def _try(
         self,
         state: AutoState,
         before: PlannerState,
-        opening: Opening,
+        setting: InitialSetting,
         recent: PipelineRates,
         own: tuple[Knobs, float] | None = None,
     ) -> tuple[Knobs, AutoState, Reason]:
-        """Puts the opening in force, on trial against `recent` and against the planner's `own` choice, whose promise
-        comes with it."""
-        assert opening.rows_per_s is not None, "it lies within what was taught"
-        promised = max(opening.rows_per_s, self._settings.worth * recent.rows_per_s)
+        """Puts the setting in force, on trial against the recent rate and against the planner's `own` choice with the
+        rate that it promises."""
+        assert setting.rows_per_s is not None, "the input is within the training range"
+        promised = max(setting.rows_per_s, self._settings.worth * recent.rows_per_s)
         planner = replace(state.planner.undecided(before), trial=None, spare=0)
-        instead, theirs = own or (before.knobs, recent.rows_per_s)
+        instead, own_rate = own or (before.knobs, recent.rows_per_s)
         knobs, planner, reason = change(
             planner,
-            opening.knobs,
+            setting.knobs,
             "opening",
             recent,
             Reason(
-                text=f"the opening, by {opening.reason}: {moves(before.knobs, opening.knobs)}; {promised:,.0f} "
-                f"rows/s are "
-                f"promised, and {theirs:,.0f} by the planner's own choice",
+                text=f"the learned policy's initial setting ({setting.reason}): {moves(before.knobs, setting.knobs)}; "
+                f"it promises {promised:,.0f} rows/s, the planner's own choice {own_rate:,.0f}",
                 predicted_rows_per_s=promised,
-                details={"kind": "opening", "own": instead.to_dict(), "own_rows_per_s": theirs},
+                details={"kind": "opening", "own": instead.to_dict(), "own_rows_per_s": own_rate},
             ),
         )
-        assert planner.trial is not None, "the opening is on trial"
-        assert state.record is not None, "the opener was asked"
+        assert planner.trial is not None, "the setting is on trial"
+        assert state.record is not None, "the learned policy was asked"
         trial = (
             planner.trial
             if own is None
@@ -270,8 +282,31 @@ class Auto(Policy):
         )
 
 
-def _of_known(chosen: Knobs, now: Knobs, known: Container[str]) -> Knobs:
-    """The chosen knobs; stages of which nothing is known yet keep theirs."""
+def _keep_own_choice(
+    state: AutoState, look: _FirstLook, text: str
+) -> tuple[Knobs, AutoState, Reason]:
+    """Returns the planner's own choice, and why the learned policy's setting is not tried."""
+    reason = replace(look.reason, text=f"{look.reason.text} ({text})")
+    return look.knobs, replace(state, said=text), reason
+
+
+def _own_promise(look: _FirstLook, fitting: Knobs) -> tuple[Knobs, float] | None:
+    """Returns the planner's choice and the rate that it promises; None if it has other back ends than the setting.
+
+    A promise does not know of locks, so no stage changes its back end for a promise. If the planner's choice has
+    another shape than the present knobs, its promise is hardly more than a guess: the present knobs count instead.
+    """
+    knobs = look.knobs
+    now = look.before.knobs
+    if knobs.backend != now.backend or knobs.fused != now.fused:
+        knobs = now
+    if not _has_same_back_ends(fitting, knobs):
+        return None
+    return knobs, look.forecast.rate(knobs.workers)
+
+
+def _keep_unknown_stages(chosen: Knobs, now: Knobs, known: Container[str]) -> Knobs:
+    """Returns the chosen knobs, but with the present ones for stages that have not been measured yet."""
     return replace(
         chosen,
         workers={n: chosen.workers[n] if n in known else count for n, count in now.workers.items()},
@@ -279,9 +314,12 @@ def _of_known(chosen: Knobs, now: Knobs, known: Container[str]) -> Knobs:
     )
 
 
-def _of_use(chosen: Knobs, forecast: Forecast, rows_per_s: float) -> Knobs:
-    """The chosen knobs; but stages that at such a rate would not compute enough to hold up each other stay on threads,
-    as the way to a process and back takes time on a core."""
+def _drop_useless_moves(chosen: Knobs, forecast: Forecast, rows_per_s: float) -> Knobs:
+    """Returns the chosen knobs without moves to processes that would bring nothing.
+
+    A transfer to a process and back takes time on a core. Stages that compute little at this rate do not hold up each
+    other, so they stay on threads.
+    """
     now, settings = forecast.knobs.backend, forecast.settings
     cores = {
         n: forecast.computing(n, rows_per_s)
@@ -295,11 +333,11 @@ def _of_use(chosen: Knobs, forecast: Forecast, rows_per_s: float) -> Knobs:
     )
 
 
-def _fitting(forecast: Forecast, knobs: Knobs) -> Knobs | None:
-    """The knobs, or as much of them as fits in the share of the free memory that an opening may take; None if nothing
-    does."""
+def _shrink_to_memory(forecast: Forecast, knobs: Knobs) -> Knobs | None:
+    """Returns the knobs, made smaller until they fit in the share of the free memory that an initial setting may take;
+    None if nothing fits."""
     settings, limits = forecast.settings, forecast.limits
-    room = min(
+    allowed = min(
         forecast.memory(forecast.knobs) + settings.process_share * forecast.free_bytes,
         settings.memory_target * forecast.memory_limit,
     )
@@ -313,18 +351,17 @@ def _fitting(forecast: Forecast, knobs: Knobs) -> Knobs | None:
                 prefetch_bytes=int(share * knobs.prefetch_bytes),
             )
         )
-        if replace(forecast, knobs=fitting).memory(fitting) <= room:
+        if replace(forecast, knobs=fitting).memory(fitting) <= allowed:
             return fitting
         share *= settings.lower
     return None
 
 
-def _alike(one: Knobs, other: Knobs, settings: PlannerSettings) -> bool:
-    """Whether two settings hardly differ in workers, and not in back ends."""
+def _is_similar(one: Knobs, other: Knobs, settings: PlannerSettings) -> bool:
+    """Returns whether two settings hardly differ in workers, and not in back ends."""
     apart = max(abs(math.log(count / other.workers[n])) for n, count in one.workers.items())
-    return apart < math.log(settings.apart) and _shaped_alike(one, other)
+    return apart < math.log(settings.apart) and _has_same_back_ends(one, other)
 
 
-def _shaped_alike(one: Knobs, other: Knobs) -> bool:
-    """Whether two settings do not differ in back ends."""
+def _has_same_back_ends(one: Knobs, other: Knobs) -> bool:
     return all(one.backend.get(n, "thread") == other.backend.get(n, "thread") for n in one.workers)

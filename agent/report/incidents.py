@@ -283,7 +283,7 @@ def _result(
 
 def settled_of(looks: Sequence[Line], since: float) -> int:
     """Returns how many of the last looks count as settled: a third of those since the agent's last change."""
-    return max(_MEAN_OF, sum(look["at"] > since for look in looks) // 3)
+    return max(_MEAN_OF, len([look for look in looks if look["at"] > since]) // 3)
 
 
 def recovery(

@@ -15,7 +15,7 @@ import pytest
 from sluice.agent import policies
 from sluice.agent.controller import Controller
 from sluice.agent.policies.auto import Auto
-from sluice.agent.policies.opening.contract import ColumnGroup, Foreknowledge, Opening
+from sluice.agent.policies.opening.contract import ColumnGroup, Foreknowledge, InitialSetting
 from sluice.agent.policies.opening.record import OpeningRecord
 from sluice.agent.policies.planner.planner import Planner
 from sluice.agent.report.narrative import tell
@@ -47,10 +47,10 @@ class Says:
             [],
         )
 
-    def open(self, given):
+    def choose(self, given):
         self.asked.append(given)
         knobs = dataclasses.replace(given.knobs, workers=self.workers, **self.more)
-        return Opening(
+        return InitialSetting(
             knobs=knobs,
             inside=self.inside,
             reason="what it was taught",
@@ -82,9 +82,9 @@ def test_it_opens_a_quarter_of_a_second_after_the_first_look_and_only_once():
     assert pipeline.applied[0].workers == GOOD
     decision = next(e for e in events if e["kind"] == "decision")
     assert decision["reason"]["text"].startswith(
-        "the opening, by what it was taught: read 1 → 24, bid 1 → 2;"
+        "the learned policy's initial setting (what it was taught): read 1 → 24, bid 1 → 2;"
     )
-    assert "by the planner's own choice" in decision["reason"]["text"]
+    assert "the planner's own choice" in decision["reason"]["text"]
     (given,) = opener.asked
     assert (given.begun.at, given.knobs.workers["read"], given.process_bytes) == (0.0, 1, None)
     assert pipeline.knobs.workers["read"] >= 24
@@ -152,7 +152,7 @@ def test_a_reader_that_has_worked_ahead_and_rests_keeps_nobody_from_opening():
         "who rests keeps its workers"
     )
     assert next(e for e in events if e["kind"] == "decision")["reason"]["text"].startswith(
-        "the opening"
+        "the learned policy's initial setting"
     )
 
 
@@ -188,7 +188,7 @@ def test_nobody_opens_where_the_trainer_does_not_wait():
     pipeline, controller, _, _ = _run(Auto(Says()), 0.5, fed)
     assert not pipeline.applied
     assert controller.opening is None or not controller.opening["tried"]
-    assert "(no opening: the trainer does not wait)" in controller.reason.text
+    assert "(learned policy not used: the trainer does not wait)" in controller.reason.text
 
 
 def test_nobody_opens_outside_what_was_taught_and_the_reason_says_so():
@@ -196,8 +196,8 @@ def test_nobody_opens_outside_what_was_taught_and_the_reason_says_so():
     pipeline, controller, _, _ = _run(Auto(Says(inside=False)), 8)
     assert pipeline.knobs == alone.knobs
     controller, events = _run(Auto(Says(inside=False)), 0.5)[1:3]
-    assert "(no opening: what it was taught)" in controller.reason.text
-    assert "(no opening: what it was taught)" in events[0]["reason"]["text"]
+    assert "(learned policy not used: what it was taught)" in controller.reason.text
+    assert "(learned policy not used: what it was taught)" in events[0]["reason"]["text"]
 
 
 def test_an_opening_takes_no_more_than_its_share_of_the_memory_that_is_free():
@@ -276,7 +276,7 @@ def test_only_what_computes_is_opened_in_processes(cpu, lock, moved):
             (knobs.backend["udf"], knobs.workers["udf"], reason.text)
         ),
     )
-    backend, workers, text = next(look for look in seen if "the opening" in look[2])
+    backend, workers, text = next(look for look in seen if "initial setting" in look[2])
     assert (backend, "udf thread → process" in text) == (
         ("process", True) if moved else ("thread", False)
     )
@@ -341,7 +341,7 @@ def test_where_an_earlier_run_has_settled_it_starts_from_there_and_the_opening_i
         opened = [
             e
             for e in events
-            if e["kind"] == "decision" and "the opening, by" in e["reason"]["text"]
+            if e["kind"] == "decision" and "initial setting" in e["reason"]["text"]
         ]
         assert len(opened) == tries
         assert not opened or opened[0]["before"]["workers"] == settled.knobs.workers
@@ -368,12 +368,12 @@ def test_a_run_leaves_a_record_of_its_opening_without_names_and_explain_begins_w
             controller.step()
             pipeline.advance(controller.wait_s)
         controller.stop()
-    assert controller.opening["text"].startswith("the opening, by what it was taught")
+    assert controller.opening["text"].startswith("the learned policy's initial setting")
     assert (controller.opening["tried"], controller.opening["rows_per_s"]) == (True, 3e6)
     told = Run.read(tmp_path / "run")
     assert tell(told).startswith("At ")
     assert "the agent opened with read 1 → 24, bid 1 → 2" in tell(told).splitlines()[0]
-    assert "promised" in tell(told).splitlines()[0]
+    assert "promises" in tell(told).splitlines()[0]
     assert "effect: " in tell(told).splitlines()[0]
     (event,) = told.of("opening")
     values = event["record"]
@@ -400,7 +400,9 @@ def test_a_run_that_did_not_open_says_first_why(tmp_path):
             controller.step()
             pipeline.advance(controller.wait_s)
         controller.stop()
-    assert tell(Run.read(tmp_path / "run")).startswith("No opening: what it was taught.")
+    assert tell(Run.read(tmp_path / "run")).startswith(
+        "Learned policy not used: what it was taught."
+    )
 
 
 def test_the_policy_called_auto_is_the_planner_unless_an_opener_came_with_the_package(monkeypatch):
@@ -410,7 +412,7 @@ def test_the_policy_called_auto_is_the_planner_unless_an_opener_came_with_the_pa
     module.__spec__ = importlib.machinery.ModuleSpec("an_opener", None)
     monkeypatch.setattr(policies, "_OPENER", "an_opener")
     for shipped, kind in ((None, Planner), (opener, Auto)):
-        module.OpeningPolicy = types.SimpleNamespace(in_use=lambda shipped=shipped: shipped)
+        module.NetworkPolicy = types.SimpleNamespace(in_use=lambda shipped=shipped: shipped)
         policy = policies.make("auto", known)
         assert (type(policy), policy.name) == (kind, "auto")
     _run(policy, 1)

@@ -7,9 +7,9 @@ import pytest
 from sluice.agent.policies.opening.contract import (
     ColumnGroup,
     Foreknowledge,
-    Opening,
-    OpeningError,
-    OpeningInput,
+    InitialSetting,
+    PolicyInput,
+    PolicyInputError,
 )
 from sluice.ingest.knobs import KnobError, Knobs, Limits
 from sluice.ingest.stats import Snapshot, StageStats
@@ -51,19 +51,19 @@ def look(at: float, *names: str) -> Snapshot:
 
 
 def test_an_input_is_two_looks_at_one_pipeline_with_knobs_within_its_limits():
-    given = OpeningInput(begun=look(0.0), seen=look(0.25), knobs=KNOBS, limits=LIMITS)
+    given = PolicyInput(begun=look(0.0), seen=look(0.25), knobs=KNOBS, limits=LIMITS)
     assert given.known == Foreknowledge()
     assert given.process_bytes is None
-    with pytest.raises(OpeningError, match=r"seen: 0\.25 s is not after 0\.25 s"):
-        OpeningInput(begun=look(0.25), seen=look(0.25), knobs=KNOBS, limits=LIMITS)
-    with pytest.raises(OpeningError, match="not of one pipeline"):
-        OpeningInput(begun=look(0.0), seen=look(0.25, "read"), knobs=KNOBS, limits=LIMITS)
+    with pytest.raises(PolicyInputError, match=r"seen: 0\.25 s is not after 0\.25 s"):
+        PolicyInput(begun=look(0.25), seen=look(0.25), knobs=KNOBS, limits=LIMITS)
+    with pytest.raises(PolicyInputError, match="not of one pipeline"):
+        PolicyInput(begun=look(0.0), seen=look(0.25, "read"), knobs=KNOBS, limits=LIMITS)
     with pytest.raises(KnobError, match="workers of 'decode': 9"):
-        OpeningInput(
+        PolicyInput(
             begun=look(0.0), seen=look(0.25), knobs=KNOBS.with_workers(decode=9), limits=LIMITS
         )
-    with pytest.raises(OpeningError, match="process_bytes: 0"):
-        OpeningInput(begun=look(0.0), seen=look(0.25), knobs=KNOBS, limits=LIMITS, process_bytes=0)
+    with pytest.raises(PolicyInputError, match="process_bytes: 0"):
+        PolicyInput(begun=look(0.0), seen=look(0.25), knobs=KNOBS, limits=LIMITS, process_bytes=0)
 
 
 def test_what_is_known_beforehand_is_checked_and_may_be_nothing():
@@ -83,20 +83,20 @@ def test_what_is_known_beforehand_is_checked_and_may_be_nothing():
         ("operators", {"decode": "magic"}),
         ("row_group_rows", 0),
     ):
-        with pytest.raises(OpeningError, match=field):
+        with pytest.raises(PolicyInputError, match=field):
             Foreknowledge(**{field: wrong})
-    with pytest.raises(OpeningError, match="are no columns"):
+    with pytest.raises(PolicyInputError, match="are no columns"):
         ColumnGroup(count=0, bytes_per_row=8)
 
 
 def test_whoever_opens_promises_a_rate_and_nobody_else_does():
-    Opening(knobs=KNOBS, inside=True, reason="as taught", rows_per_s=1e5)
-    Opening(
+    InitialSetting(knobs=KNOBS, inside=True, reason="as taught", rows_per_s=1e5)
+    InitialSetting(
         knobs=KNOBS,
         inside=False,
         reason="200 cores are more than it was taught on",
         rows_per_s=None,
     )
     for inside, rate in ((True, None), (False, 1e5), (True, 0.0)):
-        with pytest.raises(OpeningError, match="rows_per_s"):
-            Opening(knobs=KNOBS, inside=inside, reason="", rows_per_s=rate)
+        with pytest.raises(PolicyInputError, match="rows_per_s"):
+            InitialSetting(knobs=KNOBS, inside=inside, reason="", rows_per_s=rate)

@@ -14,7 +14,7 @@ from sluice.agent.learn.lives import Clairvoyance, Lives
 from sluice.agent.learn.opening_env import OpeningEnv
 from sluice.agent.learn.opening_judgement import Course, OpeningTable
 from sluice.agent.learn.student import Student
-from sluice.agent.policies.opening.policy import Answers, OpeningPolicy, answer, observe, setting
+from sluice.agent.policies.opening.policy import Answers, NetworkPolicy, answer, observe, setting
 from sluice.agent.policies.opening.weights import WeightsError
 from sluice.agent.simulator.optimum import best_knobs
 from sluice.agent.simulator.random_pipelines import pipeline
@@ -126,7 +126,7 @@ def test_what_was_interrupted_goes_on_as_if_it_had_not_been(tmp_path, monkeypatc
     assert all(np.array_equal(whole[name], parts[name]) for name in whole)
     assert record == same
     assert (
-        OpeningPolicy(parts, record).record["lives"]
+        NetworkPolicy(parts, record).record["lives"]
         == 24 + 4 * opening_teacher.PIPELINES * opening_teacher.GROUP
     )
     with pytest.raises(WeightsError, match="give another folder"):
@@ -160,7 +160,7 @@ def test_the_verb_writes_weights_that_say_how_they_came_about(tmp_path, monkeypa
     ]
     found = train.main(command)
     assert found["weights"] == str(tmp_path / "opening.safetensors")
-    record = OpeningPolicy.load(tmp_path / "opening.safetensors").record
+    record = NetworkPolicy.load(tmp_path / "opening.safetensors").record
     assert (record["seed"], record["lives"]) == (3, 24 + 4 * opening_teacher.GROUP)
     assert record["command"] == f"sluice teach {shlex.join(command)}"
     assert record["date"][:2] == "20"

@@ -12,12 +12,12 @@ from sluice.agent.learn import own_runs
 from sluice.agent.learn.pipeline_batch import PipelineBatch
 from sluice.agent.policies.auto import Auto
 from sluice.agent.policies.opening import weights as weights_file
-from sluice.agent.policies.opening.contract import Opening, OpeningInput
+from sluice.agent.policies.opening.contract import InitialSetting, PolicyInput
 from sluice.agent.policies.opening.policy import (
     PIPELINE_INPUTS,
     SHAPES,
     STAGE_INPUTS,
-    OpeningPolicy,
+    NetworkPolicy,
 )
 from sluice.agent.policies.opening.record import OpeningRecord
 from sluice.agent.policies.opening.weights import read, write
@@ -38,12 +38,12 @@ SCENARIOS = [s for s in (pipeline("training", n) for n in range(4 * RUNS)) if s.
 """Pipelines with several cores: on one core the rounding of workers to 1 or 2 is a lesson of its own."""
 
 
-def _given(number: int) -> OpeningInput:
+def _given(number: int) -> PolicyInput:
     scenario = SCENARIOS[number]
     batch = PipelineBatch([scenario])
     begun = batch.snapshot(0)
     batch.advance(0.25)
-    return OpeningInput(
+    return PolicyInput(
         begun=begun, seen=batch.snapshot(0), knobs=scenario.first_knobs, limits=scenario.limits
     )
 
@@ -69,7 +69,7 @@ def _runs(folder, settled, rates=lambda number: 1e5):
     for number in range(RUNS):
         given = _given(number)
         knobs = settled(given)
-        nothing = Opening(knobs=given.knobs, inside=False, reason="", rows_per_s=None)
+        nothing = InitialSetting(knobs=given.knobs, inside=False, reason="", rows_per_s=None)
         record = OpeningRecord(
             given=given, opening=nothing, own=given.knobs, settled=knobs, rows_per_s=rates(number)
         )
@@ -107,11 +107,11 @@ def test_weights_that_open_so_already_stay_as_they_are(tmp_path, weights):
         {name: tensor * (not name.startswith("pipeline")) for name, tensor in tensors.items()},
         record,
     )
-    opener = OpeningPolicy.load(weights)
+    opener = NetworkPolicy.load(weights)
     runs = _runs(
         tmp_path / "runs",
-        lambda given: opener.open(given).knobs,
-        lambda number: float(opener.open(_given(number)).rows_per_s),
+        lambda given: opener.choose(given).knobs,
+        lambda number: float(opener.choose(_given(number)).rows_per_s),
     )
     found = own_runs.main([*runs, "--weights", str(weights)])
     assert not found["better"]

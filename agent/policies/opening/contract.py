@@ -1,4 +1,4 @@
-"""What an opening is made from, and what it is: `OpeningInput` → `Opening`. Whoever opens a pipeline, teaches the
+"""What an opening is made from, and what it is: `PolicyInput` → `InitialSetting`. Whoever opens a pipeline, teaches the
 network or judges it goes by these lines."""
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ OPERATORS = ("vectorised", "python")
 most of the time, or by Python that holds it."""
 
 
-class OpeningError(ValueError):
+class PolicyInputError(ValueError):
     """An input or an opening that cannot be: its message names the field and the value."""
 
 
@@ -33,7 +33,7 @@ class ColumnGroup:
 
     def __post_init__(self) -> None:
         if self.count < 1 or not 0 <= self.bytes_per_row < math.inf:
-            raise OpeningError(
+            raise PolicyInputError(
                 f"ColumnGroup: {self.count} columns of {self.bytes_per_row} bytes a row are no columns"
             )
 
@@ -55,16 +55,16 @@ class Foreknowledge:
 
     def __post_init__(self) -> None:
         if self.store is not None and self.store not in STORES:
-            raise OpeningError(f"store: {self.store!r} is none of {', '.join(STORES)}")
+            raise PolicyInputError(f"store: {self.store!r} is none of {', '.join(STORES)}")
         for stage, kind in (self.operators or {}).items():
             if kind not in OPERATORS:
-                raise OpeningError(
+                raise PolicyInputError(
                     f"operators of {stage!r}: {kind!r} is none of {', '.join(OPERATORS)}"
                 )
         for name in ("row_group_rows", "row_group_bytes"):
             value = getattr(self, name)
             if value is not None and value < 1:
-                raise OpeningError(f"{name}: {value!r} is not a number from 1 up")
+                raise PolicyInputError(f"{name}: {value!r} is not a number from 1 up")
         for name in ("columns", "operators"):
             value = getattr(self, name)
             if value is not None:
@@ -81,7 +81,7 @@ class Foreknowledge:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OpeningInput:
+class PolicyInput:
     """All that is known at the first look, some quarter of a second after the first batch, before any knob moved."""
 
     begun: Snapshot
@@ -97,24 +97,26 @@ class OpeningInput:
 
     def __post_init__(self) -> None:
         if self.seen.at <= self.begun.at:
-            raise OpeningError(
+            raise PolicyInputError(
                 f"seen: {self.seen.at} s is not after {self.begun.at} s, where the look began"
             )
         names = [stage.name for stage in self.seen.stages]
         if [stage.name for stage in self.begun.stages] != names or set(names) != set(
             self.limits.workers
         ):
-            raise OpeningError(
+            raise PolicyInputError(
                 f"stages: the looks and the limits are not of one pipeline: {names}, "
                 f"{list(self.limits.workers)}"
             )
         self.limits.check(self.knobs)
         if self.process_bytes is not None and self.process_bytes < 1:
-            raise OpeningError(f"process_bytes: {self.process_bytes!r} is not a number from 1 up")
+            raise PolicyInputError(
+                f"process_bytes: {self.process_bytes!r} is not a number from 1 up"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Opening:
+class InitialSetting:
     """What the policy opens with. Nobody has looked yet whether memory holds it: that is the shield's part."""
 
     knobs: Knobs
@@ -128,17 +130,17 @@ class Opening:
 
     def __post_init__(self) -> None:
         if self.inside != (self.rows_per_s is not None):
-            raise OpeningError(
+            raise PolicyInputError(
                 f"rows_per_s: {self.rows_per_s!r}, where inside is {self.inside}: who opens promises "
                 "a rate"
             )
         if self.rows_per_s is not None and not 0 < self.rows_per_s < math.inf:
-            raise OpeningError(f"rows_per_s: {self.rows_per_s!r} is no rate")
+            raise PolicyInputError(f"rows_per_s: {self.rows_per_s!r} is no rate")
 
 
-class Opener(Protocol):
-    """Something that opens pipelines, such as `sluice.agent.policies.opening.policy.OpeningPolicy`, whose `in_use()`
+class LearnedPolicy(Protocol):
+    """Something that opens pipelines, such as `sluice.agent.policies.opening.policy.NetworkPolicy`, whose `in_use()`
     is None where there are no weights. It is pure: the same input, the same opening."""
 
-    def open(self, given: OpeningInput) -> Opening:
+    def choose(self, given: PolicyInput) -> InitialSetting:
         """The opening for what was seen."""

@@ -1,6 +1,6 @@
-"""The learned opening, from what was seen to what is set: `OpeningPolicy`.
+"""The learned opening, from what was seen to what is set: `NetworkPolicy`.
 
-    Glimpse ──observe──▶ Inputs ──answer──▶ Answers ──setting──▶ Setting ──▶ Opening
+    Glimpse ──observe──▶ Inputs ──answer──▶ Answers ──setting──▶ Setting ──▶ InitialSetting
 
 Read it from above to below. Arrays are pipeline × stage or of pipelines: a run has one pipeline, and the teacher
 (`sluice.agent.learn.opening_teacher`) hands over thousands at once, so that both go the same way. The network is shared
@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sluice.agent.policies.opening.contract import Opening, OpeningInput
+from sluice.agent.policies.opening.contract import InitialSetting, PolicyInput
 from sluice.agent.policies.opening.weights import in_use, read
 from sluice.ingest.knobs import Knobs
 
@@ -128,7 +128,7 @@ class Glimpse:
     process_bytes: np.ndarray
 
     @classmethod
-    def of(cls, given: OpeningInput) -> Glimpse:
+    def of(cls, given: PolicyInput) -> Glimpse:
         """The look of a run. A fused stage's work counts as that of the stage whose workers do it."""
         seen = given.seen
         knobs = given.knobs
@@ -393,7 +393,7 @@ def setting(look: Glimpse, inputs: Inputs, answers: Answers) -> Setting:
     )
 
 
-class OpeningPolicy:
+class NetworkPolicy:
     """Opens as it was taught."""
 
     def __init__(self, weights: Mapping[str, np.ndarray], record: Mapping[str, Any]) -> None:
@@ -405,24 +405,24 @@ class OpeningPolicy:
         ]
 
     @classmethod
-    def load(cls, path: Path) -> OpeningPolicy:
+    def load(cls, path: Path) -> NetworkPolicy:
         """Raises WeightsError for a file that is no such network."""
         return cls(*read(path, SHAPES))
 
     @classmethod
-    def in_use(cls) -> OpeningPolicy | None:
+    def in_use(cls) -> NetworkPolicy | None:
         """The one that runs open with; None if there are no weights for one."""
         path = in_use()
         return None if path is None else cls.load(path)
 
-    def open(self, given: OpeningInput) -> Opening:
+    def choose(self, given: PolicyInput) -> InitialSetting:
         look = Glimpse.of(given)
         inputs = observe(look)
         outside = self._outside(
             inputs, [name for name in given.limits.workers if name not in given.knobs.fused]
         )
         if outside:
-            return Opening(knobs=given.knobs, inside=False, reason=outside, rows_per_s=None)
+            return InitialSetting(knobs=given.knobs, inside=False, reason=outside, rows_per_s=None)
         chosen = setting(look, inputs, answer(self._weights, inputs, look.real))
         own = [stage.name for stage in given.seen.stages if stage.name not in given.knobs.fused]
         movable = [
@@ -448,18 +448,18 @@ class OpeningPolicy:
             )
         )
         rate = float(chosen.rows_per_s[0])
-        return Opening(
+        return InitialSetting(
             knobs=knobs,
             inside=True,
             rows_per_s=rate,
             reason=(
-                f"what was taught in {self.record['lives']:,} simulated lives, for what {len(own)} stages did in "
+                f"taught in {self.record['lives']:,} simulated episodes, for what {len(own)} stages did in "
                 f"{look.seconds:.2g} s on {given.seen.cpu_quota:g} cores"
             ),
         )
 
     def _outside(self, inputs: Inputs, stages: list[str]) -> str:
-        """What lies outside what it was taught on, in words; empty if nothing does."""
+        """Returns which input is outside the training range, in words; empty if none is."""
         whole, each = inputs.pipelines[0], inputs.stages[0]
         for values, names, ranges, of in [
             (whole, PIPELINE_INPUTS, self._ranges[1], "the pipeline"),
@@ -474,10 +474,7 @@ class OpeningPolicy:
                 here, low, high = (
                     _plain(names[i], float(value)) for value in (values[i], *ranges[i])
                 )
-                return (
-                    f"an input of {of} lies outside what the opening was taught on ({names[i]}: {here:.3g}, "
-                    f"taught from {low:.3g} to {high:.3g})"
-                )
+                return f"{names[i]} of {of} is {here:.3g}, and it was trained for {low:.3g} to {high:.3g}"
         return ""
 
 

@@ -7,7 +7,12 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from sluice.agent.policies.opening.contract import ColumnGroup, Foreknowledge, Opening, OpeningInput
+from sluice.agent.policies.opening.contract import (
+    ColumnGroup,
+    Foreknowledge,
+    InitialSetting,
+    PolicyInput,
+)
 from sluice.ingest.knobs import Knobs, Limits
 from sluice.ingest.stats import Snapshot
 
@@ -20,8 +25,8 @@ WATCHED_S = 30.0
 class OpeningRecord:
     """What was seen at the first look, what was chosen, what came, and on what the planner settled."""
 
-    given: OpeningInput
-    opening: Opening
+    given: PolicyInput
+    opening: InitialSetting
     own: Knobs
     """The knobs that the planner would have chosen by itself."""
     tried: bool = False
@@ -123,7 +128,7 @@ class OpeningRecord:
         opening = values["opening"]
         columns = known["columns"]
         return cls(
-            given=OpeningInput(
+            given=PolicyInput(
                 begun=Snapshot.from_dict(values["begun"]),
                 seen=Snapshot.from_dict(values["seen"]),
                 knobs=Knobs.from_dict(values["knobs"]),
@@ -144,7 +149,7 @@ class OpeningRecord:
                     }
                 ),
             ),
-            opening=Opening(
+            opening=InitialSetting(
                 **{**opening, "knobs": Knobs.from_dict(opening["knobs"]), "reason": ""}
             ),
             own=Knobs.from_dict(values["own"]),

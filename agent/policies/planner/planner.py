@@ -457,7 +457,6 @@ def _plan(
         or forecast.memory(state.knobs) > forecast.memory_limit
     )
     input_bound = recent.stall > settings.smooth
-    sustained = _sustained(recent, bottleneck, present_rate)
     if tight:
         knobs, best = forecast.best(ranges, fewest=True, tight=True)
         if forecast.memory(knobs) < forecast.memory(state.knobs):
@@ -476,7 +475,7 @@ def _plan(
                 ),
             )
     switch = (
-        reshape(state, forecast, sustained, stage_layouts.locked(forecast, recent))
+        reshape(state, forecast, recent, stage_layouts.locked(forecast, recent))
         if input_bound
         else None
     )
@@ -521,7 +520,7 @@ def _plan(
                 replace(state, spare=0),
                 knobs,
                 "grow",
-                sustained,
+                _sustained(recent, bottleneck, present_rate),
                 Reason(
                     text=f"{cause}: {moves(state.knobs, knobs)}, {best / present_rate:.2g} times the rows predicted",
                     bottleneck=bottleneck,
@@ -534,7 +533,7 @@ def _plan(
             stage_layouts.split(forecast),
             stage_layouts.fused(forecast),
         )
-        reshaped = reshape(state, forecast, sustained, candidates)
+        reshaped = reshape(state, forecast, recent, candidates)
         if reshaped is not None:
             return reshaped
         untried = probe(state, forecast, recent)
@@ -546,7 +545,7 @@ def _plan(
                 probing,
                 knobs,
                 "probe",
-                sustained,
+                recent,
                 Reason(
                     text=f"{name} is the bottleneck, and how it scales is not known everywhere: "
                     f"trying {moves(state.knobs, knobs)}",
