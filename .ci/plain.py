@@ -70,7 +70,7 @@ def pages() -> Iterator[Path]:
     """Yields the pages that are written for readers: not the log, which is never rewritten."""
     yield Path("README.md")
     for path in sorted(Path("docs").rglob("*.md")):
-        if path.name != "LOG.md" and "log" not in path.parts:
+        if "log" not in path.parts:
             yield path
 
 

@@ -193,8 +193,16 @@ def test_the_navigation_has_every_page():
         )
     )
     there = {str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").rglob("*.md")}
-    assert {page for page in there if not page.startswith("decisions/")} - named == {"LOG.md"}
+    assert {page for page in there if not page.startswith(("decisions/", "log/"))} <= named
     assert {page for page in named if not page.startswith("source/")} <= there
+
+
+def test_the_list_of_the_log_has_every_entry_newest_first():
+    log = ROOT / "docs" / "log"
+    listed = re.findall(r"\]\(([^)]+)\)$", (log / "index.md").read_text(), re.MULTILINE)
+    assert sorted(listed) == sorted(path.name for path in log.glob("2*.md"))
+    days = [name[:10] for name in listed]
+    assert days == sorted(days, reverse=True)
 
 
 # ---- the reference
