@@ -1,13 +1,15 @@
-"""A packed copy of row groups, from which they are read much faster: `PackedCopy`, of which a reader makes
-`PackedRowGroups`; and an entry's form, which `packed` makes of a table and `PackedTable` reads.
+"""Packed copies of row groups, which are read much faster than Parquet.
 
-Parquet stays the truth. The copy is made by the ETL, or by whoever reads a row group first, and only believed for the
-very file that it was made of: its size, its time of change and its footer are in the name of every entry. A copy that
-is damaged, of another version or gone costs a line and the time of reading Parquet; it never gives a row.
+`PackedCopy` is the user's setting, and `PackedRowGroups` reads and writes the copies of one loader. `packed` encodes
+a table as one entry, and `PackedTable` decodes an entry.
 
-An entry is the table's Arrow stream. Its whole numbers are packed into as many bits as their range needs, or into
-indices of the values that occur, if that is less; lists and texts have the lengths of their rows instead of where they
-begin. Numbers lie in lanes beside each other, so that the processor unpacks many at a time.
+Parquet stays the source of truth. The ETL, or the first reader of a row group, makes its copy. Each entry's name holds
+the file's size, its time of change and its footer, so a copy is used only for the file that it was made from. If a
+copy is damaged, missing or of another version, the loader prints one line and reads Parquet instead.
+
+An entry is the table's Arrow stream with its whole numbers packed. Each buffer uses as many bits as its range needs,
+or indices into its distinct values if that is smaller. Offsets of lists and texts are stored as lengths. Packed
+numbers lie in lanes, so that the processor unpacks many at a time.
 """
 
 from __future__ import annotations
@@ -45,11 +47,11 @@ from sluice.ingest.stages.scatter_kernel import (
 )
 
 FOLDER = ".sluice-packed"
-_KEPT = 32 * 2**20  # bytes of memory that are kept for the next row groups
+_KEPT = 32 * 2**20  # bytes of memory kept for the next row groups
 VERSION = int.from_bytes(b"SluiceP3", "little")
 _HEAD, _SUM = 7, 6
-"""Seven numbers begin an entry: its kind, its parts, the stream's bytes, its rows, the bytes of its parts, a checksum
-of these, and one of what lies before them."""
+"""An entry begins with seven numbers: version, number of parts, bytes of the stream, rows, bytes of all parts, the
+checksum of the parts, and the checksum of the head."""
 _ALIGNED, _WORD = 64, 4
 _DESCRIBED = 11
 _WIDTH = 1
@@ -63,8 +65,8 @@ _COLUMN = 10
 it lies in the stream, and how many numbers it has; where it is packed, where the values are if these are indices, and
 how many; its checksum; and its column from 1 on, below 0 if it is not all of that, or not of these types (0: none):"""
 _STRAIGHT = (pa.float32(), pa.int32(), pa.int8())
-_FEWEST = 64  # numbers; what is smaller stays as it is
-_PAYS = 0.9  # the share of bytes below which indices are worth it
+_FEWEST = 64  # buffers with fewer numbers are not packed
+_PAYS = 0.9  # indices are used if they need less than this share of the bytes
 _WHOLE: dict[int, tuple[Any, Any]] = {
     1: (np.int8, np.uint8),
     2: (np.int16, np.uint16),
@@ -72,22 +74,22 @@ _WHOLE: dict[int, tuple[Any, Any]] = {
     8: (np.int64, np.uint64),
 }
 Wanted = tuple[str, tuple[int, ...]]
-"""An entry's name, and the state of the Parquet file that it is of."""
+"""The entry's name, and the state of its Parquet file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackedCopy:
-    """Where the packed copies of row groups lie, and how much of the disk they may take."""
+    """Where packed copies are stored, and how much disk space they may take."""
 
     limit_bytes: int = 10 * 2**30
-    """When it is reached nothing more is written; the other row groups are read from Parquet."""
+    """At this limit no more copies are written. The other row groups are read from Parquet."""
     folder: str = ""
-    """Empty: a hidden folder beside the files. All ranks and jobs of a host share it."""
+    """Empty: a hidden folder next to the files. All ranks and jobs of a host share it."""
 
     def __post_init__(self) -> None:
         if self.limit_bytes < 1:
             raise ValueError(
-                f"PackedCopy: limit_bytes {self.limit_bytes} holds nothing; give 1 or more"
+                f"PackedCopy: limit_bytes {self.limit_bytes} holds nothing; it must be 1 or more"
             )
 
 
@@ -101,14 +103,14 @@ class PackedRowGroups:
         columns: Sequence[str],
         dictionaries: Sequence[str],
     ):
-        """`paths` are those of local files; what lies in a store has none, and no copy. Copies are of these columns,
-        those of `dictionaries` decoded as such."""
+        """`paths` has the path of each local file, and None for a file in a store, which gets no copy. Copies hold
+        these `columns`. Those in `dictionaries` are decoded as dictionaries."""
         self._paths = tuple(paths)
         self._said = set[str]()
         self._lock = threading.Lock()
         self._names: dict[
             tuple[int, tuple[int, ...]], str
-        ] = {}  # of each file in a state, for its entries
+        ] = {}  # the entry name for each file in a given state
         self._columns = hashlib.sha256(
             json.dumps([VERSION, list(columns), list(dictionaries)]).encode()
         ).hexdigest()
@@ -117,7 +119,7 @@ class PackedRowGroups:
         local = [path for path in paths if path is not None]
         self._makes = bool(local)
         if len(local) < len(paths):
-            self._say("files in a store have no packed copy", "take --cache for these")
+            self._say("files in a store have no packed copy", "use --cache for them")
         try:
             if local:
                 above = os.path.commonpath(
@@ -134,7 +136,8 @@ class PackedRowGroups:
             self._say("the folder of packed copies cannot be used", f"{error}")
 
     def wanted(self, number: int, group: int) -> Wanted | None:
-        """The entry of a row group, if there may be one. Ask before the row group is read from Parquet."""
+        """Returns the entry of a row group, or None if it cannot have one. Call it before the row group is read from
+        Parquet."""
         path = self._paths[number]
         if self._cache is None or path is None:
             return None
@@ -146,12 +149,12 @@ class PackedRowGroups:
                     return None
                 self._names[number, state] = name
         except OSError:
-            return None  # whoever reads the file says what is wrong
+            return None  # reading the file raises the error
         return f"{self._names[number, state]} {group}", state
 
     def read(self, wanted: Wanted, straight: bool = False) -> pa.Table | PackedTable | None:
-        """A row group from its copy; None, if there is none, or none that can be believed. If all columns can be placed
-        `straight` from the copy, they stay packed."""
+        """Reads a row group from its copy. Returns None if there is no valid copy. With `straight`, columns stay packed
+        if all of them can be placed directly from the copy."""
         assert self._cache is not None
         if self._buffers.idle_bytes() > _KEPT:
             self._buffers.trim()
@@ -162,33 +165,33 @@ class PackedRowGroups:
             found = None if stored is None else PackedTable(stored, wanted[0])
             return found if found is None or (straight and found.straight) else found.table()
         except (DamagedCopy, pa.ArrowException, OSError) as error:
-            self._say("a packed copy cannot be believed, and is made anew", f"{error}")
+            self._say("a packed copy is not valid and is made again", f"{error}")
             self._cache.drop(wanted[0])
         return None
 
     def keep(self, wanted: Wanted, file: OpenFile, table: pa.Table) -> None:
-        """Makes the copy of what was read from that Parquet file, if there is room for it, and if that is the file of
-        which it was wanted: another one may lie at its path by now."""
+        """Writes the copy of a row group that was read from `file`, if there is space for it. Does nothing if another
+        file has replaced the one that `wanted` describes."""
         if not self._makes or self._cache is None or not isinstance(file, LocalFile):
             return
         if _state(file.status()) != wanted[1] or not file.is_as_described():
-            self._say("a file was replaced while it was read, and has no packed copy of that", "")
+            self._say("a file was replaced while it was read, so no packed copy is made of it", "")
             return
         try:
             content = packed(table, wanted[0])
             why = "" if content is None else self._cache.put(wanted[0], content, checked=True)
-        except Exception as error:  # what a reader needs it has
+        except Exception as error:  # the reader has its rows and does not need the copy
             why = f"{type(error).__name__}: {error}"
         if why:
             self._makes = False
             self._say("no more packed copies are made", why)
 
     def make(self, read: Callable[[int, int], Any], row_groups: Sequence[Sequence[int]]) -> None:
-        """Has the copies made that are missing, by having each row group read."""
+        """Makes all missing copies by reading each row group."""
 
         def one(place: tuple[int, int]) -> None:
             if self._makes:
-                with suppress(Exception):  # whoever needs its rows says what is wrong
+                with suppress(Exception):  # loading these rows raises the error
                     read(*place)
 
         with ThreadPoolExecutor(os.cpu_count() or 1, "sluice-packing") as threads:
@@ -204,7 +207,7 @@ class PackedRowGroups:
             )
 
     def stats(self) -> dict[str, int]:
-        """How many copies were read, missing, damaged, and not kept; and their bytes on disk."""
+        """Counts copies that were read, missing, damaged and not kept, and their bytes on disk."""
         if self._cache is None:
             return {}
         counts = {
@@ -213,26 +216,26 @@ class PackedRowGroups:
         return {**counts, "packed_bytes": self._cache.own_bytes}
 
     def close(self) -> None:
-        """Ends the use of the copies; they stay."""
+        """Stops using the copies. They stay on disk."""
         self._makes = False
         if self._cache is not None:
             self._cache.close()
 
     def _say(self, what: str, why: str) -> None:
-        """Says that once."""
+        """Prints this line on standard error, once."""
         with self._lock:
             if what in self._said:
                 return
             self._said.add(what)
         print(
-            f"sluice: {what}{why and f' ({why})'}; rows are read from Parquet, and are the same",
+            f"sluice: {what}{why and f' ({why})'}; the same rows are read from Parquet",
             file=sys.stderr,
             flush=True,
         )
 
 
 def named(path: str, size: int, changed_ns: int, columns: str) -> str:
-    """The name of a file in that state and of its columns; behind it comes a row group's number."""
+    """The name of a file in this state with these columns. An entry's name adds the row group's number."""
     return f"{size} {changed_ns} {hashlib.sha256(stored_footer(path, size)).hexdigest()} {columns}"
 
 
@@ -241,11 +244,11 @@ def _state(status: os.stat_result) -> tuple[int, ...]:
 
 
 class DamagedCopy(ValueError):
-    """An entry that is not as it was written."""
+    """An entry differs from what was written."""
 
 
 def packed(table: pa.Table, key: str) -> bytes | None:
-    """The entry of a table; None, if that cannot have one, as it has no rows or more than one batch."""
+    """Encodes a table as one entry. Returns None for a table without rows, or with more than one batch."""
     batches = table.combine_chunks().to_batches()
     if len(batches) != 1:
         return None
@@ -282,7 +285,7 @@ def packed(table: pa.Table, key: str) -> bytes | None:
         parts.extend([*how, at, count, *places, distinct, crc32(memoryview(entry)[first:]), number])
 
     for begin, n, how, count, distinct, pieces in [*found, (len(content), 0, [], 0, 0, [])]:
-        if begin > done:  # what describes the columns, and lies between them
+        if begin > done:  # metadata and padding between the columns
             add([RAW, 1, 0, 0], done, begin - done, 0, [content[done:begin]], 0)
         if how:
             add(how, begin, count, distinct, pieces, n if _complete(batch.column(n - 1)) else -n)
@@ -302,7 +305,7 @@ def packed(table: pa.Table, key: str) -> bytes | None:
 
 
 def _complete(column: pa.Array) -> bool:
-    """Whether parts of its own hold all that rows of the column are moved by."""
+    """Whether the column's own parts hold everything that is needed to move its rows."""
     unit = unit_of(column.type)
     if column.null_count or (unit == _WORD and column.values.null_count):
         return False
@@ -315,13 +318,13 @@ def _complete(column: pa.Array) -> bool:
 
 
 def _front(parts: int) -> int:
-    """How many numbers lie before the first part."""
+    """The number of int64 values before the first part."""
     return _HEAD + _DESCRIBED * parts + -(_HEAD + _DESCRIBED * parts) % (_ALIGNED // 8)
 
 
 def _buffers(array: pa.Array) -> Iterator[tuple[pa.Buffer, Any, bool]]:
-    """The buffers of an array that hold numbers, as which, and whether these say where rows begin. All others stay as
-    they are."""
+    """Yields each buffer that holds numbers, its dtype, and whether the numbers are offsets. All other buffers are
+    stored unchanged."""
     kind, types = array.type, pa.types
     if types.is_dictionary(kind):
         yield from _buffers(array.indices)
@@ -339,7 +342,7 @@ def _buffers(array: pa.Array) -> Iterator[tuple[pa.Buffer, Any, bool]]:
     ):
         _, offsets, content = array.buffers()
         yield offsets, np.dtype(np.int64 if wide else np.int32), True
-        if content is not None:  # a bag of ids, most likely; other bytes take at most what they are
+        if content is not None:  # most likely bags of ids; other bytes are stored unchanged
             yield content, np.dtype(np.int32), False
     elif types.is_primitive(kind) and not types.is_boolean(kind) and kind.byte_width in _WHOLE:
         yield (
@@ -352,7 +355,7 @@ def _buffers(array: pa.Array) -> Iterator[tuple[pa.Buffer, Any, bool]]:
 def _part(
     values: npt.NDArray[Any], as_lengths: bool
 ) -> tuple[list[int], int, int, list[npt.NDArray[np.uint8]]]:
-    """How numbers are packed (kind, bytes, bits, base), how many they are, how many values occur, and what is kept."""
+    """Chooses how numbers are packed: (kind, bytes, bits, base), their count, the distinct values, and the bytes."""
     whole = values
     width = values.itemsize
     unsigned = _WHOLE[values.itemsize][1]
@@ -385,7 +388,7 @@ def _part(
 
 
 def load_compiled() -> None:
-    """Loads the compiled calls into memory, which takes seconds if nothing is kept of an earlier run."""
+    """Loads the compiled functions. This takes seconds if no earlier run left them in numba's cache."""
     kinds = pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.large_list(pa.int8())
     some = pa.table(
         {
@@ -400,7 +403,7 @@ def load_compiled() -> None:
 
 
 class PackedTable:
-    """The row group of an entry, after every checksum of it was compared."""
+    """A row group decoded from an entry. All checksums are verified first."""
 
     __slots__ = (
         "_alone",
@@ -422,7 +425,7 @@ class PackedTable:
             else np.zeros(1, np.int64)
         )
         if head[0] != VERSION:
-            raise DamagedCopy("it is no packed copy of this version")
+            raise DamagedCopy("it is no packed copy of this version of sluice")
         count, self.nbytes, self.num_rows, size, whole, checksum = map(int, head[1:])
         front = 8 * _front(count)
         described = (
@@ -431,7 +434,7 @@ class PackedTable:
         described[_SUM] = 0
         if min(count, self.nbytes) < 1 or crc32(described.data, crc32(key.encode())) != checksum:
             raise DamagedCopy(
-                "its head differs from its checksum (CRC-32), or is that of another row group"
+                "its head differs from its checksum (CRC-32), or belongs to another row group"
             )
         self._data, self._parts = (
             stored[front:],
@@ -440,25 +443,25 @@ class PackedTable:
         if crc32(self._data.data) != whole:
             ends = [*self._parts[1:, _FROM].tolist(), len(self._data)]
             harmed = [
-                f"column {abs(column)}" if column else "what describes its columns"
+                f"column {abs(column)}" if column else "its metadata"
                 for (begin, _, _, checksum, column), end in zip(
                     self._parts[:, _FROM:].tolist(), ends, strict=True
                 )
                 if crc32(self._data[begin:end].data) != checksum
             ]
             raise DamagedCopy(
-                f"{', '.join(harmed) or 'what it holds'} differs from its checksum (CRC-32)"
+                f"{', '.join(harmed) or 'its content'} differs from its checksum (CRC-32)"
             )
         if len(self._data) != size or not _fit(self._parts, size, self.nbytes):
-            raise DamagedCopy(f"its parts do not fit each other, or into {len(stored)} bytes")
+            raise DamagedCopy(f"its parts overlap, leave gaps or exceed its {len(stored)} bytes")
         first = self._data[self._parts[0, _FROM] :][: self._parts[0, _COUNT]]
         self.schema, widths, self._units, columns = _schema(
             first[: 8 + int(first[4:8].view(np.int32)[0])].tobytes()
         )
         self._alone = self._parts[self._parts[:, _COLUMN] > 0]
         self._first = np.searchsorted(columns, np.arange(len(widths)) + 1)
-        """The parts that hold all of each column, two of bags; and the first one of each column among them."""
-        self._ends: dict[int, npt.NDArray[Any]] = {}  # of bags of several sizes
+        """For each column, the index of its first part in `_alone`. A column of bags has two parts there."""
+        self._ends: dict[int, npt.NDArray[Any]] = {}  # for bags of different sizes
         self.straight = bool((widths + self._units).all()) and np.array_equal(
             self._alone[:, _COLUMN], columns
         )
@@ -467,16 +470,16 @@ class PackedTable:
             self.straight = bool((sizes == widths * self.num_rows)[widths > 0].all()) and all(
                 map(self._fits, np.flatnonzero(self._units).tolist())
             )
-        """Whether rows of all columns can be placed from where they are packed."""
+        """Whether rows of all columns can be placed directly from their packed form."""
 
     def table(self) -> pa.Table:
-        """All of it, unpacked."""
+        """Unpacks the whole table."""
         buffer = pa.allocate_buffer(self.nbytes)
         unpack_parts(self._parts, self._data, np.frombuffer(buffer, np.uint8))
         return pa.ipc.open_stream(buffer).read_all()
 
     def packed(self, columns: npt.NDArray[np.int64]) -> tuple[int, npt.NDArray[np.int64]]:
-        """Where what is packed lies in memory, and what describes the parts of these columns."""
+        """Returns the address of the packed data, and the descriptions of these columns' parts."""
         return self._data.ctypes.data, self._alone[self._first[columns]]
 
     def bags(self, column: int, start: int, stop: int) -> PackedBags:
@@ -490,7 +493,7 @@ class PackedTable:
         )
 
     def _fits(self, column: int) -> bool:
-        """Whether the lengths of a column's bags are those of its ids."""
+        """Whether the lengths of a column's bags add up to the number of its ids."""
         at, unit = self._first[column], int(self._units[column])
         (kind, width, bits, base, _, count, *_), (what, wide, *_, ids, _, _, _, _, _) = self._alone[
             at : at + 2
@@ -517,8 +520,8 @@ class PackedTable:
 def _schema(
     message: bytes,
 ) -> tuple[pa.Schema, npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any]]:
-    """A schema; the bytes of a value of each of its columns, and of what an offset of bags counts (both 0: it cannot be
-    placed straight from a copy); and, of each part that holds these, its column."""
+    """Returns the schema, the bytes of a value and of an offset's unit for each column, and the column of each part.
+    If both sizes are 0, the column cannot be placed directly from a copy."""
     schema = pa.ipc.read_schema(pa.py_buffer(message))
     units = np.array([unit_of(kind) for kind in schema.types], np.int64)
     widths = np.array(
@@ -529,7 +532,7 @@ def _schema(
 
 @compiled
 def _fit(parts: Any, stored: Any, stream: Any) -> bool:
-    """Whether all parts lie within so many stored bytes, and make so many of a stream without a gap."""
+    """Whether all parts lie within the `stored` bytes and fill the `stream` bytes without a gap."""
     done, limit = 0, max(stream, stored)
     for n in range(len(parts)):
         kind, width, bits, _, at, count, begin, values, distinct, _, _ = parts[n]
