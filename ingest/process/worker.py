@@ -63,7 +63,7 @@ class WorkerCrashed(WorkerError):
         self.stack = stack
         super().__init__(
             f"{label}: ended its worker {len(deaths)} times ({'; '.join(deaths)}); on_error=quarantine "
-            f"skips such items" + (f"\nits last stack:\n{stack}" if stack else "")
+            f"skips the rows of such items" + (f"\nits last stack:\n{stack}" if stack else "")
         )
 
 
