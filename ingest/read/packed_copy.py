@@ -39,6 +39,7 @@ from sluice.ingest.stages.scatter_kernel import (
     INDICES,
     LENGTHS,
     PACKED,
+    PART,
     RAW,
     compiled,
     load_packed,
@@ -49,21 +50,23 @@ from sluice.ingest.stages.scatter_kernel import (
 FOLDER = ".sluice-packed"
 _KEPT = 32 * 2**20  # bytes of memory kept for the next row groups
 VERSION = int.from_bytes(b"SluiceP3", "little")
-_HEAD, _SUM = 7, 6
-"""An entry begins with seven numbers: version, number of parts, bytes of the stream, rows, bytes of all parts, the
-checksum of the parts, and the checksum of the head."""
+_HEAD = np.dtype(
+    [
+        (name, np.int64)
+        for name in (
+            "version",
+            "parts",
+            "stream_bytes",
+            "rows",
+            "part_bytes",
+            "part_sum",
+            "head_sum",
+        )
+    ]
+)
+"""An entry begins with this. `part_sum` is the checksum of all parts, `head_sum` that of the head and of the part
+descriptions that follow it."""
 _ALIGNED, _WORD = 64, 4
-_DESCRIBED = 11
-_WIDTH = 1
-_BASE = 3
-_AT = 4
-_COUNT = 5
-_FROM = 6
-_CHECKSUM = 9
-_COLUMN = 10
-"""So many describe a part of the stream: its kind, a number's bytes, the bits of a packed one, the base to add; where
-it lies in the stream, and how many numbers it has; where it is packed, where the values are if these are indices, and
-how many; its checksum; and its column from 1 on, below 0 if it is not all of that, or not of these types (0: none):"""
 _STRAIGHT = (pa.float32(), pa.int32(), pa.int8())
 _FEWEST = 64  # buffers with fewer numbers are not packed
 _PAYS = 0.9  # indices are used if they need less than this share of the bytes
@@ -258,50 +261,73 @@ def packed(table: pa.Table, key: str) -> bytes | None:
     stream = sink.getvalue()
     batch = pa.ipc.open_stream(stream).read_next_batch()
     content = np.frombuffer(stream, np.uint8)
-    found = sorted(
-        (begin, n + 1, *_part(content[begin : begin + size].view(kind), as_lengths))
-        for n, column in enumerate(batch.columns)
-        for buffer, kind, as_lengths in _buffers(column)
-        if (size := buffer.size // kind.itemsize * kind.itemsize) >= _FEWEST * kind.itemsize
-        for begin in [buffer.address - stream.address]
+    encoded = sorted(
+        (
+            (begin, n + 1, _encode(content[begin : begin + size].view(kind), as_lengths))
+            for n, column in enumerate(batch.columns)
+            for buffer, kind, as_lengths in _buffers(column)
+            if (size := buffer.size // kind.itemsize * kind.itemsize) >= _FEWEST * kind.itemsize
+            for begin in [buffer.address - stream.address]
+        ),
+        key=lambda one: one[0],
     )
     entry = bytearray()
-    parts = list[int]()
+    parts = list[tuple[int, ...]]()
     done = 0
-
-    def add(  # noqa: PLR0917
-        how: list[int],
-        at: int,
-        count: int,
-        distinct: int,
-        pieces: list[npt.NDArray[np.uint8]],
-        number: int,
-    ) -> None:
-        places, first = [0, 0], len(entry)
-        for n, piece in enumerate(pieces):
-            places[n] = len(entry)
-            entry.extend(piece.data)
-            entry.extend(bytes(-len(entry) % _ALIGNED))
-        parts.extend([*how, at, count, *places, distinct, crc32(memoryview(entry)[first:]), number])
-
-    for begin, n, how, count, distinct, pieces in [*found, (len(content), 0, [], 0, 0, [])]:
+    for begin, number, numbers in encoded:
         if begin > done:  # metadata and padding between the columns
-            add([RAW, 1, 0, 0], done, begin - done, 0, [content[done:begin]], 0)
-        if how:
-            add(how, begin, count, distinct, pieces, n if _complete(batch.column(n - 1)) else -n)
-        done = begin + (how[_WIDTH] * count if how else 0)
-    head = np.zeros(_front(len(parts) // _DESCRIBED), np.int64)
-    head[:_SUM] = (
-        VERSION,
-        len(parts) // _DESCRIBED,
-        len(content),
-        batch.num_rows,
-        len(entry),
-        crc32(entry),
+            parts.append(_append(entry, _raw(content[done:begin]), done, 0))
+        column = number if _complete(batch.column(number - 1)) else -number
+        parts.append(_append(entry, numbers, begin, column))
+        done = begin + numbers.width * numbers.count
+    if done < len(content):
+        parts.append(_append(entry, _raw(content[done:]), done, 0))
+    front = np.zeros(_front(len(parts)), np.int64)
+    _described(front, len(parts))[:] = parts
+    head = front[: _HEAD.itemsize // 8].view(_HEAD)
+    head[:] = (VERSION, len(parts), len(content), batch.num_rows, len(entry), crc32(entry), 0)
+    head["head_sum"] = crc32(front.data, crc32(key.encode()))
+    return front.tobytes() + entry
+
+
+@dataclass(frozen=True, slots=True)
+class _Numbers:
+    """The packed numbers of one buffer."""
+
+    kind: int
+    width: int
+    bits: int
+    base: int
+    count: int
+    pieces: list[npt.NDArray[np.uint8]]
+    """The packed bytes, and for INDICES the distinct values."""
+    distinct: int = 0
+
+
+def _raw(content: npt.NDArray[np.uint8]) -> _Numbers:
+    return _Numbers(RAW, 1, 0, 0, len(content), [content])
+
+
+def _append(entry: bytearray, numbers: _Numbers, at: int, column: int) -> tuple[int, ...]:
+    """Appends packed numbers to an entry. Returns the part's description, in the order of PART's fields."""
+    places = [0, 0]
+    first = len(entry)
+    for n, piece in enumerate(numbers.pieces):
+        places[n] = len(entry)
+        entry.extend(piece.data)
+        entry.extend(bytes(-len(entry) % _ALIGNED))
+    return (
+        numbers.kind,
+        numbers.width,
+        numbers.bits,
+        numbers.base,
+        at,
+        numbers.count,
+        *places,
+        numbers.distinct,
+        crc32(memoryview(entry)[first:]),
+        column,
     )
-    head[_HEAD : _HEAD + len(parts)] = parts
-    head[_SUM] = crc32(head.data, crc32(key.encode()))
-    return head.tobytes() + entry
 
 
 def _complete(column: pa.Array) -> bool:
@@ -318,8 +344,16 @@ def _complete(column: pa.Array) -> bool:
 
 
 def _front(parts: int) -> int:
-    """The number of int64 values before the first part."""
-    return _HEAD + _DESCRIBED * parts + -(_HEAD + _DESCRIBED * parts) % (_ALIGNED // 8)
+    """The number of int64 values before the first part: the head and the descriptions of the parts."""
+    size = _HEAD.itemsize + PART.itemsize * parts
+    return (size + -size % _ALIGNED) // 8
+
+
+def _described(front: npt.NDArray[np.int64], parts: int) -> npt.NDArray[np.void]:
+    """The descriptions of the parts, as a view of what lies before the first part."""
+    begin = _HEAD.itemsize // 8
+    described: npt.NDArray[np.void] = front[begin : begin + PART.itemsize // 8 * parts].view(PART)
+    return described
 
 
 def _buffers(array: pa.Array) -> Iterator[tuple[pa.Buffer, Any, bool]]:
@@ -352,10 +386,9 @@ def _buffers(array: pa.Array) -> Iterator[tuple[pa.Buffer, Any, bool]]:
         )
 
 
-def _part(
-    values: npt.NDArray[Any], as_lengths: bool
-) -> tuple[list[int], int, int, list[npt.NDArray[np.uint8]]]:
-    """Chooses how numbers are packed: (kind, bytes, bits, base), their count, the distinct values, and the bytes."""
+def _encode(values: npt.NDArray[Any], as_lengths: bool) -> _Numbers:
+    """Packs numbers in the smallest of these forms: unchanged, as differences from the least, or as indices. With
+    `as_lengths`, they are offsets, and the lengths between them are packed."""
     whole = values
     width = values.itemsize
     unsigned = _WHOLE[values.itemsize][1]
@@ -363,28 +396,30 @@ def _part(
         values = np.diff(values)
     low, high = int(values.min()), int(values.max())
     bits = (high - low).bit_length()
-    usual = _WORD * bits * -(-len(values) // 32) if bits <= 32 else values.nbytes
+    size = _WORD * bits * -(-len(values) // 32) if bits <= 32 else values.nbytes
     if not as_lengths and width >= 2 and bits > 1:
-        encoded = pa.array(values.view(unsigned)).dictionary_encode()
-        distinct = len(encoded.dictionary)
-        few = max(1, (distinct - 1).bit_length())
-        if _WORD * few * -(-len(values) // 32) + distinct * width < usual * _PAYS:
-            indices = encoded.indices.to_numpy().view(np.uint32)
-            return (
-                [INDICES, width, few, 0],
-                len(whole),
-                distinct,
-                [pack(indices, few), encoded.dictionary.to_numpy().view(np.uint8)],
-            )
-    if usual >= values.nbytes or (as_lengths and whole[0]):
-        return [RAW, 1, 0, 0], whole.nbytes, 0, [whole.view(np.uint8)]
+        indexed = _indexed(values.view(unsigned), size * _PAYS)
+        if indexed is not None:
+            return indexed
+    if size >= values.nbytes or (as_lengths and whole[0]):
+        return _raw(whole.view(np.uint8))
     numbers = (values - values.dtype.type(low)).view(unsigned).astype(np.uint32)
-    return (
-        [LENGTHS if as_lengths else PACKED, width, bits, low],
-        len(whole),
-        0,
-        [pack(numbers, bits)],
+    return _Numbers(
+        LENGTHS if as_lengths else PACKED, width, bits, low, len(whole), [pack(numbers, bits)]
     )
+
+
+def _indexed(values: npt.NDArray[Any], limit: float) -> _Numbers | None:
+    """Packs numbers as indices into their distinct values. None: that would take `limit` bytes or more."""
+    encoded = pa.array(values).dictionary_encode()
+    distinct = len(encoded.dictionary)
+    width = values.itemsize
+    bits = max(1, (distinct - 1).bit_length())
+    if _WORD * bits * -(-len(values) // 32) + distinct * width >= limit:
+        return None
+    indices = encoded.indices.to_numpy().view(np.uint32)
+    pieces = [pack(indices, bits), encoded.dictionary.to_numpy().view(np.uint8)]
+    return _Numbers(INDICES, width, bits, 0, len(values), pieces, distinct)
 
 
 def load_compiled() -> None:
@@ -406,10 +441,10 @@ class PackedTable:
     """A row group decoded from an entry. All checksums are verified first."""
 
     __slots__ = (
-        "_alone",
+        "_bag_offsets",
+        "_column_parts",
         "_data",
-        "_ends",
-        "_first",
+        "_first_parts",
         "_parts",
         "_units",
         "nbytes",
@@ -419,58 +454,46 @@ class PackedTable:
     )
 
     def __init__(self, stored: npt.NDArray[np.uint8], key: str):
-        head = (
-            stored[: 8 * _HEAD].view(np.int64)
-            if len(stored) >= 8 * _HEAD
-            else np.zeros(1, np.int64)
-        )
-        if head[0] != VERSION:
-            raise DamagedCopy("it is no packed copy of this version of sluice")
-        count, self.nbytes, self.num_rows, size, whole, checksum = map(int, head[1:])
-        front = 8 * _front(count)
-        described = (
-            stored[: front if 8 * _HEAD < front <= len(stored) else 8 * _HEAD].view(np.int64).copy()
-        )
-        described[_SUM] = 0
-        if min(count, self.nbytes) < 1 or crc32(described.data, crc32(key.encode())) != checksum:
-            raise DamagedCopy(
-                "its head differs from its checksum (CRC-32), or belongs to another row group"
-            )
-        self._data, self._parts = (
-            stored[front:],
-            described[_HEAD:][: _DESCRIBED * count].reshape(count, _DESCRIBED),
-        )
-        if crc32(self._data.data) != whole:
-            ends = [*self._parts[1:, _FROM].tolist(), len(self._data)]
-            harmed = [
-                f"column {abs(column)}" if column else "its metadata"
-                for (begin, _, _, checksum, column), end in zip(
-                    self._parts[:, _FROM:].tolist(), ends, strict=True
-                )
-                if crc32(self._data[begin:end].data) != checksum
-            ]
-            raise DamagedCopy(
-                f"{', '.join(harmed) or 'its content'} differs from its checksum (CRC-32)"
-            )
-        if len(self._data) != size or not _fit(self._parts, size, self.nbytes):
-            raise DamagedCopy(f"its parts overlap, leave gaps or exceed its {len(stored)} bytes")
-        first = self._data[self._parts[0, _FROM] :][: self._parts[0, _COUNT]]
+        head, self._parts = _read_head(stored, key)
+        self._data = stored[8 * _front(len(self._parts)) :]
+        self.nbytes, self.num_rows = int(head["stream_bytes"]), int(head["rows"])
+        self._check_data(head)
+        first = self._data[self._parts[0]["begin"] :][: self._parts[0]["count"]]
         self.schema, widths, self._units, columns = _schema(
             first[: 8 + int(first[4:8].view(np.int32)[0])].tobytes()
         )
-        self._alone = self._parts[self._parts[:, _COLUMN] > 0]
-        self._first = np.searchsorted(columns, np.arange(len(widths)) + 1)
-        """For each column, the index of its first part in `_alone`. A column of bags has two parts there."""
-        self._ends: dict[int, npt.NDArray[Any]] = {}  # for bags of different sizes
+        self._column_parts = self._parts[self._parts["column"] > 0]
+        """The parts of complete columns. A column of bags has two: its lengths, then its ids."""
+        self._first_parts = np.searchsorted(columns, np.arange(len(widths)) + 1)
+        """For each column, the index of its first part among these."""
+        self._bag_offsets: dict[int, npt.NDArray[Any]] = {}  # for bags of different sizes
         self.straight = bool((widths + self._units).all()) and np.array_equal(
-            self._alone[:, _COLUMN], columns
+            self._column_parts["column"], columns
         )
         if self.straight:
-            sizes = self._alone[self._first][:, (_WIDTH, _COUNT)].prod(axis=1)
+            firsts = self._column_parts[self._first_parts]
+            sizes = firsts["width"] * firsts["count"]
             self.straight = bool((sizes == widths * self.num_rows)[widths > 0].all()) and all(
                 map(self._fits, np.flatnonzero(self._units).tolist())
             )
         """Whether rows of all columns can be placed directly from their packed form."""
+
+    def _check_data(self, head: np.void) -> None:
+        """Raises DamagedCopy, which names the damaged columns, if the parts are not as they were written."""
+        if crc32(self._data.data) != head["part_sum"]:
+            ends = [*self._parts["begin"][1:].tolist(), len(self._data)]
+            damaged = [
+                f"column {abs(part['column'])}" if part["column"] else "its metadata"
+                for part, end in zip(self._parts, ends, strict=True)
+                if crc32(self._data[part["begin"] : end].data) != part["checksum"]
+            ]
+            raise DamagedCopy(
+                f"{', '.join(damaged) or 'its content'} differs from its checksum (CRC-32)"
+            )
+        if len(self._data) != head["part_bytes"] or not _fit(
+            self._parts, len(self._data), self.nbytes
+        ):
+            raise DamagedCopy("its parts overlap, leave gaps or exceed its bytes")
 
     def table(self) -> pa.Table:
         """Unpacks the whole table."""
@@ -478,42 +501,61 @@ class PackedTable:
         unpack_parts(self._parts, self._data, np.frombuffer(buffer, np.uint8))
         return pa.ipc.open_stream(buffer).read_all()
 
-    def packed(self, columns: npt.NDArray[np.int64]) -> tuple[int, npt.NDArray[np.int64]]:
+    def packed(self, columns: npt.NDArray[np.int64]) -> tuple[int, npt.NDArray[np.void]]:
         """Returns the address of the packed data, and the descriptions of these columns' parts."""
-        return self._data.ctypes.data, self._alone[self._first[columns]]
+        return self._data.ctypes.data, self._column_parts[self._first_parts[columns]]
 
     def bags(self, column: int, start: int, stop: int) -> PackedBags:
         """The bags of some rows of a column."""
-        at = self._first[column]
+        at = self._first_parts[column]
+        lengths, ids = self._column_parts[at : at + 2]
         unit = int(self._units[column])
-        ends = self._ends.get(column)
-        each = int(self._alone[at, _BASE]) * unit if ends is None else -1
-        return PackedBags(
-            self._data.ctypes.data, self._alone[at + 1], each, ends, unit, start, stop - start
-        )
+        offsets = self._bag_offsets.get(column)
+        each = int(lengths["base"]) * unit if offsets is None else -1
+        return PackedBags(self._data.ctypes.data, ids, each, offsets, unit, start, stop - start)
 
     def _fits(self, column: int) -> bool:
         """Whether the lengths of a column's bags add up to the number of its ids."""
-        at, unit = self._first[column], int(self._units[column])
-        (kind, width, bits, base, _, count, *_), (what, wide, *_, ids, _, _, _, _, _) = self._alone[
-            at : at + 2
-        ].tolist()
-        size = ids if what == RAW else ids * wide
+        at, unit = self._first_parts[column], int(self._units[column])
+        lengths, ids = self._column_parts[at : at + 2]
+        is_raw = ids["kind"] == RAW
+        size = int(ids["count"]) * (1 if is_raw else int(ids["width"]))
+        base, bits = int(lengths["base"]), int(lengths["bits"])
         if (
-            kind != LENGTHS
-            or count != self.num_rows + 1
-            or what == LENGTHS
+            lengths["kind"] != LENGTHS
+            or lengths["count"] != self.num_rows + 1
+            or ids["kind"] == LENGTHS
             or not 0 <= base * unit <= size
-            or wide != (1 if what == RAW else _WORD)
+            or ids["width"] != (1 if is_raw else _WORD)
         ):
             return False
         if not bits:
-            return bool(base * unit * self.num_rows == size and base * unit % _WORD == 0)
-        ends = self._ends[column] = np.empty(count, _WHOLE[width][0])
-        part = self._alone[at : at + 1].copy()
-        part[:, _AT] = 0
-        unpack_parts(part, self._data, ends.view(np.uint8))
-        return bool(base + 2**bits < 2**31 and ends.min() >= 0 and ends[-1] * unit == size)
+            return base * unit * self.num_rows == size and base * unit % _WORD == 0
+        offsets = self._bag_offsets[column] = np.empty(
+            self.num_rows + 1, _WHOLE[int(lengths["width"])][0]
+        )
+        part = self._column_parts[at : at + 1].copy()
+        part["at"] = 0
+        unpack_parts(part, self._data, offsets.view(np.uint8))
+        return bool(base + 2**bits < 2**31 and offsets.min() >= 0 and offsets[-1] * unit == size)
+
+
+def _read_head(stored: npt.NDArray[np.uint8], key: str) -> tuple[np.void, npt.NDArray[np.void]]:
+    """Reads an entry's head and the descriptions of its parts. Raises DamagedCopy if a checksum differs."""
+    size = _HEAD.itemsize
+    if len(stored) < size or stored[:size].view(_HEAD)["version"][0] != VERSION:
+        raise DamagedCopy("it is no packed copy of this version of sluice")
+    head = stored[:size].view(_HEAD)[0]
+    parts = int(head["parts"])
+    end = 8 * _front(parts)
+    front = stored[: end if size < end <= len(stored) else size].view(np.int64).copy()
+    front[: size // 8].view(_HEAD)["head_sum"] = 0
+    checksum = crc32(front.data, crc32(key.encode()))
+    if min(parts, int(head["stream_bytes"])) < 1 or checksum != head["head_sum"]:
+        raise DamagedCopy(
+            "its head differs from its checksum (CRC-32), or belongs to another row group"
+        )
+    return head, _described(front, parts)
 
 
 @functools.lru_cache(maxsize=64)
@@ -535,7 +577,11 @@ def _fit(parts: Any, stored: Any, stream: Any) -> bool:
     """Whether all parts lie within the `stored` bytes and fill the `stream` bytes without a gap."""
     done, limit = 0, max(stream, stored)
     for n in range(len(parts)):
-        kind, width, bits, _, at, count, begin, values, distinct, _, _ = parts[n]
+        part = parts[n]
+        kind, width = part.kind, part.width
+        bits, count = part.bits, part.count
+        begin, values = part.begin, part.values
+        distinct = part.distinct
         if (
             min(count, width) < 1
             or max(count, begin, values, distinct) > limit
@@ -548,7 +594,7 @@ def _fit(parts: Any, stored: Any, stream: Any) -> bool:
         ):
             return False
         size = count if kind == RAW else 4 * bits * ((count - (kind == LENGTHS) + 31) // 32)
-        if at != done or begin + size > stored or values + distinct * width > stored:
+        if part.at != done or begin + size > stored or values + distinct * width > stored:
             return False
         done += count * width
     return bool(done == stream)

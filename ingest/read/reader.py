@@ -1,19 +1,15 @@
-"""Decodes row groups: `RowGroupReader` reads them, and a `RowGroupSource` hands them to the pipeline.
-
-There are two sources with one interface: `ArrowSource`, and `PetastormSource`, which runs Petastorm's own worker. Both
-read stored columns through a `RowGroupReader`, in the pool that the pipeline makes.
+"""Decodes row groups: `RowGroupReader` reads their stored columns. A `RowGroupSource` (`sluice.ingest.read.sources`)
+hands row groups to the pipeline.
 """
 
 from __future__ import annotations
 
 import os
-import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from importlib.util import find_spec
 from typing import Any, Protocol
 
 import numpy as np
@@ -21,7 +17,6 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from sluice.common.extras import install_command
 from sluice.etl.schema import DataFile
 from sluice.etl.spec.nested_columns import flattened, parts
 from sluice.ingest.columns import ColumnError
@@ -34,8 +29,6 @@ from sluice.ingest.read.files import FileOpener
 from sluice.ingest.read.footers import FooterError, metadata_of
 from sluice.ingest.read.open_file import LocalFile, OpenFile, StoreFile
 from sluice.ingest.read.packed_copy import PackedCopy, PackedRowGroups
-from sluice.ingest.read.petastorm.options import PetastormOptions
-from sluice.ingest.read.petastorm.source import PetastormSource
 from sluice.ingest.read.retry import DeliveryError, without_frames
 from sluice.ingest.row_order import Read, drawn_rows
 from sluice.ingest.stages.pool import Pool
@@ -545,75 +538,3 @@ def _is_number(kind: pa.DataType) -> bool:
     return bool(
         pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
     )
-
-
-class ArrowSource:
-    """Decodes with Arrow's own reader."""
-
-    name = "arrow"
-
-    def __init__(self, groups: RowGroupReader):
-        self._groups = groups
-        self.row_groups = groups.row_groups
-        self.chosen_rows = ""
-
-    def open(self, tasks: Iterator[ReadTask], make_pool: MakePool) -> Iterator[Any]:
-        def work(task: ReadTask, charge: Charge) -> Decoded:
-            return Decoded(task, self._groups.read(task.read), charge)
-
-        return make_pool(tasks, lambda: work)
-
-
-READERS = ("petastorm", "arrow")
-AUTO = "auto"
-"""Petastorm if it is installed, otherwise Arrow."""
-
-
-_announced: set[str] = set()
-
-
-def reader_of(name: str | None) -> str:
-    """Returns the reader that is asked for. The default is Petastorm. If it is not installed, the default is Arrow, and
-    a line on standard error says so once."""
-    if name not in (None, AUTO):
-        return str(name)
-    if _is_installed("petastorm"):
-        return "petastorm"
-    if not _announced:
-        _announced.add("arrow")
-        print(
-            "sluice: row groups are read by the plain Arrow reader, because petastorm is not installed; the rows "
-            "and their order are the same",
-            file=sys.stderr,
-            flush=True,
-        )
-    return "arrow"
-
-
-def _is_installed(package: str) -> bool:
-    try:
-        return find_spec(package) is not None
-    except ModuleNotFoundError:
-        return False
-
-
-def source_of(
-    reader: str | None, groups: RowGroupReader, options: PetastormOptions = PetastormOptions()
-) -> RowGroupSource:
-    """Makes the source that a user names, or, for None and `auto`, the default one."""
-    reader = reader_of(reader)
-    if reader not in READERS:
-        raise SourceError(f"reader {reader!r} is not one of {', '.join(READERS)}")
-    if reader == "arrow":
-        if options.asked_for:
-            raise SourceError(
-                f"{', '.join(options.asked_for)}: this is Petastorm's; take reader='petastorm'"
-            )
-        return ArrowSource(groups)
-    try:
-        return PetastormSource(groups, options)
-    except ModuleNotFoundError as error:
-        raise SourceError(
-            f"reader {reader!r} needs {error.name}, which is not installed: "
-            f"{install_command('petastorm')}, or take reader='arrow', which gives the same rows"
-        ) from None

@@ -15,7 +15,8 @@ from sluice.ingest.columns import Columns
 from sluice.ingest.memory.buffers import Buffers
 from sluice.ingest.memory.governor import Governor
 from sluice.ingest.read.parquet_files import ParquetFiles
-from sluice.ingest.read.reader import RowGroupReader, Work, source_of
+from sluice.ingest.read.reader import RowGroupReader, Work
+from sluice.ingest.read.sources import source_of
 from sluice.ingest.remote.unit import RemoteError, RemoteJob, Unit, package
 from sluice.ingest.row_order import EpochSchedule, Read, RowsPlan, Slice, Window, WindowPart
 from sluice.ingest.stages.scatter_kernel import load_compiled

@@ -75,7 +75,7 @@ class PackedBags:
     """The bags of `rows` rows of a packed column, starting with row `start`. They are unpacked when they are moved."""
 
     stored: int
-    ids: npt.NDArray[np.int64]
+    ids: np.void
     """The address of the packed data, and the description of the ids' part, for `unpacked`."""
     each: int
     """The bytes of every bag. Below 0: they differ."""

@@ -28,6 +28,25 @@ unchanged. The others: signed bytes become numbers of 4 bytes."""
 RAW, PACKED, INDICES, LENGTHS = range(4)
 """How numbers are packed. RAW: unchanged. PACKED: as differences from the smallest. INDICES: as indices into the
 distinct values. LENGTHS: offsets as differences of neighbours."""
+PART = np.dtype(
+    [
+        (name, np.int64)
+        for name in (
+            "kind",  # one of the four above
+            "width",  # bytes of a number
+            "bits",  # bits of a packed number
+            "base",  # the number to add to a packed number
+            "at",  # where the part lies in the unpacked stream
+            "count",  # how many numbers it has
+            "begin",  # where its packed numbers lie
+            "values",  # INDICES: where the distinct values lie
+            "distinct",  # INDICES: how many distinct values there are
+            "checksum",
+            "column",  # from 1 on; below 0: only a part of the column, or not placeable; 0: no column
+        )
+    ]
+)
+"""Describes one packed part of a table (`sluice.ingest.read.packed_copy`)."""
 LANES = 256  # numbers that are unpacked together; a block has 32 such rows, and the last block is smaller
 PLACE = 6
 """The number of values that describe a place: chunk, first batch in it, number of batches, first row in each batch,
@@ -247,14 +266,14 @@ def fill(  # noqa: PLR0917
 def unpacked(stored: Any, part: Any, first: Any, into: Any) -> None:
     """Unpacks words of a column, starting with word `first`. `part` describes the packed data at address `stored` (see
     `sluice.ingest.read.packed_copy`)."""
-    kind, _, bits, base, _, count, at, values, distinct, _, _ = part
-    source = stored + np.uint64(at)
-    if kind == RAW:
+    source = stored + np.uint64(part.begin)
+    if part.kind == RAW:
         copied(into, carray(_words(source + np.uint64(4 * first)), (len(into),)))
         return
-    words = carray(_words(source), (bits * ((count + 31) // 32),)).view(np.uint32)
-    known = carray(_words(stored + np.uint64(values)), (distinct,)).view(np.uint32)
-    fill(kind, words, bits, np.uint32(base), known, first, count, into.view(np.uint32))
+    words = carray(_words(source), (part.bits * ((part.count + 31) // 32),)).view(np.uint32)
+    known = carray(_words(stored + np.uint64(part.values)), (part.distinct,)).view(np.uint32)
+    target = into.view(np.uint32)
+    fill(part.kind, words, part.bits, np.uint32(part.base), known, first, part.count, target)
 
 
 @compiled
@@ -279,8 +298,8 @@ def place_packed(  # noqa: PLR0917
         begin = 0
         for p in range(len(ends)):
             into, part = whole[begin : ends[p]], parts[p, c]
-            if part[0] == RAW and kinds[c] != WORDS:
-                source = stored[p] + np.uint64(part[6] + starts[p])
+            if part.kind == RAW and kinds[c] != WORDS:
+                source = stored[p] + np.uint64(part.begin + starts[p])
                 copied(into, carray(_bytes(source), (len(into),)))
             else:  # the lower 32 bits of the sum are also right for signed bytes
                 unpacked(stored[p], part, starts[p], into)
@@ -294,49 +313,27 @@ def place_packed(  # noqa: PLR0917
 def unpack_parts(parts: Any, stored: Any, stream: Any) -> None:
     """Unpacks all parts of a stream. The caller has checked the parts (`sluice.ingest.read.packed_copy`)."""
     for n in range(len(parts)):
-        kind, width, bits, base, at, count, begin, values, distinct, _, _ = parts[n]
-        into, known = stream[at : at + count * width], stored[values : values + distinct * width]
+        part = parts[n]
+        kind, width = part.kind, part.width
+        into = stream[part.at : part.at + part.count * width]
         if kind == RAW:
-            copied(into, stored[begin : begin + count])
+            copied(into, stored[part.begin : part.begin + part.count])
             continue
-        packed = stored[begin : begin + 4 * bits * ((count - (kind == LENGTHS) + 31) // 32)].view(
-            np.uint32
-        )
+        known = stored[part.values : part.values + part.distinct * width]
+        size = 4 * part.bits * ((part.count - (kind == LENGTHS) + 31) // 32)
+        words = stored[part.begin : part.begin + size].view(np.uint32)
+        bits, count = part.bits, part.count
         if width == 1:
-            fill(kind, packed, bits, np.uint8(base), known, 0, count, into)
+            fill(kind, words, bits, np.uint8(part.base), known, 0, count, into)
         elif width == 2:
-            fill(
-                kind,
-                packed,
-                bits,
-                np.uint16(base),
-                known.view(np.uint16),
-                0,
-                count,
-                into.view(np.uint16),
-            )
+            base16 = np.uint16(part.base)
+            fill(kind, words, bits, base16, known.view(np.uint16), 0, count, into.view(np.uint16))
         elif width == 4:
-            fill(
-                kind,
-                packed,
-                bits,
-                np.uint32(base),
-                known.view(np.uint32),
-                0,
-                count,
-                into.view(np.uint32),
-            )
+            base32 = np.uint32(part.base)
+            fill(kind, words, bits, base32, known.view(np.uint32), 0, count, into.view(np.uint32))
         else:
-            fill(
-                kind,
-                packed,
-                bits,
-                np.uint64(base),
-                known.view(np.uint64),
-                0,
-                count,
-                into.view(np.uint64),
-            )
+            base64 = np.uint64(part.base)
+            fill(kind, words, bits, base64, known.view(np.uint64), 0, count, into.view(np.uint64))
 
 
 @compiled
@@ -519,7 +516,7 @@ def load_compiled(bags: bool = False) -> None:
 
 def load_packed() -> None:
     """Loads the compiled functions for packed columns, by calling them with no rows."""
-    parts = np.zeros((1, 1, 11), np.int64)
+    parts = np.zeros((1, 1), PART)
     zero = np.zeros(1, np.int64)
     nowhere = np.zeros((1, 0), np.uint64)
     unpacked(np.uint64(0), parts[0, 0], 0, np.empty(0, np.int32))

@@ -60,7 +60,7 @@ class PackedRows(Protocol):
 
     def table(self) -> pa.Table: ...
 
-    def packed(self, columns: npt.NDArray[np.int64]) -> tuple[int, npt.NDArray[np.int64]]:
+    def packed(self, columns: npt.NDArray[np.int64]) -> tuple[int, npt.NDArray[np.void]]:
         """Returns the address of the packed data, and the description of each column, for `place_packed`."""
 
     def bags(self, column: int, start: int, stop: int) -> PackedBags:

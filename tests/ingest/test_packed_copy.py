@@ -26,7 +26,8 @@ from sluice.ingest.read import packed_copy
 from sluice.ingest.read.cache import FileCache
 from sluice.ingest.read.files import FileOpener
 from sluice.ingest.read.packed_copy import DamagedCopy, PackedCopy, PackedTable, crc32, packed
-from sluice.ingest.read.reader import READERS, RowGroupReader, SourceError
+from sluice.ingest.read.reader import RowGroupReader, SourceError
+from sluice.ingest.read.sources import READERS
 from sluice.ingest.stages import shuffle
 from sluice.ingest.stages.bags import shuffled
 from sluice.ingest.stages.scatter_kernel import BYTES_TO_FLOATS, WORDS, place_packed

@@ -15,7 +15,8 @@ from sluice.ingest.loader import BatchLoader
 from sluice.ingest.read.parquet_files import ParquetError, ParquetFiles, table_of
 from sluice.ingest.read.petastorm import compat
 from sluice.ingest.read.petastorm.options import PetastormOptions
-from sluice.ingest.read.reader import READERS, RowGroupReader, source_of
+from sluice.ingest.read.reader import RowGroupReader
+from sluice.ingest.read.sources import READERS, source_of
 from sluice.tools.decode_limit import decode_rows_per_s
 from tests.ingest.test_plain_columns import FILES, ROWS, SPEC, clicks, log, rows_of  # noqa: F401
 
