@@ -107,7 +107,7 @@ def test_what_a_transform_spec_makes_is_guessed_by_its_type_alone(clicks, capsys
         assert "score" in loader.dense_names
         assert not {"language", "tags"} & set(loader.sparse_names)
     assert (
-        "language (text of which nothing was seen; hash= makes ids of it)"
+        "language (text of which no value was seen; hash= makes ids of it)"
         in capsys.readouterr().err
     )
     with Loader(
@@ -137,7 +137,7 @@ def test_values_that_petastorm_may_change_or_leave_out_are_not_refused_by_footer
     [
         (
             lambda files: table_of(files, spec=Spec.own(SPEC), transform_spec=SPOKEN),
-            "give one of them; with a TransformSp",
+            "give only one of them",
         ),
         (
             lambda files: BatchLoader(ParquetFiles.open(files), batch_size=40, transforms=[SPOKEN]),

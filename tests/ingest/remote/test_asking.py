@@ -360,7 +360,7 @@ def test_while_no_worker_answers_a_loader_reads_the_rows_itself_and_says_so(
             assert values(loader) == values(here)
             epochs += 1
             assert epochs < 60
-        assert "a worker is there: row groups are asked of workers again" in capsys.readouterr().err
+        assert "a worker answers again" in capsys.readouterr().err
 
 
 @pytest.fixture(scope="module")
