@@ -36,7 +36,8 @@ from sluice.etl.spark.write import parquet_options
 from sluice.etl.spec.spec import Spec
 from sluice.etl.synth.other_shapes import synthesize_shape
 from sluice.etl.table.store import TableStore
-from sluice.ingest.read.reader import RowGroupReader, source_of
+from sluice.ingest.read.reader import RowGroupReader
+from sluice.ingest.read.sources import source_of
 from sluice.tools.decode_limit import decode_rows_per_s
 
 ROWS = {"criteo": 1_000_000, "sessions": 400_000}

@@ -33,7 +33,8 @@ from sluice.etl.synth.small_table import small_table
 from sluice.etl.table.table import FeatureTable
 from sluice.ingest.columns import Columns
 from sluice.ingest.loader import BatchLoader
-from sluice.ingest.read.reader import RowGroupReader, source_of
+from sluice.ingest.read.reader import RowGroupReader
+from sluice.ingest.read.sources import source_of
 from sluice.ingest.row_order import Read, WindowPart
 from sluice.ingest.stages.transform import Transform
 from sluice.tools.decode_limit import decode_rows_per_s

@@ -1,4 +1,4 @@
-"""The commands `sluice bench`, `headroom`, `doctor` and `guess`."""
+"""The commands `sluice bench`, `sluice headroom`, `sluice doctor` and `sluice guess`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def main(argv: list[str]) -> Mapping[str, Any] | None:
 
 
 def _command(name: str) -> Callable[[list[str]], Mapping[str, Any] | None]:
-    """The program of a command. The others are not imported, so that a typo is refused at once."""
+    """Returns the program of a command. Imports only this one, so that a typo is reported at once."""
     if name == "guess":
         from sluice.tools import guess
 
@@ -51,7 +51,7 @@ def _command(name: str) -> Callable[[list[str]], Mapping[str, Any] | None]:
 
 
 def program() -> NoReturn:
-    """Runs the whole program, as its command does."""
+    """Runs the program `sluice`, for the commands above."""
     run(main)
 
 

@@ -1,4 +1,4 @@
-"""What a trainer takes in one step: `Batch`, in tensors that lie as they are loaded, and by the names of columns."""
+"""The rows that a trainer takes in one step: `Batch`, with tensors for all columns and access by column name."""
 
 from __future__ import annotations
 
@@ -24,60 +24,59 @@ TENSORS = ("dense", "values", "lengths", "label", "weight")
 
 
 class BagColumn(NamedTuple):
-    """A column of which each row has any number of ids: tensors, or numpy arrays."""
+    """A column of bags, in which each row has any number of ids. Holds tensors or numpy arrays."""
 
     values: Any
-    """The ids of the first row, then of the second."""
+    """The ids of the first row, then of the second, and so on."""
     lengths: Any
-    """How many of them each row has."""
+    """The number of ids of each row."""
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What one rank takes in one step. The tensors are views of memory that is used again once all are gone."""
+    """The rows that one rank takes in one step. The tensors are views of memory that is reused once all are gone."""
 
     dense: torch.Tensor
-    """[rows, dense columns] float32, feature by feature underneath."""
+    """[rows, dense columns] float32. In memory, each feature is contiguous."""
     values: torch.Tensor
-    """int32, or int64 where a column has more ids: all ids of the first sparse column, then of the second, as
-    KeyedJaggedTensor has them."""
+    """All ids of the first sparse column, then of the second, as in KeyedJaggedTensor. int32, or int64 if a column
+    needs it."""
     lengths: torch.Tensor
-    """[sparse columns × rows] int32: the number of ids of each row. Without bags one tensor for all batches: do not
-    write to it."""
+    """[sparse columns × rows] int32: the number of ids of each row. Do not write to it: without bags, all batches share
+    one tensor."""
     label: torch.Tensor
     """[rows] float32."""
     weight: torch.Tensor
-    """[rows] float32: 0 marks a row that only fills the batch."""
+    """[rows] float32: 0 marks a padding row."""
     rows: int
-    """The number of rows that do not just fill the batch."""
+    """The number of rows without padding."""
     epoch: int
     step: int
     checksum: int = field(default=0, repr=False)
-    """Checksum of one column's ids as read, before any transform: it goes into the order hash."""
+    """A checksum of one column's ids before any transform. It is part of the order hash."""
     columns: Columns | None = field(default=None, repr=False, compare=False)
-    """What the columns are called; None if whoever made the batch did not say."""
+    """The columns and their names. None if the batch was made without them."""
 
     def __len__(self) -> int:
-        """The number of rows, with those that only fill the batch."""
+        """The number of rows, including padding."""
         return len(self.dense)
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Batch:
-        """The batch with its tensors on that device, as frameworks move theirs."""
+        """Returns the batch with its tensors on `device`. Frameworks call this to move batches."""
         return self._moved(lambda tensor: tensor.to(device, non_blocking=non_blocking))
 
     def pin_memory(self) -> Batch:
-        """The batch in memory from which a GPU copies without waiting; torch's DataLoader asks for it."""
+        """Returns the batch in pinned memory, for asynchronous copies to a GPU. torch's DataLoader calls this."""
         return self._moved(torch.Tensor.pin_memory)
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The columns by name: dense ones, sparse ones, the label and the weight."""
+        """The names of all columns: dense, sparse, label and weight."""
         columns = self._named()
         return (*columns.dense, *columns.sparse, columns.label, columns.weight or "weight")
 
     def __getitem__(self, name: str) -> torch.Tensor | BagColumn:
-        """One column: numbers as float32 [rows], ids as int32 or int64 [rows], and as a `BagColumn` ids of
-        which a row has any number."""
+        """Returns one column: numbers as float32 [rows], ids as int32 or int64 [rows], and bags as a `BagColumn`."""
         columns = self._named()
         if name in columns.dense:
             return self.dense[:, columns.dense.index(name)]
@@ -90,12 +89,12 @@ class Batch:
         raise KeyError(f"the batch has no column {name!r}{nearest(name, self.names)}")
 
     def as_dict(self) -> dict[str, torch.Tensor | BagColumn]:
-        """All columns by name, as views of the batch."""
+        """Returns all columns by name, as views of the batch."""
         columns, names = self._named(), self.names
         if names[-1] in names[:-1]:
             raise LoadingError(
-                f"column {names[-1]!r} is a feature, and the weights of rows have its name in a dict of "
-                "columns; give the feature another name, or take batch[name] and batch.weight"
+                f"column {names[-1]!r} is a feature, but the weights of rows have the same name in a dict of "
+                "columns; rename the feature, or use batch[name] and batch.weight"
             )
         return {
             **dict(zip(columns.dense, self.dense.unbind(1), strict=True)),
@@ -105,7 +104,7 @@ class Batch:
         }
 
     def numpy(self) -> dict[str, Any]:
-        """All columns by name as numpy arrays, views of the batch; a column of bags is a `BagColumn` of arrays."""
+        """Returns all columns by name as numpy arrays, which are views. A column of bags is a `BagColumn` of arrays."""
         return {
             name: BagColumn(one.values.numpy(), one.lengths.numpy())
             if isinstance(one, BagColumn)
@@ -114,7 +113,7 @@ class Batch:
         }
 
     def pandas(self) -> pd.DataFrame:
-        """A copy as a frame with a column for each name; a bag is an array in its row."""
+        """Returns a copy as a DataFrame. A bag is an array in its row."""
         try:
             import pandas as pd
         except ImportError:
@@ -129,7 +128,7 @@ class Batch:
         )
 
     def kjt(self) -> KeyedJaggedTensor:
-        """The ids as TorchRec takes them."""
+        """Returns the ids as TorchRec's KeyedJaggedTensor."""
         try:
             from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
         except ImportError:
@@ -139,7 +138,7 @@ class Batch:
         return KeyedJaggedTensor(list(self._named().sparse), self.values, lengths=self.lengths)
 
     def torchrec(self) -> TorchrecBatch:
-        """The batch as TorchRec's own loops take it: `dense_features`, `sparse_features`, `labels`, and no weights."""
+        """Returns the batch for TorchRec's own loops: `dense_features`, `sparse_features` and `labels`, no weights."""
         ids = self.kjt()
         from torchrec.datasets.utils import Batch as TorchrecBatch
 

@@ -1,4 +1,4 @@
-"""Makes what a loader, or a server, runs of the transforms that a table leaves to it: `bound`, `ColumnTransforms`."""
+"""Makes a table's transforms callable: `bound` for a loader's pipeline, `ColumnTransforms` for a server's rows."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
     from sluice.etl.table.table import FeatureTable
 
 _PLACE = (
-    "put its module where Python finds it (PYTHONPATH), here as where the run began, or train another model "
-    "without the transform"
+    "put its module where Python finds it (PYTHONPATH), as on the host where the run began, or train another "
+    "model without the transform"
 )
 
 
 def bound(
     transforms: Sequence[TableTransform], stored: Sequence[Field], permission: Permission
 ) -> list[Transform]:
-    """The transforms over columns that are stored so, ready to be called. What cannot run is refused now."""
+    """Makes transforms over these stored columns ready to be called. Raises an error now for one that cannot run."""
     found, fields = [], tuple(stored)
     for one in transforms:
         before, fields = fields, transformed(fields, (one,))
@@ -62,7 +62,7 @@ def bound(
 
 
 class ColumnTransforms:
-    """A table's transforms over columns that are no part of a pipeline: a server's rows."""
+    """A table's transforms over columns outside a pipeline, such as a server's rows."""
 
     def __init__(self, calls: Sequence[Transform], fields: Sequence[Field]):
         self._calls = [(call, function_of(call)) for call in calls]
@@ -74,8 +74,7 @@ class ColumnTransforms:
         return cls(bound(table.transforms, table.stored, table.permission), table.fields)
 
     def __call__(self, arrays: Arrays, rows: int) -> Arrays:
-        """The columns after all transforms, those of ids and numbers in a batch's types; bags have their lengths
-        beside them."""
+        """Returns the columns after all transforms, in a batch's types. A column of bags comes with `NAME.lengths`."""
         if not self._calls:
             return arrays
         found: Arrays = {}
@@ -100,7 +99,7 @@ class ColumnTransforms:
 
 
 class Chain:
-    """Built-in operators over some columns of a batch, which come and go as arrays."""
+    """A transform of built-in operators over some columns of a batch."""
 
     def __init__(self, one: TableTransform, inputs: Sequence[Field]):
         self._one, self._inputs = one, tuple(inputs)
@@ -134,7 +133,7 @@ class Chain:
         return {outputs[0]: values.to_numpy(zero_copy_only=False)}
 
     def _nothing(self) -> Arrays:
-        """One row of zeros, to see that the operators take these columns."""
+        """One row of zeros, to check that the operators accept these columns."""
         found: Arrays = {}
         for f in self._inputs:
             found[f.name] = np.zeros(1, np.float32 if f.role == "dense" else id_kind(f.cardinality))

@@ -1,4 +1,4 @@
-"""Which columns a pipeline carries, and in which role: `Columns`."""
+"""The columns that a pipeline carries, and their roles: `Columns`."""
 
 from __future__ import annotations
 
@@ -17,39 +17,40 @@ from sluice.ingest.knobs import nearest
 _WHOLE = ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 _NUMBERS = (*_WHOLE, "float", "double", "halffloat")
 _BAGS = re.compile(r"(large_)?binary|(large_)?list<(\w+: )?u?int(8|16|32|64)( not null)?>")
-_GUESSED_BAG = 8.0  # ids in a bag; only for reserving memory before the first bags are seen
+_GUESSED_BAG = (
+    8.0  # assumed ids in a bag; only used to reserve memory before the first bags are read
+)
 
 
 class ColumnError(LoadingError):
-    """A column that cannot be loaded: its message names the column and what would do."""
+    """A column cannot be loaded. The message names the column and says what to do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Columns:
-    """Columns of numbers as float32 (dense features, label, weight), and of ids as int32, or uint32 where there are
-    more than fit that: one a row, or a bag of them."""
+    """The columns of a pipeline. Dense features, label and weight are float32. Ids are int32, or uint32 if they do not
+    fit int32. A row has one id, or a bag of ids."""
 
     dense: tuple[str, ...]
     sparse: tuple[str, ...]
-    """The keys of a batch's ids, including bags."""
+    """The columns of ids, including bags."""
     label: str
     weight: str | None = None
     bags: Mapping[str, float] = field(default_factory=dict)
-    """The columns of `sparse` that hold bags, and how many ids a bag has on average."""
+    """The columns of `sparse` that hold bags, and the average number of ids in a bag."""
     cardinalities: Mapping[str, int] = field(default_factory=dict)
     fill: Mapping[str, float] = field(default_factory=dict)
-    """The number that replaces a missing value in a column. In other columns a missing value is an error; a missing bag
-    is an empty one."""
+    """The number that replaces a missing value in a column. In other columns a missing value is an error. A missing bag
+    becomes an empty one."""
     added: frozenset[str] = frozenset()
-    """The columns that no file holds: transforms give them."""
+    """The columns that no file holds, because transforms add them."""
     in_order_hash: str | None = None
-    """The column of ids whose values go into the order hash, as they are before any transform: that of the most ids.
-    """
+    """The column whose ids, before any transform, go into the order hash: the column with the most ids."""
 
     def __post_init__(self) -> None:
         if not self.dense and not self.sparse:
             raise ColumnError(
-                "no column has the role dense or sparse: there is nothing to train on"
+                "no column has the role dense or sparse, so there is nothing to train on; give one of them to a column"
             )
         for name in ("cardinalities", "bags", "fill"):
             object.__setattr__(self, name, MappingProxyType(dict(getattr(self, name))))
@@ -62,15 +63,16 @@ class Columns:
         bags: Mapping[str, float] | None = None,
         known: Mapping[str, float] = MappingProxyType({}),
     ) -> Columns:
-        """The columns by the roles in a table, in the table's order. `fill` is a number for all columns but the label,
-        or by name, and stands above what is `known` to fill some; `bags` says how many ids a row has, where the columns
-        themselves do not."""
+        """Makes the columns from the fields of a table, in the table's order.
+
+        `fill` is one number for all columns of numbers except the label, or a number for each name. It overrides
+        `known`. `bags` has the average number of ids for columns that do not say it themselves."""
         fields = tuple(fields)
         used = [f for f in fields if f.role in ("dense", "sparse", "label", "weight", "id_list")]
         for f in used:
             ids = (
                 f.role == "sparse" and not f.online
-            )  # the loader's operators make ids of numbers of any type
+            )  # the loader's operators make ids from numbers of any type
             fits = f.nullable or (
                 _BAGS.fullmatch(f.type)
                 if f.role == "id_list"
@@ -144,17 +146,17 @@ class Columns:
 
     @property
     def floats(self) -> tuple[str, ...]:
-        """The columns that are the rows of the float block."""
+        """The columns of floats: dense features, label and weight."""
         return (*self.dense, self.label, *((self.weight,) if self.weight else ()))
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of all columns to read."""
+        """All columns to read from files."""
         return tuple(name for name in (*self.floats, *self.sparse) if name not in self.added)
 
     @property
     def scalars(self) -> tuple[str, ...]:
-        """The columns of one id a row."""
+        """The columns with one id a row."""
         return tuple(name for name in self.sparse if name not in self.bags)
 
     @property
@@ -163,17 +165,17 @@ class Columns:
         return tuple(name for name in self.bags if name not in self.added)
 
     def id_kind(self, name: str) -> type[np.int32 | np.uint32]:
-        """The type of a column's ids until they are handed over."""
+        """The type of a column's ids inside the pipeline."""
         return id_kind(self.cardinalities.get(name))
 
     @property
     def wide(self) -> bool:
-        """Whether a column's ids do not fit int32, so that a batch has all ids as int64."""
+        """Whether some ids do not fit int32, so that a batch has all ids as int64."""
         return any(map(is_wide, self.cardinalities.values()))
 
     @property
     def row_bytes(self) -> int:
-        """The size of a row in bytes, on average, once decoded and as part of a batch."""
+        """The average bytes of a row in a batch."""
         each = 8 if self.wide else 4
         return (
             4 * len(self.floats) + each * len(self.sparse) + round(each * sum(self.bags.values()))

@@ -1,4 +1,4 @@
-"""The root of a user's mistakes that a loader meets. Standard library only."""
+"""The base class of a loader's errors that a user can correct. Standard library only."""
 
 from __future__ import annotations
 
@@ -6,6 +6,6 @@ from sluice.common.errors import UsageError
 
 
 class LoadingError(UsageError):
-    """A mistake in what is loaded, or in how a loader was asked: found at the start, or in the middle of an epoch.
+    """A mistake in the data or in a loader's arguments. It may be found at the start or in the middle of an epoch.
 
-    A program that does more than load counts it among the failures of its run."""
+    A program that does more than load counts it as a failure of its run."""

@@ -1,7 +1,7 @@
-"""Puts batches on a device, copied while the step before them runs: `on_device(loader, "cuda")`.
+"""Copies batches to a device while the previous step runs: `on_device(loader, "cuda")`.
 
-A batch is kept in memory that is used again, so it is first copied into pinned memory; from there a stream of its own
-takes it to the device. The consumer's stream waits for that copy, the consumer itself does not.
+A batch lies in memory that is reused, so it is first copied into pinned memory. A separate stream copies it from there
+to the device. The consumer's stream waits for that copy. The consumer itself does not wait.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from sluice.ingest.batch import TENSORS, Batch
 
 
 class DeviceError(ValueError):
-    """A device that is not there: the message says which are."""
+    """A device does not exist. The message lists those that do."""
 
 
 class CopyMark(Protocol):
-    """Marks the end of what was sent so far."""
+    """Marks the end of all copies that were sent so far."""
 
     def passed(self) -> bool: ...
     def before_use(self, tensors: list[torch.Tensor]) -> None:
-        """Makes sure that whatever the consumer does with the tensors from now on comes after the mark."""
+        """Makes the consumer's further work on the tensors wait for the mark."""
 
 
 class Lane(Protocol):
-    """A stream to a device. `send` returns at once; its source must stay as it is until a mark after it has passed."""
+    """A stream to a device. `send` returns at once. Its source must not change until a later mark has passed."""
 
     def pinned(self, size: int, kind: torch.dtype) -> torch.Tensor: ...
     def send(self, source: torch.Tensor) -> torch.Tensor: ...
@@ -37,7 +37,7 @@ class Lane(Protocol):
 
 
 class BatchSource(Protocol):
-    """What is needed of a loader here."""
+    """The parts of a loader that `OnDevice` uses."""
 
     def __iter__(self) -> Iterator[Batch]: ...
     def __len__(self) -> int: ...
@@ -46,8 +46,8 @@ class BatchSource(Protocol):
 
 
 class OnDevice:
-    """Sends a loader's batches through a lane, `ahead` of them before the consumer asks. Its state is that of the batch
-    the consumer has, whatever is under way."""
+    """Sends a loader's batches through a lane, `ahead` batches before the consumer asks. Its state belongs to the batch
+    that the consumer has."""
 
     def __init__(self, loader: BatchSource, lane: Lane, ahead: int = 1):
         if ahead < 1:
@@ -85,7 +85,7 @@ class OnDevice:
         return self._loader.state_dict() if self._state is None else self._state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Loads a state as the loader does."""
+        """Loads a state into the loader."""
         self._loader.load_state_dict(state)
         self._state = None
 
@@ -96,14 +96,14 @@ class OnDevice:
         }
         if (
             self._constant is None or self._constant[0] is not batch.lengths
-        ):  # without bags, all batches share it
+        ):  # without bags, all batches share one tensor
             self._constant = batch.lengths, self._copy(batch.lengths, held)
         mark = self._lane.mark()
         self._lent.append((mark, held))
         return replace(batch, lengths=self._constant[1], **tensors), mark
 
     def _copy(self, tensor: torch.Tensor, held: list[torch.Tensor]) -> torch.Tensor:
-        """Copies a tensor by way of pinned memory, laid out as it was: dense features feature by feature."""
+        """Copies a tensor through pinned memory. Keeps its layout: dense features lie feature by feature."""
         turned = tensor.dim() == 2 and not tensor.is_contiguous()
         flat = tensor.t() if turned else tensor
         stage = self._stage(flat.numel(), tensor.dtype)
@@ -115,7 +115,7 @@ class OnDevice:
         return sent.t() if turned else sent
 
     def _stage(self, size: int, kind: torch.dtype) -> torch.Tensor:
-        """Returns pinned memory that no copy reads any more."""
+        """Returns pinned memory that is not in use by a copy."""
         while self._lent and self._lent[0][0].passed():
             for stage in self._lent.popleft()[1]:
                 self._idle.setdefault(stage.dtype, []).append(stage)
@@ -158,11 +158,11 @@ class _CudaMark:
         for tensor in tensors:
             tensor.record_stream(
                 stream
-            )  # its memory is not used for another copy while the consumer's work is queued
+            )  # the memory is not reused while the consumer's work is queued
 
 
 def on_device(loader: BatchSource, device: str | torch.device, ahead: int = 1) -> BatchSource:
-    """Returns the loader itself for the processor; otherwise its batches on the device, `ahead` of the consumer."""
+    """Returns the loader itself for "cpu". For a GPU, returns its batches on the device, sent `ahead` batches early."""
     device = torch.device(device)
     if device.type == "cpu":
         return loader

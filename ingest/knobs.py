@@ -1,7 +1,7 @@
-"""What may be changed while a pipeline runs, and how far: `Knobs` and their `Limits`.
+"""The settings that may be changed while a pipeline runs, and their ranges: `Knobs` and `Limits`.
 
-Both are frozen and reject nonsense when they are made, so nothing downstream checks them again. Standard library only:
-the agent imports this file and little else of the loader.
+Both are frozen and reject invalid values when they are made, so no other code checks them again. Standard library
+only, because the agent imports this file and little else of the loader.
 """
 
 from __future__ import annotations
@@ -16,16 +16,17 @@ from sluice.common.errors import UsageError
 from sluice.common.suggest import nearest as nearest  # noqa: PLC0414  for those who know the knobs
 
 BACKENDS = ("thread", "process")
-"""Where transforms may run, on this host."""
+"""Where transforms may run on this host."""
 REMOTE = "remote"
-"""Where reading may run besides: in workers that other processes or other hosts have (`ingest/remote`)."""
+"""The back end of remote workers, which are other processes or other hosts (`ingest/remote`)."""
 REQUESTS_A_CORE = 2
-"""How many requests keep such a worker's core busy: one is made while another is on its way."""
+"""How many requests keep a remote worker's core busy: one is worked on while another is on its way."""
 PLACES = (*BACKENDS, REMOTE)
-"""Wherever a stage's workers may be."""
+"""All back ends."""
 SIZES = ("read_ahead_bytes", "prefetch_bytes")
+"""The knobs that are numbers of bytes."""
 NAMES = ("workers", "backend", "fused", *SIZES)
-"""The names of all knobs, and of those that are numbers of bytes: `SIZES`."""
+"""All knobs."""
 MAX_WORKERS = 4096
 _UNITS = {
     "": 1,
@@ -41,11 +42,11 @@ _UNITS = {
 
 
 class KnobError(UsageError):
-    """A knob that cannot be: its message names the knob, the value and what would do."""
+    """A knob is invalid. The message names the knob and the value, and says what to do."""
 
 
 def parse_bytes(text: str | int) -> int:
-    """Parses `64MiB`, `1.5GiB`, `4096` into bytes. Units are binary (KiB) or decimal (MB); no unit means bytes."""
+    """Parses `64MiB`, `1.5GiB` or `4096` into bytes. Units are binary (KiB) or decimal (MB). No unit means bytes."""
     if isinstance(text, int):
         return text
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
@@ -57,7 +58,7 @@ def parse_bytes(text: str | int) -> int:
 
 
 def format_bytes(count: float) -> str:
-    """Formats a number of bytes as a person reads it: 64 MiB, 1.5 GiB."""
+    """Formats a number of bytes for people: 64 MiB, 1.5 GiB."""
     for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if abs(count) >= size:
             return f"{count / size:.4g} {unit}"
@@ -66,25 +67,24 @@ def format_bytes(count: float) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Knobs:
-    """One setting of a pipeline. No knob changes which rows come, or in which order."""
+    """The settings of a pipeline. No knob changes which rows come, or in which order."""
 
     workers: Mapping[str, int] = field(default_factory=dict)
-    """The number of workers of each stage. Too few: the stage starves those after it; too many: they take cores and
-    memory from the others, and from the trainer."""
+    """The number of workers of each stage. With too few, later stages wait. Too many take cores and memory from other
+    stages and from the trainer."""
     backend: Mapping[str, str] = field(default_factory=dict)
-    """`thread` or `process` for each stage that can be both. Threads share memory and cost nothing to pass data;
-    processes run Python code that holds the interpreter lock side by side. `remote` for reading, if a loader has
-    workers elsewhere: its own ones then only ask, each for one row group at a time."""
+    """`thread` or `process` for each stage that supports both. Threads share memory and pass data for free. Processes
+    run Python code in parallel. `remote`: remote workers do the work, and the stage's own workers only send requests,
+    one row group at a time."""
     fused: frozenset[str] = frozenset()
-    """Stages whose work is done by the workers of the stage before them. None: batches are handed over from stage to
-    stage, which costs cores that are short; all: stages that differ cannot have workers, or a back end, of their
-    own."""
+    """Stages whose work is done by the workers of the stage before them. Fusing saves the cost of handing batches over.
+    A fused stage cannot have workers, or a back end, of its own."""
     read_ahead_bytes: int = 64 * 2**20
-    """Decoded bytes that may wait between reading and shuffling. Near 0: readers stop for every item;
-    large: memory spent on what smooths nothing."""
+    """Decoded bytes that may wait between reading and shuffling. If it is too small, readers stop for every item. If it
+    is too large, it only wastes memory."""
     prefetch_bytes: int = 32 * 2**20
-    """Finished batches that may wait for the trainer. Near 0: every hiccup of the pipeline reaches the trainer;
-    large: memory spent on what the trainer will not need soon."""
+    """Bytes of finished batches that may wait for the trainer. If it is too small, every short delay of the pipeline
+    delays the trainer. If it is too large, it only wastes memory."""
 
     def __post_init__(self) -> None:
         for stage, count in self.workers.items():
@@ -100,7 +100,7 @@ class Knobs:
             if backend not in PLACES:
                 raise KnobError(f"backend of {stage!r}: {backend!r}{nearest(str(backend), PLACES)}")
         if isinstance(self.fused, str) or not all(isinstance(stage, str) for stage in self.fused):
-            raise KnobError(f"fused: {self.fused!r} is no list of stages")
+            raise KnobError(f"fused: {self.fused!r} is not a list of stages")
         for name in SIZES:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
@@ -117,7 +117,7 @@ class Knobs:
         return replace(self, workers={**self.workers, **workers})
 
     def to_dict(self) -> dict[str, Any]:
-        """The knobs as JSON holds them; `from_dict` is its inverse."""
+        """The knobs as a dict for JSON. `from_dict` reads it back."""
         return {
             "workers": dict(self.workers),
             "backend": dict(self.backend),
@@ -134,8 +134,9 @@ class Knobs:
         return cls(**values)
 
     def parse(self, text: str) -> Knobs:
-        """These knobs, changed as a command line says: `read=4,transform.backend=process,prefetch_bytes=64MiB`;
-        `second.fused=yes` makes the workers of the stage before it do the second's work."""
+        """Returns these knobs with the changes in `text`, such as
+        `read=4,transform.backend=process,prefetch_bytes=64MiB`. `second.fused=yes` fuses the stage `second` with the
+        stage before it."""
         workers = dict(self.workers)
         backend = dict(self.backend)
         fused = set(self.fused)
@@ -162,7 +163,7 @@ class Knobs:
 
     @property
     def text(self) -> str:
-        """The knobs as `parse` takes them."""
+        """The knobs in the form that `parse` reads."""
         return ",".join(
             [
                 *(f"{stage}={count}" for stage, count in self.workers.items()),
@@ -196,17 +197,17 @@ class Limits:
     """The range of each knob in one pipeline on one machine."""
 
     workers: Mapping[str, tuple[int, int]]
-    """The fewest and most workers of each stage; a stage with (1, 1) cannot be resized. Its keys are all the stages."""
+    """The fewest and most workers of each stage. A stage with (1, 1) cannot be resized. All stages are listed."""
     backends: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """The back ends that each stage can use; a stage that is not named here runs on threads only."""
+    """The back ends that each stage can use. A stage that is not listed only runs on threads."""
     fusable: Mapping[str, str] = field(default_factory=dict)
-    """Maps each stage whose work the stage before it can do, on the same back end, to that stage before."""
+    """Maps each stage that can be fused to the stage before it. Both need the same back end."""
     read_ahead_bytes: tuple[int, int] = (2**20, 2**40)
     prefetch_bytes: tuple[int, int] = (2**20, 2**40)
 
     def __post_init__(self) -> None:
         if not self.workers:
-            raise KnobError("limits without a stage")
+            raise KnobError("limits: there is no stage")
         for name, (low, high) in [
             *self.workers.items(),
             ("read_ahead_bytes", self.read_ahead_bytes),
@@ -214,7 +215,7 @@ class Limits:
         ]:
             if not 1 <= low <= high:
                 raise KnobError(
-                    f"limits of {name!r}: {low} to {high} is no range of positive numbers"
+                    f"limits of {name!r}: {low} to {high} is not a range of positive numbers"
                 )
         for stage, backends in self.backends.items():
             if stage not in self.workers or not backends or any(b not in PLACES for b in backends):
@@ -232,19 +233,19 @@ class Limits:
         return self.backends.get(stage, ("thread",))
 
     def movable(self, stage: str, backend: str | None) -> bool:
-        """Whether a stage's functions can run on threads and in processes of this host. Where workers elsewhere do its
-        work, somebody has said so."""
+        """Whether a stage can change between threads and processes. A stage on remote workers stays there, because the
+        user has chosen that."""
         return backend != REMOTE and set(self.backends_of(stage)) >= set(BACKENDS)
 
     def head(self, knobs: Knobs, stage: str) -> str:
-        """The stage whose workers do the work of `stage`: itself, or the first of those that are fused with it."""
+        """The stage whose workers do the work of `stage`: itself, or the first stage that it is fused with."""
         while stage in knobs.fused:
             stage = self.fusable[stage]
         return stage
 
     def fits(self, backend: Mapping[str, str], stage: str) -> bool:
-        """Whether the stage before could do the work of `stage`, with such back ends. What remote workers read is taken
-        in by threads of this process."""
+        """Whether `stage` can be fused with the stage before it, with these back ends. Remote counts as threads here,
+        because threads of this process receive the rows."""
         before = self.fusable.get(stage)
         own, other = (
             backend.get(s, "thread").replace(REMOTE, "thread") for s in (stage, before or stage)
@@ -252,7 +253,7 @@ class Limits:
         return before is not None and own == other
 
     def check(self, knobs: Knobs) -> None:
-        """Raises KnobError, naming the knob, its value and its range, if `knobs` are outside."""
+        """Raises KnobError, which names the knob, its value and its range, if `knobs` exceed the limits."""
         for stage, count in knobs.workers.items():
             low, high = self.workers.get(stage, (0, 0))
             if not high:
@@ -286,8 +287,7 @@ class Limits:
                 raise KnobError(f"{name}: {getattr(knobs, name)} is outside {low} to {high}")
 
     def resized(self, knobs: Knobs, workers: Mapping[str, int]) -> Knobs:
-        """The knobs with so many workers of each stage, as far as the limits allow: `workers` may ask for more than
-        that."""
+        """Returns the knobs with these numbers of workers. Numbers beyond the limits are lowered to them."""
         return self.clamp(
             replace(
                 knobs, workers={s: min(count, self.workers[s][1]) for s, count in workers.items()}
@@ -295,8 +295,7 @@ class Limits:
         )
 
     def clamp(self, knobs: Knobs) -> Knobs:
-        """The nearest knobs within the limits; names that the pipeline lacks are left out, those not given get the
-        lowest."""
+        """Returns the nearest knobs within the limits. Drops unknown stages. Missing stages get the fewest workers."""
         workers = {
             s: min(max(knobs.workers.get(s, low), low), high)
             for s, (low, high) in self.workers.items()

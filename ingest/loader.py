@@ -30,7 +30,8 @@ from sluice.ingest.read.files import FileOpener
 from sluice.ingest.read.packed_copy import PackedCopy
 from sluice.ingest.read.parquet_files import ParquetFiles, table_of
 from sluice.ingest.read.petastorm.options import PetastormOptions, reshaped, without_spec
-from sluice.ingest.read.reader import RowGroupReader, SourceError, first_schema, source_of
+from sluice.ingest.read.reader import RowGroupReader, SourceError, first_schema
+from sluice.ingest.read.sources import source_of
 from sluice.ingest.row_order import WINDOW_ROWS, Position, Read, RowsPlan, chain, default_streams
 from sluice.ingest.stages.batch import Ready
 from sluice.ingest.stages.pool import Closed

@@ -1,8 +1,8 @@
-"""What this process may use and does use: cores, memory, processor time.
+"""Reads what this process may use and does use: cores, memory, processor time.
 
-psutil reads processor times, the host's memory and limits of processes. The rest is read here, because psutil has no
-control groups, pressure, waiting for cores, or numbers of cores, and counts shared memory together with mapped files.
-`root` is `/`; tests put made-up files there.
+psutil reads processor times, the host's memory and limits of processes. This module reads the rest, because psutil does
+not read control groups, pressure and waiting for cores, and it counts mapped files as shared memory. `root` is `/`.
+Tests use a folder with made-up files.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ import psutil
 from sluice.common.control_groups import ControlGroups, MemoryGroup, text_of
 
 WORKER_PROCESS_BYTES = 50 * 2**20
-"""What a worker process takes at least, with numpy and pyarrow: it is charged with that until one was weighed."""
+"""The least memory of a worker process with numpy and pyarrow. It is charged until a process was measured."""
 
 
 class Machine:
-    """The machine as process `pid` sees it. Every call reads anew: quotas and groups change while a process runs."""
+    """The machine as process `pid` sees it. Every call reads again, because quotas and groups may change."""
 
     def __init__(self, root: Path | str = "/", pid: int | None = None):
         self._root = Path(root)
@@ -31,11 +31,11 @@ class Machine:
         self._ticks = os.sysconf("SC_CLK_TCK")
 
     def cores(self) -> float:
-        """The number of cores that may be used: those of the affinity, or fewer if a quota says so."""
+        """The number of cores that may be used, by affinity and quota."""
         return self._control.cores()
 
     def model(self) -> str:
-        """The processor's name, `unknown` if the system does not say."""
+        """The processor's name, or `unknown` if the system does not report it."""
         for line in (self._text("proc/cpuinfo") or "").splitlines():
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
@@ -48,8 +48,8 @@ class Machine:
         return min(limits if user is None else [*limits, user])
 
     def memory_group(self) -> MemoryGroup | None:
-        """Of the control groups that this process is in, the one whose limit leaves the least memory; None: none has a
-        limit, or the kernel does not say what it charges."""
+        """Returns the control group of this process whose limit leaves the least memory. None: no group has a limit, or
+        the kernel does not report their use."""
         rooms = [
             (group.limit - charged, group)
             for group in self._control.limited()
@@ -58,18 +58,18 @@ class Machine:
         return min(rooms, key=lambda room: room[0])[1] if rooms else None
 
     def memory_used(self) -> int:
-        """The anonymous and shared bytes of this process and its descendants, each shared page counted once between
-        them. Page cache is not included: the kernel takes that back by itself."""
+        """The anonymous and shared bytes of this process and its descendants. Each shared page counts once. Page cache
+        does not count, because the kernel frees it when needed."""
         tree = self.tree()
         return sum(self._memory_of(pid, alone=len(tree) == 1) for pid in tree)
 
     def memory_own(self) -> int:
-        """The anonymous and shared bytes of this process alone: cheap enough to be read often."""
+        """The anonymous and shared bytes of this process alone. This is cheap enough to be read often."""
         return self._memory_of(self._pid, alone=True)
 
     def memory_pressure(self) -> float:
-        """The per cent of the last ten seconds in which something in this process's control group (in version 1, or
-        without groups: on this host) waited for memory. 0 if the kernel does not say."""
+        """The per cent of the last ten seconds in which a task in this process's control group waited for memory. With
+        version 1, or without groups, it counts tasks of the whole host. 0 if the kernel does not report it."""
         own = [g.path[0] / "memory.pressure" for g in self._control.of("memory") if g.version == 2]
         for path in [*own, self._root / "proc/pressure/memory"]:
             for line in (text_of(path) or "").splitlines():
@@ -78,13 +78,12 @@ class Machine:
         return 0.0
 
     def cpu_used_s(self) -> float:
-        """The processor time of this process and its descendants, including those that have ended and were waited
-        for."""
+        """The processor time of this process and its descendants, including ended ones that were waited for."""
         return sum(map(_cpu_s, self.tree()))
 
     def cores_idle_s(self) -> float | None:
-        """How long cores of the affinity have had nothing to do so far. None if the kernel does not say, or if a quota
-        allows fewer cores than there are: an idle core is then not a free one."""
+        """The idle time so far of the cores that this process may run on. None if the kernel does not report it, or if
+        a quota allows fewer cores, because an idle core is then not free for this process."""
         allowed = self._control.allowed()
         if not allowed or any(quota < len(allowed) for quota in self._control.quotas()):
             return None
@@ -93,11 +92,11 @@ class Machine:
             name, *fields = line.split()
             if name[:3] == "cpu" and name[3:].isdigit() and int(name[3:]) in allowed:
                 allowed.remove(int(name[3:]))
-                idle += int(fields[3]) + int(fields[4])  # waiting for a disk is idle, too
+                idle += int(fields[3]) + int(fields[4])  # waiting for a disk counts as idle too
         return None if allowed else idle / self._ticks
 
     def tree(self) -> list[int]:
-        """The ids of this process and its descendants. psutil would read every process of the host for it."""
+        """The ids of this process and its descendants. psutil would read all processes of the host for this."""
         found = [self._pid]
         for pid in found:
             for task in self._names(f"proc/{pid}/task"):
@@ -108,8 +107,8 @@ class Machine:
         return found
 
     def _own_limits(self) -> Iterator[int]:
-        """The limits of this process itself. RLIMIT_AS and RLIMIT_DATA count addresses, used or not: what they leave is
-        added to what is used now."""
+        """The limits of this process itself. RLIMIT_AS and RLIMIT_DATA count addresses, used or not, so what they leave
+        is added to the memory that is used now."""
         process = psutil.Process(self._pid)
         for limit, size in ((psutil.RLIMIT_AS, "VmSize"), (psutil.RLIMIT_DATA, "VmData")):
             most, _ = process.rlimit(limit)
@@ -118,8 +117,8 @@ class Machine:
                 yield self.memory_own() + max(0, left)
 
     def _memory_of(self, pid: int, alone: bool) -> int:
-        # The roll-up divides shared pages between their users; it costs a walk over the page tables, so only a tree
-        # of several processes pays for it.
+        # smaps_rollup divides shared pages between their users. It is slow because it walks over the page tables, so
+        # it is only read if there are several processes.
         if not alone:
             sizes = {}
             for line in (self._text(f"proc/{pid}/smaps_rollup") or "").splitlines():
@@ -128,7 +127,7 @@ class Machine:
             if "Pss_Anon" in sizes:
                 return 1024 * (int(sizes["Pss_Anon"]) + int(sizes.get("Pss_Shmem", "0")))
         status = self._status(pid)
-        if not status:  # the process has ended, or the system has no such files, as macOS
+        if not status:  # the process has ended, or the system has no such files (macOS)
             return _resident_bytes(pid)
         return 1024 * (int(status.get("RssAnon", "0")) + int(status.get("RssShmem", "0")))
 
@@ -151,7 +150,7 @@ class Machine:
 
 
 def _cpu_s(pid: int) -> float:
-    """A process's time on cores, with that of its children that were waited for; 0 if it has ended."""
+    """A process's time on cores, including its children that were waited for. 0 if it has ended."""
     try:
         times = psutil.Process(pid).cpu_times()
     except psutil.NoSuchProcess:
@@ -160,7 +159,7 @@ def _cpu_s(pid: int) -> float:
 
 
 def _resident_bytes(pid: int) -> int:
-    """A process's memory with mapped files; 0 if it has ended."""
+    """A process's memory including mapped files. 0 if it has ended."""
     try:
         return int(psutil.Process(pid).memory_info().rss)
     except psutil.NoSuchProcess:
@@ -168,8 +167,8 @@ def _resident_bytes(pid: int) -> int:
 
 
 class SharedMachine(Machine):
-    """A machine whose cores are shared by so many processes like this one: each sees its part of them. Memory is not
-    divided: what the others take of a control group is seen as it is."""
+    """A machine whose cores are shared by `sharers` processes like this one. Each sees its part of the cores. Memory is
+    not divided, because the control group's use already includes the other processes."""
 
     def __init__(self, sharers: int):
         super().__init__()
@@ -184,12 +183,12 @@ class SharedMachine(Machine):
 
 
 def cache_folder() -> Path:
-    """The folder where this user's programs keep what they can find out again."""
+    """The folder for this user's cache files."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sluice"
 
 
 def core_wait_s() -> float:
-    """How long the calling thread has been ready to run without a core so far. 0 if the kernel does not count it."""
+    """How long the calling thread has waited for a core so far. 0 if the kernel does not count it."""
     own: _Schedstat | None = getattr(_of_thread, "schedstat", None)
     if own is None:
         own = _of_thread.schedstat = _Schedstat()
@@ -197,7 +196,8 @@ def core_wait_s() -> float:
 
 
 class _Schedstat:
-    """The kernel's file about one thread, kept open while the thread lives: workers read it twice for every item."""
+    """The kernel's file about one thread. It stays open while the thread lives, because workers read it twice for each
+    item."""
 
     def __init__(self) -> None:
         try:
@@ -220,7 +220,7 @@ _of_thread = threading.local()
 
 
 def give_back() -> None:
-    """Makes the C library return freed memory to the system, where it can."""
+    """Makes the C library return freed memory to the system, if it supports that."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)

@@ -1,7 +1,7 @@
-"""What a rank's consumer did so far, and the pipeline that serves it, as an agent sees them: `Progress`.
+"""An agent's view of a rank's consumer and its pipeline: `Progress`.
 
-`Rests` are left out of what an agent sees. Nothing here knows the loader, so a loader that is forgotten can be freed
-while an agent still looks.
+An agent does not see the consumer's `Rests`, such as validations. This module does not refer to the loader, so a
+forgotten loader can be freed while an agent still uses its `Progress`.
 """
 
 from __future__ import annotations
@@ -46,41 +46,41 @@ _OF_STAGE = (
 _ELSEWHERE = ("units", "calls", "bytes", "retries", "hedges", "late", "core_s")
 
 Counters = Mapping[tuple[str, str], float]
-"""The counters of a snapshot, by owner and name. The owner is a stage, or one of the two below."""
+"""The counters of a snapshot, by owner and name. The owner is a stage or one of the two below."""
 _PIPELINE, _REMOTE = "", "remote workers"
 _LONGEST = 4
-"""Times the rows read in a rest that the consumer takes before the rest ends in any case."""
+"""A rest ends at the latest when the consumer has taken this many times the rows that were read in it."""
 _LONGEST_S = 30.0
-"""The seconds of work that rests may hide from an agent before it sees as many again."""
+"""The most seconds of work that rests may hide from an agent before it sees as many seconds again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rests:
-    """The rests of a consumer so far: a validation, or a checkpoint. Each method returns a new state, so that other
-    threads may read one at any moment.
+    """The rests of a consumer so far, such as validations and checkpoints. Each method returns a new state, so that
+    other threads may read a state at any moment.
 
-    Nobody asks for rows in a rest, and the pipeline fills its buffers. The rows that follow come faster than they are
-    made. A rest therefore lasts until no more rows are under way than before."""
+    In a rest the consumer asks for no rows, and the pipeline fills its buffers. The next rows then come faster than
+    they are made. So a rest lasts until no more rows are under way than before it."""
 
     left_out: Counters = field(default_factory=dict)
-    """How much each counter rose in the rests that are over."""
+    """How much each counter rose in all finished rests."""
     begun: Snapshot | None = None
-    """The snapshot at which the present rest began; None if there is none."""
+    """The snapshot at which the current rest began. None: there is none."""
     pause: Snapshot | None = None
-    """The snapshot since which the consumer asks for no rows; None while it asks for them."""
+    """The snapshot since which the consumer asks for no rows. None: it asks for rows."""
     paused: Counters = field(default_factory=dict)
-    """How much each counter rose in the pauses of the present rest that are over."""
+    """How much each counter rose in the finished pauses of the current rest."""
     read: int = 0
-    """The number of rows that were read during the present rest."""
+    """The number of rows that were read during the current rest."""
     until_rows: int = 0
     """The number of rows at which the rest may be over."""
     hidden_s: float = 0.0
-    """The seconds of work in rests that were left out, less the seconds of work that were seen after them."""
+    """The seconds of work that rests have hidden, minus the seconds of work that were seen after them."""
     seen_at: float = 0.0
-    """The time at which the last rest began, on the clock that an agent sees."""
+    """When the last rest began, on the agent's clock."""
 
     def begin(self, now: Snapshot) -> Rests:
-        """Begins a rest, or goes on with one that is not over."""
+        """Begins a rest, or continues the current one."""
         if self.begun is not None and (self.pause is not None or self._hidden_s(now) <= _LONGEST_S):
             return replace(self, pause=self.pause or now)
         rests = self if self.begun is None else self._end(now)
@@ -98,12 +98,12 @@ class Rests:
         )
 
     def may_end(self, rows: int) -> bool:
-        """Whether it is time to ask `go_on`, now that the consumer has taken so many rows."""
+        """Whether to call `go_on`, now that the consumer has taken `rows` rows."""
         return self.begun is not None and self.pause is None and rows >= self.until_rows
 
     def go_on(self, now: Snapshot) -> Rests:
-        """Ends the present rest, or lets it last until the rows that are too many have been taken. New knobs may keep
-        more rows under way for good, so a rest ends at the latest after some times what was read in it."""
+        """Ends the current rest, or extends it until the surplus rows have been taken. New knobs may keep more rows
+        under way for good, so `_LONGEST` and `_LONGEST_S` limit a rest."""
         assert self.begun is not None, "a rest has begun"
         too_many = _under_way(now) - _under_way(self.begun)
         an_item = now.stages[0].rows / max(1, now.stages[0].items)
@@ -116,15 +116,15 @@ class Rests:
         return self._end(now)
 
     def _hidden_s(self, now: Snapshot) -> float:
-        """The seconds of work that an agent would not have seen of late, if the present rest ended now."""
+        """The seconds of work that would be hidden from an agent if the current rest ended now."""
         assert self.begun is not None, "a rest has begun"
         return self.hidden_s + now.at - self.begun.at - self.paused[_PIPELINE, "at"]
 
     def _end(self, now: Snapshot) -> Rests:
-        """Ends the present rest. It is left out whole, or its pauses alone if too much work would be hidden.
+        """Ends the current rest. The whole rest is hidden, or only its pauses if too much work would be hidden.
 
-        A consumer may pause so often that it takes most rows in rests, as with short epochs and a validation after
-        each. Its rows come in bursts then, and these are its true rate."""
+        With short epochs and a validation after each, a consumer may take most of its rows in rests. Then its rows come
+        in bursts, and the bursts are its true rate."""
         assert self.begun is not None, "a rest has begun"
         hidden_s, rose = self._hidden_s(now), _rises(self.begun, now)
         if hidden_s > _LONGEST_S:
@@ -134,7 +134,7 @@ class Rests:
         return Rests(left_out=left_out, hidden_s=hidden_s, seen_at=seen_at)
 
     def without(self, now: Snapshot) -> Snapshot:
-        """Returns the snapshot without what happened in rests. Its clock stands still during one."""
+        """Returns the snapshot without what happened in rests. Its clock stands still during a rest."""
         counters = _counters_of(self.begun or now)
         return _with_counters(
             now, {key: value - self.left_out.get(key, 0) for key, value in counters.items()}
@@ -142,12 +142,12 @@ class Rests:
 
 
 def _under_way(snapshot: Snapshot) -> int:
-    """The number of rows that were read and not taken yet."""
+    """The number of rows that were read but not taken yet."""
     return snapshot.stages[0].rows - snapshot.rows
 
 
 def _rises(before: Snapshot, after: Snapshot) -> Counters:
-    """How much each counter of `after` rose since then."""
+    """How much each counter of `after` rose since `before`."""
     old = _counters_of(before)
     return {key: value - old.get(key, 0) for key, value in _counters_of(after).items()}
 
@@ -187,7 +187,7 @@ class _Consumer(NamedTuple):
     compute_s: float
 
     def totals(self, now: float) -> tuple[float, float]:
-        """Returns the seconds of waiting and of computing so far."""
+        """Returns the seconds of waiting and of computing until `now`."""
         spent = max(0.0, now - self.began)  # a snapshot may have read the clock just before
         return (
             self.wait_s + spent * (self.phase == "wait"),
@@ -196,7 +196,7 @@ class _Consumer(NamedTuple):
 
 
 class Progress:
-    """The counters of one rank's loading, and its knobs: what a tuning loop looks at and turns."""
+    """The counters of one rank's loading, and its knobs, for a tuning loop."""
 
     def __init__(
         self,
@@ -205,29 +205,27 @@ class Progress:
         memory_limit: int | None,
         elsewhere: Callable[[], Mapping[str, float]] = dict,
     ):
-        """`memory_limit` is the user's; the machine's counts if it is lower. `elsewhere` counts what workers on other
-        hosts did."""
+        """`memory_limit` is the user's. A lower limit of the machine takes precedence. `elsewhere` returns the counters
+        of remote workers."""
         self._elsewhere = elsewhere
         self._pipeline = pipeline
         self._machine = machine
         self._limit = memory_limit
         self._batches = self._rows = 0
         self._sequence = itertools.count()
-        # What the consumer does, since when, and what it did before: one tuple, so that a snapshot sees one moment.
+        # One tuple, so that a snapshot in another thread sees a consistent state.
         self._consumer = _Consumer("away", 0.0, 0.0, 0.0)
-        self._first: tuple[int, float, float] | None = (
-            None  # rows and totals when the first batch had come
-        )
-        self._rests = Rests()  # the consumer's thread alone changes it
+        self._first: tuple[int, float, float] | None = None  # rows and totals after the first batch
+        self._rests = Rests()  # only the consumer's thread changes it
 
     def enter(self, phase: str) -> None:
-        """Notes that the consumer begins to `wait` or to `compute`, or is `away` between two epochs."""
+        """Notes that the consumer begins to `wait` or to `compute`, or that it is `away` between two epochs."""
         now = time.monotonic()
         self._consumer = _Consumer(phase, now, *self._consumer.totals(now))
 
     @contextmanager
     def resting(self) -> Iterator[None]:
-        """Marks the time of the context as a rest: the consumer neither waits for rows nor computes on them."""
+        """A context in which the consumer rests: it neither waits for rows nor computes on them."""
         phase = self._consumer.phase
         self.enter("away")
         self._rests = self._rests.begin(self._look())
@@ -238,7 +236,7 @@ class Progress:
             self.enter(phase)
 
     def count(self, rows: int) -> None:
-        """Counts a batch, which is the consumer's from now on."""
+        """Counts a batch that the consumer has taken."""
         self._batches += 1
         self._rows += rows
         if self._rests.may_end(self._rows):
@@ -262,12 +260,12 @@ class Progress:
         return self._machine.memory_limit(self._limit)
 
     def snapshot(self) -> Snapshot:
-        """The snapshot that an agent takes rates from. Its clock and counters stand still while the consumer rests, and
-        until it has taken the rows that this left waiting."""
+        """The snapshot for an agent. Its clock and counters stand still while the consumer rests, and until it has
+        taken the rows that piled up meanwhile."""
         return self._rests.without(self.counters())
 
     def counters(self) -> Snapshot:
-        """All that happened since the start, rests included."""
+        """The snapshot of everything since the start, including rests."""
         return self._look(next(self._sequence))
 
     def _look(self, sequence: int = 0) -> Snapshot:
@@ -294,8 +292,8 @@ class Progress:
         )
 
     def outcome(self) -> dict[str, Any]:
-        """The rows that came, their rate and the share of the time spent waiting: from the first batch on, or, of what
-        took no longer than that took to come, from when it was asked for."""
+        """Returns the rows, their rate and the share of time spent waiting. They are measured from the first batch on.
+        If the rest of the run was no longer than the wait for the first batch, they are measured from the start."""
         wait_s, compute_s = self._consumer.totals(time.monotonic())
         rows, waited, computed = self._first or (self._rows, wait_s, compute_s)
         if wait_s + compute_s < 2 * (waited + computed):

@@ -1,9 +1,9 @@
-"""What a pipeline would do under other conditions, from what a row costs now: `RowCosts`. Pure.
+"""Predicts a pipeline's rate under other conditions from what a row costs now: `RowCosts`. Does no I/O.
 
-The costs come from two snapshots of a live pipeline (`RowCosts.between`), or from what a run has on record
-(`RowCosts.of_looks`). A pipeline is as fast as its narrowest stage, its consumer and its cores allow. Where other
-programs want the cores too, all threads that want one share them: the nearer ours come to what is left, the longer each
-second of work takes. What the model leaves out is measured at the same time, as one factor, and taken to stay.
+The costs come from two snapshots of a running pipeline (`RowCosts.between`), or from a run's records
+(`RowCosts.of_looks`). The slowest stage, the consumer and the cores limit the rate. If other programs want the cores
+too, all threads share them, and each second of work takes longer. The ratio of measured to predicted rate covers
+everything that the model leaves out. It is assumed to stay the same.
 """
 
 from __future__ import annotations
@@ -18,36 +18,35 @@ from sluice.ingest.stage_spec import READ
 from sluice.ingest.stats import Snapshot
 
 RECEIVED_S = 1.1e-9
-"""Processor seconds that a byte of a row costs here when a worker elsewhere read it (docs/log, 2026-11-22)."""
+"""Processor seconds that this host needs to receive a byte of a row from a remote worker."""
 _HALVINGS = 60
-_IDLE = 0.05  # cores without work; with more, nobody is in our way
-_SETTLED = 1 / 3  # of the looks of a run, at its end
-_NOTHING = 1e-12  # seconds a row that bound no rate
+_IDLE = 0.05  # idle cores; with more, other programs do not slow this one
+_SETTLED = 1 / 3  # share of a run's records, at its end, that is used
+_NOTHING = 1e-12  # seconds a row that do not limit the rate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
-    """What a row takes of one worker: seconds of a processor, and seconds that it waits for something else."""
+    """The time that one worker needs for a row: processor seconds and seconds of waiting."""
 
     workers: float
     cpu_s: float
     wait_s: float = 0.0
-    """Seconds that it waits for a store, a service or a lock; for a core too, if `others` does not account for that."""
+    """Seconds of waiting for a store, a service or a lock, and for a core if `others` does not account for that."""
     core_wait_s: float = 0.0
-    """Those of them in which it was ready to run and had no core; 0 if that was not recorded."""
+    """The part of `wait_s` in which it was ready to run but had no core. 0 if that was not recorded."""
 
     def capacity(self, slow: float) -> float:
-        """Rows a second, if a second of work takes `slow` seconds."""
+        """Rows a second if a second of work takes `slow` seconds."""
         seconds = slow * self.cpu_s + self.wait_s
         return self.workers / seconds if seconds > _NOTHING else math.inf
 
     def beside(self, before: Share, others_s: tuple[float, float]) -> Share:
-        """The share with its waits. When it was as `before`, threads beside one of its workers took the first of
-        `others_s` in processor seconds a row; now they take the second.
+        """Returns the share with waits that fit its new work. `others_s` has the processor seconds a row of all other
+        threads, with the share as `before` and now.
 
-        While a worker does a row, at most what those threads take for one row can be in its way. If it had no core
-        beyond that, other programs had the core, so each second of work takes longer. The rest of the wait is a
-        store's."""
+        Those threads can delay a worker by at most what they need for one row. If the worker waited longer for a core,
+        other programs had it, so each second of work takes longer. The rest of the wait is a store's and stays."""
         then, now = others_s
         way = min(before.wait_s, then * before.workers)
         programs = min(before.wait_s - way, before.core_wait_s)
@@ -63,17 +62,17 @@ class Share:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowCosts:
-    """What a row costs everywhere, and the rate that came of it."""
+    """The cost of a row in all stages, and the measured rate."""
 
     stages: Mapping[str, Share]
     head: Mapping[str, str] = field(default_factory=dict)
-    """The stage whose workers do a stage's work, for each stage that has no workers of its own."""
+    """For each fused stage, the stage whose workers do its work."""
     consumer: Share = Share(workers=1, cpu_s=0.0)
     other_cpu_s: float = 0.0
-    """Processor seconds a row that neither a stage nor the consumer accounts for."""
+    """Processor seconds a row outside of stages and consumer."""
     cores: float
     others: float = 0.0
-    """How many threads of other programs want a core on average."""
+    """The average number of threads of other programs that want a core."""
     row_bytes: float = 0.0
     measured: float
     """Rows a second."""
@@ -88,9 +87,9 @@ class RowCosts:
         step_s: float = 0.0,
         step_cpu_s: float = 0.0,
     ) -> RowCosts:
-        """The costs between two snapshots, in which a stage that another one's workers do is a part of that one. `head`
-        names the stage whose workers do a stage's work. The consumer takes `step_s` for a row if nothing is in its way,
-        `step_cpu_s` of it on a processor."""
+        """Computes the costs between two snapshots. `head` returns the stage whose workers do a stage's work, and the
+        work counts for that stage. The consumer needs `step_s` for a row if it never waits for one, `step_cpu_s` of it
+        on a processor."""
         seconds, rows = max(after.at - before.at, 1e-9), max(1, after.rows - before.rows)
         stages: dict[str, Share] = {}
         running = waiting = 0.0
@@ -118,9 +117,8 @@ class RowCosts:
 
     @classmethod
     def of_looks(cls, looks: Sequence[Mapping[str, Any]]) -> RowCosts | None:
-        """The costs at the end of a run, under its last knobs, by what it has on record of its loader
-        (`metrics.jsonl`). None if the run did not last long enough. Each stage is kept apart, with all that it waited
-        for."""
+        """Computes the costs at the end of a run, under its last knobs, from its records (`metrics.jsonl`). None: the
+        run was too short. Each stage is separate, with all its waits."""
         looks = [look for look in looks if look.get("rows_per_s") and look.get("stages")]
         looks = [look for look in looks if look["knobs"] == looks[-1]["knobs"]]
         looks = looks[-max(1, round(_SETTLED * len(looks))) :]
@@ -132,9 +130,7 @@ class RowCosts:
         def total(name: str, what: str) -> float:
             return sum(look["stages"].get(name, {}).get(what) or 0.0 for look in looks)
 
-        def each(
-            name: str, what: str
-        ) -> float:  # of the rows that the stage itself passed on meanwhile
+        def each(name: str, what: str) -> float:  # a row that the stage itself passed on
             return total(name, what) / (total(name, "rows_per_s") or rows)
 
         stages = {
@@ -172,7 +168,7 @@ class RowCosts:
 
     @property
     def cpu_s(self) -> float:
-        """Processor seconds a row of everything together."""
+        """Processor seconds a row, all parts together."""
         return (
             self.other_cpu_s
             + self.consumer.cpu_s
@@ -181,13 +177,13 @@ class RowCosts:
 
     @property
     def narrowest(self) -> str:
-        """The stage that would bound the rate if cores were free."""
+        """The stage that would limit the rate if cores were free."""
         workers = self._workers()
         return min(workers, key=lambda name: workers[name].capacity(1.0))
 
     @property
     def bound(self) -> float:
-        """The rows a second that all of this allows."""
+        """The rows a second that the model predicts."""
         parts = (*self._workers().values(), self.consumer)
 
         def is_allowed(rate: float) -> bool:
@@ -205,7 +201,7 @@ class RowCosts:
         return low
 
     def _workers(self) -> dict[str, Share]:
-        """All that the workers of each stage do, with what they do of other stages."""
+        """The work of each stage's workers, including their work for fused stages."""
         found: dict[str, Share] = {}
         for name, share in self.stages.items():
             head = self.head.get(name, name)
@@ -216,7 +212,7 @@ class RowCosts:
         return found
 
     def _slow(self, rate: float) -> float:
-        """How many seconds a second of work takes at a rate: all who want a core get an equal part."""
+        """How many seconds a second of work takes at this rate, if all threads that want a core get an equal part."""
         left = self.cores - rate * self.cpu_s
         if left > 1e-9:
             return max(1.0, self.others / left)
@@ -225,7 +221,7 @@ class RowCosts:
         return 1.0
 
     def rate(self, then: RowCosts) -> float:
-        """The rows a second of other costs: what the model leaves out, it leaves out of both."""
+        """Predicts the rows a second under the costs `then`. The model's error is assumed to be the same for both."""
         now = self.bound
         return (
             min(then.consumer.capacity(1.0), self.measured * then.bound / now)
@@ -233,7 +229,7 @@ class RowCosts:
             else self.measured
         )
 
-    # ---- the cases
+    # ---- other conditions
 
     def with_workers(self, name: str, workers: float) -> RowCosts:
         return replace(
@@ -244,14 +240,14 @@ class RowCosts:
         return replace(self, cores=cores)
 
     def with_store(self, times: float) -> RowCosts:
-        """With a store that answers so many times as fast; infinity: files that lie in a cache of this host."""
+        """With a store that is `times` as fast. Infinity: all files are in a cache on this host."""
         read = self.stages[READ.name]
         return replace(
             self, stages={**self.stages, READ.name: replace(read, wait_s=read.wait_s / times)}
         )
 
     def with_consumer(self, times: float) -> RowCosts:
-        """With a consumer that is so many times as fast."""
+        """With a consumer that is `times` as fast."""
         return replace(
             self,
             consumer=replace(
@@ -262,8 +258,8 @@ class RowCosts:
         )
 
     def with_remote(self, workers: float, *, cores: float = math.inf) -> RowCosts:
-        """With workers elsewhere that read. Here each row is received; they have `cores` of their own, or 0: those of
-        this host, where a row is packed as well."""
+        """With remote workers that read. This host receives each row. The workers have `cores` of their own. With 0,
+        they use this host's cores, which then also pack each row."""
         read = self.stages[READ.name]
         received = RECEIVED_S * self.row_bytes
         row_s = read.cpu_s + read.wait_s
@@ -277,8 +273,8 @@ class RowCosts:
         )
 
     def with_work(self, more_s: Mapping[str, float]) -> RowCosts:
-        """With stages that take so much more of a processor for a row. What a stage waits for others changes with what
-        these take."""
+        """With stages that need `more_s` more processor seconds a row. A stage's wait for other threads changes with
+        their work."""
         stages = {
             name: replace(share, cpu_s=max(0.0, share.cpu_s + more_s.get(name, 0.0)))
             for name, share in self.stages.items()
@@ -296,7 +292,7 @@ class RowCosts:
         return replace(self, stages=stages)
 
     def cases(self) -> dict[str, float]:
-        """What each change would bring, in rows a second of what was measured."""
+        """The predicted rows a second for each of several changes."""
         name = self.narrowest
         more = int(self.stages[name].workers) + 1
         changes = {
@@ -313,8 +309,8 @@ class RowCosts:
 def _others(
     before: Snapshot, after: Snapshot, used: float, running: float, waiting: float
 ) -> float:
-    """How many threads of other programs want a core, by how long ours wait for one: of cores that all share fairly,
-    our part of the time is our part of those who want one."""
+    """Estimates how many threads of other programs want a core, from how long ours wait for one. If all threads share
+    the cores fairly, our share of the time is our share of the threads."""
     cores, seconds = after.cpu_quota, after.at - before.at
     if before.cores_idle_s is None or after.cores_idle_s is None or running <= 0:
         return 0.0

@@ -1,20 +1,20 @@
-"""Which rows come, in which order, for which rank: `RowsPlan`. Pure: numpy and the standard library, no I/O.
+"""Decides which rows come in which order for which rank: `RowsPlan`. It uses numpy and does no I/O.
 
-The order is a contract. It depends on the row groups of a table's version, the seed, the epoch, the batch size, the
-number of streams and the window, and on nothing else: not on knobs, workers, ranks, or where a run was resumed.
+The order is a contract. It depends only on the row groups of a table's version, the seed, the epoch, the batch size,
+the number of streams and the window. It does not depend on knobs, workers, ranks, or where a run was resumed.
 
-1. An epoch permutes the row groups, lays them end to end and cuts the rows into S equal ranges, the *streams*.
-   Every second stream runs backwards over its row groups: so the two streams that share a row group at a cut need it
-   at the same time, and one read serves both.
-2. A stream is cut into *windows* of at most `window_rows` rows: whole row groups, as many as fit; a larger row group
-   is cut into equal pieces. The rows of a window are shuffled among themselves. The first three are smaller, at most an
-   eighth, a quarter and half as long.
-   Of a plan that samples by weight, the row groups of 1 are drawn, and a row group's rows anew each time that it comes
-   (`RowsPlan.chances`).
-3. Global batch k holds the k-th B/S rows of every stream, in the order of the streams. Rank r of R takes the rows from
-   rB/R to (r+1)B/R of it: whole streams where R divides S, and a part of one stream's rows where R is a multiple of S
-   that divides B. So every rank takes the same number of steps, and the global batches are the same on any such number
-   of ranks. Ranks that share a stream each read all of it.
+1. An epoch permutes the row groups and cuts the sequence of their rows into S equal ranges, the *streams*. Every second
+   stream takes its row groups in reverse order. So two streams that share a row group at a cut need it at the same
+   time, and one read serves both.
+2. A stream is cut into *windows* of at most `window_rows` rows. A window holds as many whole row groups as fit. A
+   larger row group is cut into equal pieces. The rows of a window are shuffled among themselves. The first three
+   windows are smaller: an eighth, a quarter and half as long at most.
+   If a plan samples by weight, step 1 draws row groups at random. The rows of a row group are drawn again each time
+   that it comes (`RowsPlan.chances`).
+3. Global batch k holds the k-th B/S rows of every stream, in the order of the streams. Rank r of R takes its rows from
+   rB/R to (r+1)B/R. If R divides S, these are whole streams. If R is a multiple of S that divides B, they are a part of
+   one stream's rows. So every rank takes the same number of steps, and the global batches are the same for any such R.
+   Ranks that share a stream each read all of it.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ import numpy.typing as npt
 from sluice.common.errors import UsageError
 
 STREAMS = 8
-"""The most streams that a plan has by itself. More mix rows better, and take more memory and processor time a row."""
+"""The default number of streams, at most. More streams mix rows better but cost more memory and processor time."""
 _LISTED_RANKS = 64
-"""Messages list the numbers of ranks up to this one."""
+"""Messages list possible numbers of ranks up to this number."""
 WINDOW_ROWS = 32768
 _EARLY = 3  # windows of an eighth, a quarter and half the size begin a stream
 LAST = ("drop", "pad")
 
 
 class PlanError(UsageError):
-    """A plan that cannot be, or a position of another one: its message names the value and what would do."""
+    """A plan is invalid, or a position belongs to another plan. The message names the value and says what to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,8 @@ class Slice:
     start: int
     stop: int
     draw: int = 0
-    """Where rows are sampled: which rows stand for those of the row group (`drawn_rows`). 0: the rows themselves."""
+    """If rows are sampled: the number that decides which rows of the row group are drawn (`drawn_rows`). 0: not
+    sampled."""
 
     @property
     def rows(self) -> int:
@@ -79,8 +80,8 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class WindowPart:
-    """Where rows of a read go: to row `at` and those after it of window `window` (an index into
-    `EpochSchedule.windows`)."""
+    """Rows `start` to `stop` of a row group, which become the rows of a window from row `at` on. `window` is the
+    window's index in `EpochSchedule.windows`."""
 
     window: int
     at: int
@@ -97,12 +98,12 @@ class Read:
     rows: int
     parts: tuple[WindowPart, ...]
     draw: int = 0
-    """As `Slice` has it."""
+    """See `Slice.draw`."""
 
 
 @dataclass(frozen=True, slots=True)
 class EpochSchedule:
-    """One rank's part of one epoch from `step` on: windows and reads, each in the order of need."""
+    """One rank's part of an epoch, starting with `step`. Windows and reads are in the order of need."""
 
     epoch: int
     step: int
@@ -113,7 +114,7 @@ class EpochSchedule:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Position:
-    """The next batch: its epoch and its step in the epoch. A checkpoint of the order needs no more."""
+    """The epoch and the step of the next batch. A checkpoint of the order needs no more."""
 
     epoch: int = 0
     step: int = 0
@@ -127,8 +128,8 @@ class Position:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankShare:
-    """A rank's share of each batch: it reads as the rank `reader` of `readers` does, and takes of their rows the part
-    `part` of `parts`."""
+    """A rank's share of each batch. It reads the streams of rank `reader` among `readers` ranks, and takes part `part`
+    of `parts` of their rows."""
 
     reader: int
     readers: int
@@ -139,12 +140,12 @@ class RankShare:
 
     @property
     def bounds(self) -> slice:
-        """Which rows it takes of those that it reads for a batch."""
+        """The rows that it takes among those that it reads for a batch."""
         return slice(self.part * self.rows, (self.part + 1) * self.rows)
 
 
 def default_streams(batch_size: int) -> int:
-    """The number of streams where nobody gives one, so that any batch size will do."""
+    """The default number of streams. It always divides the batch size."""
     return math.gcd(batch_size, STREAMS)
 
 
@@ -161,10 +162,10 @@ class RowsPlan:
     window_rows: int = WINDOW_ROWS
     shuffle: bool = True
     last: str = "drop"
-    """What happens to the rows that do not fill a batch: `drop` them, or `pad` the batch with rows of weight 0."""
+    """What happens to rows that do not fill a batch: `drop` skips them, `pad` fills the batch with rows of weight 0."""
     chances: tuple[tuple[float, ...], ...] = ()
-    """The sum of the weights of each row group's rows, if rows are sampled by them, with replacement: an epoch has as
-    many rows as ever, a row comes as often as its weight says. Empty: each row comes once."""
+    """The sum of the weights of each row group's rows, if rows are sampled by weight with replacement. An epoch then
+    has the same number of rows, and a row comes as often as its weight says. Empty: each row comes once."""
     rows: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -228,7 +229,7 @@ class RowsPlan:
 
     @property
     def dropped(self) -> int:
-        """The number of rows of the table that an epoch leaves out; other rows in each epoch if shuffled."""
+        """The number of rows that an epoch skips. With shuffle, each epoch skips other rows."""
         return self.rows - self.used
 
     @property
@@ -237,14 +238,14 @@ class RowsPlan:
         return self.steps * self.batch_size - self.used
 
     def can_share(self, ranks: int) -> bool:
-        """Whether so many ranks can share the batches."""
+        """Whether `ranks` ranks can share the batches."""
         return ranks > 0 and (
             self.streams % ranks == 0
             or (ranks % self.streams == 0 and self.batch_size % ranks == 0)
         )
 
     def share_of(self, rank: int, ranks: int) -> RankShare:
-        """What one of so many ranks reads and takes. Raises PlanError if they cannot share the batches."""
+        """Returns what one of `ranks` ranks reads and takes. Raises PlanError if they cannot share the batches."""
         if not self.can_share(ranks):
             fits = [str(n) for n in range(1, _LISTED_RANKS + 1) if self.can_share(n)]
             raise PlanError(
@@ -299,7 +300,7 @@ class RowsPlan:
             return np.arange(len(flat))
         if not self.chances:
             return permutation(len(flat), "groups", self.seed, epoch)
-        # A row group that comes gives as many rows as it has: so it comes by the mean weight of its rows.
+        # A drawn row group gives as many rows as it has, so it is drawn by the mean weight of its rows.
         rows = np.array([n for _, _, n in flat])
         ends = np.cumsum([self.chances[file][group] / n for file, group, n in flat])
         share = np.diff(ends, prepend=0.0) / ends[-1]
@@ -329,22 +330,21 @@ class RowsPlan:
             yield Window(stream, number, first, tuple(held))
 
     def _most(self, number: int) -> int:
-        """The most rows that a stream's window may have: the first ones are small, so that the first batch comes
+        """The most rows of window `number` of a stream. The first windows are small, so that the first batch comes
         early."""
         early = max(self.stream_rows, self.window_rows >> max(0, _EARLY - number))
         return min(self.window_rows, early)
 
     def order(self, epoch: int, window: Window) -> npt.NDArray[np.int64] | None:
-        """How the rows of a window are shuffled: the n-th to come is row `order[n]`. None: they come in the order of
-        the files."""
+        """The shuffled order of a window: its n-th row is row `order[n]` of the files' order. None: not shuffled."""
         halves = self.halves(epoch, window)
         return None if halves is None else put_together(*halves, window.rows)
 
     def halves(
         self, epoch: int, window: Window
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]] | None:
-        """Two permutations of more rows than the window has: the window's order is the first applied to the second,
-        without the rows that are not in the window."""
+        """Two permutations, each at least as long as the window. The window's order is the first applied to the second,
+        without the numbers beyond the window."""
         return (
             window_halves(window.rows, self.seed, epoch, window.stream, window.number)
             if self.shuffle
@@ -352,14 +352,14 @@ class RowsPlan:
         )
 
     def order_sizes(self) -> tuple[int, ...]:
-        """The lengths of the permutations that the orders of an epoch's windows are put together from."""
+        """The lengths of the permutations that are combined into the windows' orders."""
         most = {min(self._most(number), self.widest) for number in range(_EARLY + 1)}
         return tuple(sorted({_size(n) for n in most})) if self.shuffle else ()
 
     def schedule(self, epoch: int, rank: int = 0, ranks: int = 1, step: int = 0) -> EpochSchedule:
-        """What a rank has to do from a step of an epoch to its end. Windows whose rows all come before are left out.
+        """Returns a rank's windows and reads from a step of an epoch to its end, without windows that end earlier.
 
-        A rank that has no rows left still has its batch of padding: it comes from a window without rows."""
+        A rank without any rows left still makes a batch of padding. That comes from a window without rows."""
         if not 0 <= step <= self.steps:
             raise PlanError(f"step {step} is outside an epoch of {self.steps} steps")
         streams, done = self.streams_of(rank, ranks), step * self.stream_rows
@@ -378,7 +378,7 @@ class RowsPlan:
         return Slice(file, group, 0, 0)
 
     def _reads(self, windows: list[Window]) -> list[Read]:
-        """Plans one read for all the parts of a row group that are needed at about the same time."""
+        """Plans one read for all parts of a row group that are needed at about the same time."""
         found: list[tuple[Slice, list[WindowPart]]] = []
         latest: dict[tuple[int, int, int], tuple[int, list[WindowPart]]] = {}
         for index, window in enumerate(windows):
@@ -399,7 +399,7 @@ class RowsPlan:
 
     @property
     def digest(self) -> str:
-        """Hash of everything that the order depends on, except epoch and step."""
+        """A hash of everything that the order depends on, except epoch and step."""
         text = json.dumps(
             [
                 self.groups,
@@ -415,11 +415,11 @@ class RowsPlan:
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def state(self, position: Position) -> dict[str, Any]:
-        """A position as JSON holds it, with what a resumed run must have in common with this one."""
+        """The position as a dict for JSON, with the values that a resumed run must share."""
         return {"epoch": position.epoch, "step": position.step, **self._identity()}
 
     def position(self, state: Mapping[str, Any]) -> Position:
-        """The position that `state` names. Raises PlanError, with the differences, if it belongs to another plan."""
+        """Returns the position in `state`. Raises PlanError, with the differences, if it belongs to another plan."""
         own = self._identity()
         differences = [
             f"{k}: {state.get(k)!r} in the state, {v!r} here"
@@ -429,9 +429,9 @@ class RowsPlan:
         if differences:
             if (
                 len(differences) == 1 and state.get("plan") != self.digest
-            ):  # its hash says nothing to a person
+            ):  # a hash alone would not help the user
                 differences = [
-                    "the rows of each row group are others, or the weights by which rows are sampled"
+                    "the row groups have other numbers of rows, or rows are sampled by other weights"
                 ]
             raise PlanError(
                 "this state belongs to another order of rows (" + "; ".join(differences) + ")"
@@ -456,21 +456,21 @@ class RowsPlan:
 
 
 def _pieces(whole: Slice, most: int) -> Iterator[Slice]:
-    """Yields a slice, or equal pieces of it of at most `most` rows, in order."""
+    """Yields a slice, or equal pieces of it with at most `most` rows, in order."""
     count = -(-whole.rows // most)
     cuts = [whole.start + whole.rows * i // count for i in range(count + 1)]
     return (Slice(whole.file, whole.group, a, b, whole.draw) for a, b in itertools.pairwise(cuts))
 
 
 def _draw(seed: int, epoch: int, number: int) -> int:
-    """A number of 64 bits, never 0, for one row group of an epoch."""
+    """A 64-bit number, never 0, for one row group of an epoch."""
     digest = hashlib.sha256(f"draw/{seed}/{epoch}/{number}".encode()).digest()
     return int.from_bytes(digest[:8], "little") | 1
 
 
 def evenly(ends: npt.NDArray[np.float64], count: int, draw: int) -> npt.NDArray[np.int64]:
-    """Draws `count` of the items whose weights add up to `ends`, with replacement: each comes as often as its share of
-    the weights says, rounded down or up. `draw` decides which way."""
+    """Draws `count` items with replacement. `ends` has the cumulative sums of their weights. An item comes as often as
+    its share of the weights says, rounded down or up. `draw` decides the rounding."""
     at = (np.arange(count) + draw / 2**64) * (ends[-1] / count)
     last = int(np.searchsorted(ends, ends[-1]))
     drawn: npt.NDArray[np.int64] = np.minimum(np.searchsorted(ends, at, side="right"), last).astype(
@@ -480,15 +480,15 @@ def evenly(ends: npt.NDArray[np.float64], count: int, draw: int) -> npt.NDArray[
 
 
 def drawn_rows(weights: npt.NDArray[np.float64], draw: int) -> npt.NDArray[np.int64]:
-    """The rows that stand for those of a row group of these weights, as many, in the order of the file."""
+    """Draws as many rows as a row group has, by their weights, in the order of the file."""
     return evenly(np.cumsum(weights), len(weights), draw)
 
 
 def permutation(n: int, *key: str | int) -> npt.NDArray[np.int64]:
-    """A permutation of range(n) drawn from `key`, the same on every machine and with every version of numpy.
+    """A permutation of range(n) from `key`. It is the same on every machine and with every version of numpy.
 
-    numpy keeps the shuffles of RandomState and the bits of Philox as they are for ever; those of its newer
-    Generator may change."""
+    numpy guarantees that RandomState's shuffles and Philox's bits never change. Its newer Generator has no such
+    guarantee."""
     seed = hashlib.sha256("/".join(map(str, key)).encode()).digest()[:16]
     bits = np.random.Philox(key=int.from_bytes(seed, "little"))
     return np.random.RandomState(bits).permutation(n).astype(np.int64, copy=False)
@@ -497,8 +497,8 @@ def permutation(n: int, *key: str | int) -> npt.NDArray[np.int64]:
 def window_halves(
     n: int, seed: int, epoch: int, stream: int, number: int
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Two random permutations of the epoch for the order of a window of n rows, each rotated by an amount of the
-    window's own. This costs a tenth of drawing one afresh, and every row can come to every place."""
+    """The epoch's two random permutations, each rotated by an amount that depends on the window of n rows. This costs a
+    tenth of a new permutation, and every row can still come to every place."""
     size = _size(n)
     outer, inner = _of_epoch(size, seed, epoch)
     turn = hashlib.sha256(f"window/{seed}/{epoch}/{stream}/{number}".encode()).digest()
@@ -507,14 +507,14 @@ def window_halves(
 
 
 def _size(n: int) -> int:
-    """The length of the permutations for a window of n rows: windows of about one size share them."""
+    """The length of the permutations for a window of n rows. Windows of similar size share them."""
     return 1 << max(12, (n - 1).bit_length())
 
 
 def put_together(
     outer: npt.NDArray[np.int64], inner: npt.NDArray[np.int64], n: int
 ) -> npt.NDArray[np.int64]:
-    """Puts two halves together to the order of a window."""
+    """Combines two permutations into the order of a window of n rows."""
     order = np.take(outer, inner, mode="clip")
     return order if len(order) == n else order[order < n]
 
@@ -523,12 +523,11 @@ def put_together(
 def _of_epoch(
     size: int, seed: int, epoch: int
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Two permutations, each written twice in a row, so that a rotated one is a slice."""
+    """Two permutations, each repeated once, so that a rotated one is a slice."""
     outer, inner = (np.tile(permutation(size, name, seed, epoch), 2) for name in ("outer", "inner"))
     return outer, inner
 
 
 def chain(digest: str, step: int, content: int) -> str:
-    """The order hash after one more batch: a hash of the hash before, the batch's step and a checksum of its
-    content."""
+    """The order hash after one more batch: a hash of the previous hash, the batch's step and its checksum."""
     return hashlib.blake2b(f"{digest}/{step}/{content}".encode(), digest_size=8).hexdigest()

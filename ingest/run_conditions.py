@@ -1,4 +1,4 @@
-"""Puts a run's `RunOptions` into effect: `RunConditions` opens its files, sets rows aside and lets faults happen."""
+"""Puts a run's `RunOptions` into effect: `RunConditions` opens files, sets up the quarantine and injects faults."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _LATENCY = "latency://"
 
 
 class RunConditions:
-    """The conditions of one rank. `table` is the table's name without the way it is disturbed."""
+    """The conditions of one rank. `table` is the table's name without its `latency://` part."""
 
     def __init__(
         self,
@@ -32,8 +32,8 @@ class RunConditions:
         *,
         launcher: int | None = None,
     ):
-        """`quarantine` is the file that lists rows set aside; `launcher` the process that started all ranks of this
-        host, if there are several."""
+        """`quarantine` is the file that lists quarantined rows. `launcher` is the process that started all ranks of
+        this host, if there are several."""
         self.table, self._disturbed = _apart(table)
         self._launcher = launcher
         self._wishes, self._quarantine = wishes, quarantine
@@ -43,11 +43,11 @@ class RunConditions:
         self._files = self.files(_cache(wishes, self.table))
 
     def files(self, cache: FileCache | None = None) -> FileOpener:
-        """Opens another way to the same files, for whoever reads besides the loader."""
+        """Makes another opener for the same files, for code that reads in addition to the loader."""
         return FileOpener(disturbed=self._disturbed, cache=cache)
 
     def for_loader(self) -> dict[str, Any]:
-        """The arguments for a BatchLoader."""
+        """Returns the arguments for a BatchLoader."""
         wishes = self._wishes
         packed = (
             None
@@ -65,7 +65,7 @@ class RunConditions:
     def inject_faults(
         self, loader: BatchLoader, record: Callable[[dict[str, Any]], None]
     ) -> Iterator[None]:
-        """A context in which faults happen."""
+        """A context in which the requested faults are injected."""
         if not self._wishes.faults:
             yield
             return
@@ -75,12 +75,12 @@ class RunConditions:
             yield
 
     def give_back(self) -> None:
-        """Undoes what would outlast a process that ends within `inject_faults`, without leaving it."""
+        """Undoes faults that would outlast the process, if it ends without leaving `inject_faults`."""
         if self._injection is not None:
             self._injection.give_back()
 
     def outcome(self, loader: BatchLoader) -> dict[str, Any]:
-        """What to add to the last line of a program's output."""
+        """Returns what to add to the last line of a program's output."""
         found: dict[str, Any] = {
             "memory": loader.memory(),
             "worker_restarts": loader.worker_restarts,
@@ -107,7 +107,7 @@ def _cache(wishes: RunOptions, table: str) -> FileCache | None:
         )
     except OSError as error:
         raise ArgumentError(
-            f"--cache {wishes.cache}: cannot be used ({error.strerror}); make room there, or choose "
+            f"--cache {wishes.cache}: cannot be used ({error.strerror}); free some space there, or choose "
             "another folder"
         ) from None
 
@@ -118,8 +118,8 @@ def _apart(table: str) -> tuple[str, str]:
         return table, ""
     if "?" not in table:
         raise ArgumentError(
-            f"{table}: say how it shall be disturbed, for instance {table}?latency_ms=50, or latency://60ms"
-            "/ABSOLUTE/PATH"
+            f"{table}: it does not say how to disturb reads; write for instance {table}?latency_ms=50, or "
+            "write latency://60ms/ABSOLUTE/PATH"
         )
     try:
         RemoteFiles.at(table).close()

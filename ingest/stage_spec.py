@@ -1,5 +1,6 @@
-"""What is known of each stage of a pipeline before it runs: `StageSpec`. The pipeline, the memory that it needs, the
-limits within which it is tuned, and its simulation read these lines; a stage is added here. Standard library only."""
+"""The properties of each stage before a pipeline runs: `StageSpec`. To add a stage, begin here.
+
+The pipeline, its memory estimate, its limits for tuning and its simulation use these. Standard library only."""
 
 from __future__ import annotations
 
@@ -14,25 +15,25 @@ ROOMS = ("read_ahead_bytes", "window", "stretch", "prefetch_bytes")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageSpec:
-    """One stage: how many workers it may have, where they may run, and what may wait behind it."""
+    """One stage: how many workers it may have, where they may run, and how much may wait after it."""
 
     name: str
     room: str
-    """What bounds the bytes that wait behind it: the knob of that name, a window of each stream, or one stretch."""
+    """What limits the bytes that wait after it: the knob of this name, one window of each stream, or one stretch."""
     workers_a_core: int = 2
-    """Its most workers, for each core …"""
+    """The most workers for each core. The stage's limit is this or `workers`, whichever is more."""
     workers: int = 1
-    """… or, if that is more, whatever the cores: who waits for a store or a service takes none."""
+    """The most workers on any number of cores. Workers that wait for a store or a service need no core."""
     for_each_core: bool = False
-    """Whether it begins with a worker for each core; the others begin with one."""
+    """Whether it starts with one worker for each core. Other stages start with one worker."""
     transforms: bool = False
-    """Whether it is made of a user's or a table's functions."""
+    """Whether it runs a user's or a table's functions."""
     fusable: bool = False
-    """Whether the workers of the stage before it can do its work as well (`Knobs.fused`)."""
+    """Whether the workers of the stage before it can also do its work (`Knobs.fused`)."""
     begins_fused: bool = False
-    """Whether they do so until somebody splits the two."""
+    """Whether it is fused at the start."""
     backends: tuple[str, ...] = ("thread",)
-    """Where its workers may run, the first being where they begin."""
+    """Where its workers may run. They start in the first of these."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:
@@ -57,7 +58,7 @@ class StageSpec:
 
     @property
     def holds_stretches(self) -> bool:
-        """Whether what it makes are batches on their way, of which one is done while it works on another."""
+        """Whether it hands on stretches, so that one is finished while it works on the next."""
         return self.room in ("stretch", "prefetch_bytes")
 
 
@@ -68,11 +69,11 @@ SHUFFLE = StageSpec(name="shuffle", room="window", fusable=True, begins_fused=Tr
 BATCH = StageSpec(name="batch", room="stretch")
 COLLATE = StageSpec(
     name="collate", room="prefetch_bytes", workers_a_core=0
-)  # it only hands batches over
+)  # it does almost no work
 
 
 def transform(name: str, *, movable: bool, remote: bool = False) -> StageSpec:
-    """A stage of transforms. `remote` says whether workers elsewhere can do its work, too."""
+    """A transform stage. `movable`: processes can do its work. `remote`: remote workers can."""
     return StageSpec(
         name=name,
         room="stretch",
@@ -84,8 +85,7 @@ def transform(name: str, *, movable: bool, remote: bool = False) -> StageSpec:
 
 
 def pipeline(transforms: Sequence[StageSpec], *, remote: bool = False) -> tuple[StageSpec, ...]:
-    """All stages of a pipeline, in order. Transforms that follow each other may do each other's work. `remote` says
-    whether there are workers elsewhere that can read."""
+    """All stages of a pipeline, in order. Adjacent transform stages can be fused. `remote`: remote workers can read."""
     read = replace(READ, backends=(REMOTE, "thread")) if remote else READ
     return (
         read,
@@ -97,7 +97,7 @@ def pipeline(transforms: Sequence[StageSpec], *, remote: bool = False) -> tuple[
 
 
 def limits_of(stages: Sequence[StageSpec], cores: int, backends: tuple[str, ...]) -> Limits:
-    """The limits of the knobs on so many cores. `backends` are those that the machine has room for."""
+    """The limits of the knobs on `cores` cores. `backends` are those that this machine can use."""
     return Limits(
         workers={s.name: (1, s.most_workers(cores)) for s in stages},
         backends={

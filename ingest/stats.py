@@ -1,7 +1,7 @@
-"""What a pipeline reports about itself: `Snapshot`, made of `StageStats`.
+"""A pipeline's report about itself: `Snapshot`, made of `StageStats`.
 
-All counters are cumulative since the start and never fall; whoever wants a rate takes the difference of two snapshots
-(`later - earlier` over `later.at - earlier.at`). Standard library only.
+All counters are cumulative since the start and never fall. For a rate, divide the difference of two snapshots by the
+difference of their `at`. Standard library only.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 
 class StatsError(ValueError):
-    """A snapshot that cannot be: its message names the field and the value."""
+    """A snapshot is invalid. The message names the field and the value."""
 
 
 def _counts(owner: object, *names: str) -> None:
@@ -33,42 +33,42 @@ def _counts(owner: object, *names: str) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageStats:
-    """The counters of one stage since the start of the pipeline. Sums run over all workers it ever had."""
+    """The counters of one stage since the start of the pipeline, summed over all workers that it ever had."""
 
     name: str
     """The stage's name: the key of its knobs."""
     items: int
-    """Pieces of work finished (row groups, windows, batches). Not moving: the stage is stuck, starved or blocked;
-    the waits say which."""
+    """Finished pieces of work (row groups, windows, batches). If it stands still, the stage is stuck, starved or
+    blocked. The waits show which."""
     rows: int
-    """Rows passed on. Its rate is the stage's throughput; equal rates in all stages mean a steady state."""
+    """Rows passed on. Its rate is the stage's throughput. Equal rates in all stages mean a steady state."""
     bytes: int
     """Bytes passed on, in memory, not on disk."""
     busy_s: float
-    """Useful time, waits for neighbours left out, reading from a store included. Its rate near `workers`: the stage
-    is the bottleneck; near 0: it has capacity to spare."""
+    """Working time, including reads from a store, without waits for other stages. If its rate is near `workers`, the
+    stage is the bottleneck. If it is near 0, the stage has spare capacity."""
     cpu_s: float
-    """Processor time within `busy_s`. Near `busy_s`: more workers help only while cores are free; near 0: the stage
+    """Processor time within `busy_s`. Near `busy_s`: more workers only help while cores are free. Near 0: the stage
     waits for a store, and more workers help even if no core is free."""
     wait_input_s: float
-    """Time workers waited for something to do. Its rate near `workers`: the stages before are too slow, or it has
-    workers to give away; near 0: always fed."""
+    """Time that workers waited for input. If its rate is near `workers`, the stages before are too slow, or the stage
+    has too many workers. Near 0: input is always there."""
     wait_output_s: float
-    """Time workers waited for room after them. Its rate near `workers`: the stages after (or the trainer) are the
-    bottleneck; near 0: always room."""
+    """Time that workers waited for space after the stage. If its rate is near `workers`, later stages or the trainer
+    are the bottleneck. Near 0: space is always there."""
     workers: int
-    """The number of workers now. For a fused stage: those of the stage before that do its work."""
+    """The number of workers now. For a fused stage: the workers of the earlier stage that do its work."""
     core_wait_s: float = 0.0
-    """Time within `busy_s` that workers were ready to run and had no core. Near 0: cores are free, or none is needed;
-    as large as `cpu_s`: two threads on average want the same core, and more workers take from others what they get."""
+    """Time within `busy_s` that workers were ready to run but had no core. Near 0: cores are free or not needed. As
+    large as `cpu_s`: on average two threads want each core, and new workers take cores from others."""
     backend: str = "thread"
     """Where its workers run now: `thread` or `process`."""
     queue_bytes: int = 0
-    """The bytes that wait after this stage now. Near its limit: the stages after are slower; near 0: they wait."""
+    """The bytes that wait after this stage now. Near its limit: later stages are slower. Near 0: later stages wait."""
     queue_limit_bytes: int = 0
-    """The most bytes that may wait there; 0 if the stage has no buffer of its own."""
+    """The most bytes that may wait there. 0: the stage has no buffer of its own."""
     process_bytes: int = 0
-    """The most memory that a process of it was seen to take for itself. 0: none has worked yet; large: few fit."""
+    """The most memory of its own that one of its processes was seen to use. 0: no process has worked yet."""
 
     def __post_init__(self) -> None:
         _counts(
@@ -93,46 +93,43 @@ class Snapshot:
     """The state of the whole pipeline at one moment."""
 
     at: float
-    """Seconds on a monotonic clock, the same for all snapshots of a pipeline. Standing still: no rate can be taken."""
+    """Seconds on a monotonic clock, the same clock for all snapshots of a pipeline."""
     sequence: int
-    """Number of this snapshot, from 0 up. A repeated one is stale."""
+    """The number of this snapshot, from 0 up. A repeated number is a stale snapshot."""
     stages: tuple[StageStats, ...]
     """The stages in the order in which rows pass them."""
     batches: int
     """The number of batches that the consumer took."""
     rows: int
-    """The number of rows that the consumer took: tuning is meant to raise its rate."""
+    """The number of rows that the consumer took. Tuning tries to raise its rate."""
     consumer_wait_s: float
-    """Time the consumer waited in `next()`. Its rate near 1: input-bound; near 0: the trainer is the bottleneck and
-    cores may be given back."""
+    """Time that the consumer waited in `next()`. If its rate is near 1, loading is the bottleneck. Near 0, the trainer
+    is the bottleneck, and cores may be given back."""
     consumer_compute_s: float
-    """Time the consumer spent between two `next()`. Its rate near 1: trainer-bound; near 0: nothing but loading."""
+    """Time that the consumer spent between two `next()`. If its rate is near 1, the trainer is the bottleneck."""
     memory_used: int
-    """Anonymous and shared bytes of the process tree now (no page cache). Near the limit: the governor
-    holds work back."""
+    """Anonymous and shared bytes of the process tree now, without page cache. Near the limit, the governor holds work
+    back."""
     memory_limit: int
-    """The lowest limit in force: the control groups' along the path, the host's, the user's."""
+    """The lowest limit in force: the limits of the control groups, the host and the user."""
     cpu_quota: float
-    """The number of cores this pipeline may use now: affinity and quota along the control groups' path; it changes
-    while running."""
+    """The number of cores that this pipeline may use now, by affinity and control groups. It may change at any time."""
     cpu_used_s: float
-    """Processor time of the process tree. Its rate near `cpu_quota`: no core is free, and a pool that grows takes from
-    others; far below: cores are idle."""
+    """Processor time of the process tree. If its rate is near `cpu_quota`, no core is free. If it is far below, cores
+    are idle."""
     cores_idle_s: float | None = None
-    """How long cores this pipeline may use had nothing to do. Its rate near 0: somebody wants every core; near
-    `cpu_quota`: a wait for a core is no more than the time a wake-up takes. None: the system does not say."""
+    """Idle time of the cores that this pipeline may use. If its rate is near 0, all cores are busy. None: the system
+    does not report it."""
     held_back: int = 0
-    """How many times the governor made work wait for memory. Rising: memory, not cores, is the bottleneck; 0: never
-    short."""
+    """How many times the governor made work wait for memory. If it rises, memory is the bottleneck and not cores."""
     held_back_pressure: int = 0
-    """How many of these times the whole system was short of memory, rather than the limit near. Rising: other programs
-    take the memory; 0: work was only held back for the limit."""
+    """How many of these times the whole system was short of memory. If it rises, other programs take the memory."""
     restarts: int = 0
-    """How many worker processes died and were replaced. Rising: something kills them; 0: none died."""
+    """How many worker processes died and were replaced. If it rises, something kills them."""
     elsewhere: Mapping[str, float] = field(default_factory=dict)
-    """What workers on other hosts did, by name: `workers` now, those `starting`, the units, calls and bytes that came,
-    `retries`, `hedges` and `late` answers, and `core_s`, the cores that they held, at work or not, times seconds: the
-    price. Empty: there are none."""
+    """The counters of remote workers, by name: `workers`, `starting`, `units`, `calls`, `bytes`, `retries`, `hedges`,
+    `late` and `core_s`. `core_s` is their cost: the cores that they held, busy or idle, times seconds. Empty: there are
+    none."""
 
     def __post_init__(self) -> None:
         _counts(
@@ -166,7 +163,7 @@ class Snapshot:
         raise StatsError(f"no stage {name!r} among {[s.name for s in self.stages]}")
 
     def to_dict(self) -> dict[str, Any]:
-        """The snapshot as JSON holds it; `from_dict` is its inverse."""
+        """The snapshot as a dict for JSON. `from_dict` reads it back."""
         return dataclasses.asdict(self)
 
     @classmethod

@@ -247,7 +247,7 @@ assert code == 2 and "benchmarks/rivals of the repository" in err, (out, err)
         f"{files}/*.parquet",
     )
     said = (
-        "sluice: row groups are read by the plain Arrow reader, as petastorm is not installed; "
+        "sluice: row groups are read by the plain Arrow reader, because petastorm is not installed; "
         "the rows and their order are the same"
     )
     assert re.findall(r".*petastorm.*", done.stderr) == [said], done.stderr

@@ -216,7 +216,7 @@ def test_rows_that_cannot_be_listed_stop_the_run(tmp_path):
         no_more_than(300),
         pytest.raises(
             QuarantineError,
-            match=r"q\.jsonl: 20 rows that are set aside cannot be "
+            match=r"q\.jsonl: 20 quarantined rows cannot be "
             r"listed there \(File too large\)",
         ),
     ):

@@ -140,7 +140,7 @@ def test_knobs_turned_by_hand_are_not_touched(clicks):
 def test_what_is_misspelt_is_refused_before_anything_starts(clicks, tmp_path):
     for wrong, said in [
         ({"tuning": "atuo"}, "did you mean 'auto'"),
-        ({"roles": "labl=clicked"}, "'labl' is no role .did you mean 'label'"),
+        ({"roles": "labl=clicked"}, "'labl' is not a role .did you mean 'label'"),
         ({"roles": "label=clikced;dense=price"}, "did you mean 'clicked'"),
         ({"roles": "label"}, "has no '='"),
         ({"hash": {"itm": 5}}, "hash: there is no column 'itm' .did you mean 'item'"),

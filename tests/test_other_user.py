@@ -163,5 +163,5 @@ def test_a_cache_that_another_may_write_is_refused(tmp_path):
     (tmp_path / "a" / "sluice-cache").chmod(0o755)
     if os.geteuid() == 0:
         os.chown(tmp_path / "a" / "sluice-cache", NOBODY, NOBODY)
-        with pytest.raises(ArgumentError, match="not this user's alone"):
+        with pytest.raises(ArgumentError, match="can be written by other users"):
             cache(tmp_path / "a")

@@ -1,8 +1,8 @@
-"""Gives this process and its children a smaller share of the cores, on purpose: `CoreShare`. The ranks of a host share
-what is left.
+"""Limits the cores of this process and its children, to inject a fault: `CoreShare`. The ranks of a host share the
+remaining cores.
 
-This is done by a control group's quota where one can be made (version 2 or 1; it takes root), otherwise by affinity,
-which can allow no less than one core.
+It uses the quota of a new control group if it can make one (version 1 or 2, as root). Otherwise it uses affinity, which
+cannot allow less than one core.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class CoreShare:
     def __init__(
         self, groups: Path = Path("/sys/fs/cgroup"), *, launcher: int | None = None
     ) -> None:
-        """Processes of one `launcher` (its pid) have the cores together."""
+        """All processes of one `launcher` (a process id) share the cores."""
         self._machine = Machine()
         self._groups = groups
         self._launcher = launcher
@@ -35,7 +35,7 @@ class CoreShare:
         self._affinity = os.sched_getaffinity(0)
 
     def set(self, cores: float) -> str:
-        """Limits the cores, and says in words what was done."""
+        """Limits the cores. Returns a text that says what was done."""
         before, self._cores = self._machine.cores() if self._cores is None else self._cores, cores
         if self._quota(cores):
             return f"a quota of {_counted(cores)} instead of {before:g}"
@@ -44,13 +44,13 @@ class CoreShare:
         return f"{_counted(len(kept))} instead of {before:g}"
 
     def restore(self) -> None:
-        """Gives back the cores that were there before."""
+        """Removes the limit."""
         _pin(self._machine.tree(), self._affinity)
         if self._group is not None:
             for pid in self._machine.tree():
                 with contextlib.suppress(OSError):
                     (self._group.parent / "cgroup.procs").write_text(str(pid))
-            for _ in range(_TRIES):  # a process that ends at this moment is still in the group
+            for _ in range(_TRIES):  # a process that is just ending is still in the group
                 try:
                     self._group.rmdir()
                     break
@@ -60,14 +60,14 @@ class CoreShare:
                     time.sleep(_WAIT_S)
 
     def _others_are_in(self, group: Path) -> bool:
-        """Whether a rank of the same launcher still needs the group; the last one removes it."""
+        """Whether other ranks of the launcher still need the group. The last rank removes it."""
         with contextlib.suppress(OSError):
             return self._launcher is not None and bool((group / "cgroup.procs").read_text().strip())
         return False
 
     def _quota(self, cores: float) -> bool:
-        """Sets the quota of a group of our own, and says whether that worked. Processes in a group's middle are not
-        allowed in version 2, so only the root group, or version 1, will do."""
+        """Sets the quota of a group of our own. Returns whether that worked. In version 2, only leaf groups and the
+        root may hold processes, so the new group is made below the root."""
         if self._group is None:
             self._group = self._made()
         if self._group is None:
@@ -107,7 +107,7 @@ def _counted(cores: float) -> str:
 
 
 def _pin(pids: Iterable[int], cores: set[int]) -> None:
-    """Pins all threads of these processes; some may have ended in the meantime."""
+    """Pins all threads of these processes. Ignores processes that have ended."""
     for pid in pids:
         with contextlib.suppress(psutil.NoSuchProcess):
             for thread in psutil.Process(pid).threads():

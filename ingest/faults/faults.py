@@ -1,10 +1,10 @@
-"""`--inject`: faults on purpose, for people who test their own set-ups.
+"""The faults that `--inject` causes, for users who test their own set-ups.
 
     --inject kill-worker@30s,stall-store=5s@10s,corrupt@part-00003,memory-spike=256MiB@20s
     --inject slow-transform=4@15s,slow-transform=1@30s,slow-store=0.5s@40%,cores=1@60%
 
-`parse` turns the text into data, `due` says what is due (both pure), `Injector` causes the faults through the actors it
-is given, and counts them: a run whose faults never happened has shown nothing.
+`parse` reads the text, and `due` returns the faults that are due. `Injector` causes the faults and records them,
+because a test in which no fault happened shows nothing.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ _SPIKE_PAGE = 4096
 
 
 class FaultError(UsageError):
-    """A fault that cannot be: the message names it and what would do."""
+    """A fault is invalid. The message names it and says what to do."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What the name of a fault stands for."""
+    """What a fault does, and the unit of its strength."""
 
     what: str
     unit: str
     """The unit of its strength: `workers`, `seconds`, `bytes`, `times`, `cores`, or `` for none."""
     strength: float = 0
-    """The strength if none is given."""
+    """The default strength."""
 
 
 KINDS: Mapping[str, Kind] = {
@@ -43,16 +43,14 @@ KINDS: Mapping[str, Kind] = {
         "stops worker processes (SIGSTOP), as a debugger or a frozen container does", "workers", 1
     ),
     "kill-remote": Kind("kills processes of --workers local:N (SIGKILL)", "workers", 1),
-    "stall-store": Kind("lets every read from the store wait", "seconds", 5),
-    "slow-store": Kind(
-        "lets every read from the store take so much longer from then on", "seconds", 0.5
-    ),
+    "stall-store": Kind("makes every read from the store wait", "seconds", 5),
+    "slow-store": Kind("makes every later read from the store take so much longer", "seconds", 0.5),
     "corrupt": Kind(
-        "flips one bit in the next read of a file whose name holds what follows the @", ""
+        "flips one bit in the next read of a file whose name contains the text after the @", ""
     ),
-    "slow-transform": Kind("lets every transform do its work so many times over", "times", 4),
+    "slow-transform": Kind("makes every transform repeat its work so many times", "times", 4),
     "cores": Kind(
-        "leaves this process, or all ranks of this host together, so many cores", "cores", 1
+        "limits this process, or all ranks of this host together, to so many cores", "cores", 1
     ),
     "memory-spike": Kind("takes memory in this process for five seconds", "bytes", 256 * 2**20),
 }
@@ -60,8 +58,8 @@ KINDS: Mapping[str, Kind] = {
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One fault: it is due `at_s` after the start, or when `at_percent` of an epoch are loaded, or (corrupt) from the
-    start on, in files whose name holds `part`."""
+    """One fault. It is due `at_s` after the start, or when `at_percent` of an epoch are loaded. `corrupt` is due from
+    the start, in files whose name contains `part`."""
 
     kind: str
     at_s: float = 0.0
@@ -83,7 +81,8 @@ class Fault:
 
 
 def parse(text: str) -> tuple[Fault, ...]:
-    """Parses `NAME[=STRENGTH]@SECONDSs` or `…@PERCENT%` (of an epoch), and `corrupt@PART-OF-A-FILE-NAME`, by commas."""
+    """Parses faults, separated by commas: `NAME[=STRENGTH]@SECONDSs`, `NAME[=STRENGTH]@PERCENT%` (of an epoch), or
+    `corrupt@PART-OF-A-FILE-NAME`."""
     return tuple(_fault(part.strip()) for part in text.split(",") if part.strip())
 
 
@@ -141,8 +140,8 @@ def _seconds(text: str, value: str) -> float:
 def due(
     faults: Sequence[Fault], elapsed_s: float, percent: float, done: Collection[int]
 ) -> list[int]:
-    """The numbers of the faults whose time has come, earliest first, when so many percent of an epoch are loaded: 150
-    in the middle of the second."""
+    """The numbers of the faults that are due, earliest first. `percent` is the loaded share of an epoch. It goes on
+    counting: 150 is the middle of the second epoch."""
     waiting = [
         n
         for n, fault in enumerate(faults)
@@ -152,11 +151,11 @@ def due(
 
 
 Actor = Callable[[Fault], str | None]
-"""A function that causes a fault and says what it did; None: not possible now, try again at the next step."""
+"""A function that causes a fault and returns what it did. None: not possible now, try again at the next step."""
 
 
 class Injector:
-    """Causes faults when they are due. Call `step` now and then, from one thread."""
+    """Causes faults when they are due. One thread must call `step` regularly."""
 
     def __init__(
         self,
@@ -167,8 +166,8 @@ class Injector:
         epochs: Callable[[], float],
         record: Callable[[dict[str, Any]], None],
     ):
-        """`actors` maps a fault's name to what causes it; FaultError if one is missing. `epochs` says how many epochs
-        are loaded, and `record` gets one event for each fault caused."""
+        """`actors` maps a fault's name to the function that causes it. FaultError if one is missing. `epochs` returns
+        how many epochs are loaded. `record` gets one event for each fault."""
         for fault in faults:
             if fault.kind not in actors:
                 raise FaultError(
@@ -197,12 +196,12 @@ class Injector:
 
     @property
     def missed(self) -> list[str]:
-        """The faults that were asked for but never happened: the run was too short, or there was no victim."""
+        """The requested faults that never happened, because the run was too short or had nothing to harm."""
         return [str(f) for n, f in enumerate(self._faults) if n not in self._done]
 
 
 def signal_workers(pids: Callable[[], Sequence[int]], number: signal.Signals) -> Actor:
-    """Makes the actor of kill-worker and stop-worker. `pids` returns the worker processes now."""
+    """Makes the actor of kill-worker and stop-worker. `pids` returns the current worker processes."""
 
     def act(fault: Fault) -> str | None:
         hit: list[int] = []
@@ -250,14 +249,13 @@ def corrupt_read(corrupt: Callable[[str], None]) -> Actor:
 
 
 def spike_memory(later: Callable[[Callable[[], None]], None]) -> Actor:
-    """Makes the actor of memory-spike. `later` calls what it is given when the spike shall end, for instance after five
-    seconds."""
+    """Makes the actor of memory-spike. `later` schedules the function that ends the spike."""
 
     def act(fault: Fault) -> str:
         held = bytearray(int(fault.strength))
         held[::_SPIKE_PAGE] = b"\1" * len(
             range(0, len(held), _SPIKE_PAGE)
-        )  # written, so it is really taken
+        )  # writing makes the kernel allocate the pages
         later(held.clear)
         return f"took {format_bytes(fault.strength)}"
 

@@ -1,4 +1,4 @@
-"""`--inject` for a running loader: `Injection` causes faults when they are due, from a thread of its own."""
+"""`--inject` for a running loader: `Injection` causes faults when they are due, in its own thread."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ON_STORES = frozenset({"stall-store", "slow-store", "corrupt"})
 
 
 class Injection:
-    """A context in which faults happen. `record` gets an event for each fault caused."""
+    """A context in which faults are injected. `record` gets an event for each fault."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class Injection:
         *,
         launcher: int | None = None,
     ):
-        """All that one `launcher` started have the same cores."""
+        """All processes of one `launcher` share the cores."""
         self._timers: list[threading.Timer] = []
         self._files, self._share = files, CoreShare(launcher=launcher)
         self.injector = Injector(
@@ -80,7 +80,7 @@ class Injection:
             timer.join()
 
     def give_back(self) -> None:
-        """Undoes what would outlast this process: its share of the cores becomes what it was before."""
+        """Removes the limit on cores, which would outlast this process."""
         self._share.restore()
 
     def _run(self) -> None:

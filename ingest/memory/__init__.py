@@ -1,1 +1,1 @@
-"""Decides which work may hold how much memory."""
+"""Limits the memory of a pipeline."""

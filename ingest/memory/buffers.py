@@ -1,4 +1,4 @@
-"""Arrays that are used again: `Buffers`. Fresh memory costs more in page faults than filling it."""
+"""`Buffers` reuses arrays, because page faults on new memory cost more than filling it."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-# References to an array that nobody uses: the list, the loop's variable and the argument of getrefcount.
+# References to an unused array: the list, the loop's variable and the argument of getrefcount.
 _UNUSED = 3
 
 
 class Buffers:
-    """Hands out an array only when nobody refers to it any more, be it through a view or a torch tensor.
+    """Hands out an array again only when nothing refers to it any more, including views and torch tensors.
 
-    So a batch that a user still holds is never written again, and nothing has to be given back explicitly."""
+    So a batch that a user still holds is never overwritten, and nobody has to return arrays."""
 
     def __init__(self) -> None:
         self._arrays: dict[
@@ -25,7 +25,7 @@ class Buffers:
         self._lock = threading.Lock()
 
     def take(self, shape: tuple[int, ...], dtype: type[np.generic]) -> npt.NDArray[Any]:
-        """Returns an array of this shape; its content is left over from its last use."""
+        """Returns an array of this shape. Its content is left over from its last use."""
         with self._lock:
             alike = self._arrays.setdefault((shape, dtype), [])
             for array in alike:
@@ -36,12 +36,13 @@ class Buffers:
             return array
 
     def take_line(self, size: int, dtype: type[np.generic]) -> npt.NDArray[Any]:
-        """Returns `size` elements of an array of one of a few lengths, so that it fits other sizes later."""
+        """Returns the first `size` elements of an array. The array has one of a few lengths, so that it can serve
+        other sizes later."""
         step = 1 << max(0, size.bit_length() - 3)  # up to a quarter too long
         return self.take((max(1, -(-size // step)) * step,), dtype)[:size]
 
     def idle_bytes(self) -> int:
-        """The number of bytes that nobody uses now."""
+        """The bytes of unused arrays."""
         with self._lock:
             return sum(
                 array.nbytes
@@ -51,7 +52,7 @@ class Buffers:
             )
 
     def trim(self) -> None:
-        """Gives back the arrays that nobody uses."""
+        """Frees unused arrays."""
         with self._lock:
             used = {
                 kind: [array for array in alike if sys.getrefcount(array) > _UNUSED]

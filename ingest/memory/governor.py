@@ -1,12 +1,12 @@
-"""Admits work against a memory limit: `Governor`, with a `Charge` for what each piece of work holds.
+"""Admits work within a memory limit: `Governor`, with a `Charge` for the memory of each piece of work.
 
-Deadlock is impossible by construction. Work that is *due* (everything before it in its stage has left) is always
-admitted: done one after the other, due work never needs more than `minimum`. All other work is early, and early work is
-admitted only into what the limit leaves above that minimum.
+Deadlock is impossible. Work is *due* when everything before it in its stage has left. Due work is always admitted,
+because done one after the other it never needs more than `minimum`. All other work is *early*. It is admitted only into
+what the limit leaves above the minimum.
 
-A process uses more than what is charged: allocators keep what was freed, decoding takes more for a moment than its
-result does, a trainer builds its model. So now and then the governor measures what the process really holds; what is
-above the account is its overhead, whose recent peak is kept free as well.
+A process uses more memory than is charged: allocators keep freed memory, decoding needs more than its result, a
+trainer builds its model. So the governor regularly measures the process. The difference is the overhead, and a recent
+peak of it is kept free too.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ from sluice.ingest.knobs import format_bytes
 _LOOK_S = 0.05
 _PATIENCE_S = 0.25
 _PRESSURE_S = 1.0
-_FADES = 0.95  # share of a peak of the overhead that is kept from one look to the next
-_MARGIN = 16  # 1/16 of the limit is closed to early work: looks come a little late
-_STARTS = 256  # starts differ by 1/256 of what a process holds: a minimum once printed must suffice
-_PRESSED = 20.0  # per cent of the time in which something waits for memory
+_FADES = 0.95  # share of the peak overhead that remains after each measurement
+_MARGIN = 16  # early work leaves 1/16 of the limit free, because measurements come a little late
+_STARTS = 256  # memory at start may vary by 1/256 between runs, so that a printed minimum suffices
+_PRESSED = 20.0  # per cent of the time waiting for memory, above which early work stops
 
 
 class MemoryLimitError(UsageError):
-    """A memory limit below what the plan needs: its message holds the number that would do."""
+    """A memory limit is below what the plan needs. The message holds a sufficient number."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryReadings:
-    """What a governor can find out and do about the process it is in. The defaults find and do nothing."""
+    """How a governor measures and frees memory of its process. The defaults do nothing."""
 
     used: Callable[[], int] = lambda: 0
-    """Returns the bytes of this process alone, shared memory included."""
+    """Returns the bytes of this process alone, including shared memory."""
     idle: Callable[[], int] = lambda: 0
-    """Returns the bytes of buffers that nobody uses."""
+    """Returns the bytes of unused buffers."""
     reclaim: Callable[[], None] = lambda: None
-    """Gives back what is unused."""
+    """Frees unused memory."""
     pressure: Callable[[], float] = lambda: 0.0
     """Returns the per cent of the recent time in which something waited for memory."""
     clock: Callable[[], float] = time.monotonic
@@ -60,7 +60,7 @@ class Charge:
         self.early = early
 
     def correct(self, size: int) -> None:
-        """Corrects the charge: what was reserved turns out to be `size`."""
+        """Changes the charge from what was reserved to the actual `size`."""
         self._governor.move(self, size)
 
     def release(self) -> None:
@@ -68,7 +68,7 @@ class Charge:
 
 
 class Governor:
-    """The one account of memory for a whole pipeline. Its lock is the pipeline's: pools wait on conditions of it."""
+    """The memory account of a whole pipeline. Its lock is the pipeline's: pools wait on conditions of it."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class Governor:
         senses: MemoryReadings | None = None,
         parts: str = "",
     ):
-        """`base` is what the process held before; `parts` says what the minimum is for."""
+        """`base` is what the process held before. `parts` explains the minimum in messages."""
         if base - base // _STARTS + minimum > limit:
             needs = f"loading needs {format_bytes(minimum)}" + (f" ({parts})" if parts else "")
             raise MemoryLimitError(
@@ -91,9 +91,9 @@ class Governor:
         self.minimum = minimum
         self.base = base
         self.reasons: Counter[str] = Counter()
-        """How often work was held back, by reason: `limit`, or `pressure`."""
+        """How often work was held back, by reason: `limit` or `pressure`."""
         self.overhead = 0
-        """The bytes in use that nothing is charged for: a recent peak."""
+        """A recent peak of the bytes in use that are not charged."""
         self._senses = senses or MemoryReadings()
         self._charged = self._early = self._shared = self._outside = self._due_most = 0
         self._waiting: list[threading.Condition] = []
@@ -109,12 +109,12 @@ class Governor:
 
     @property
     def held(self) -> int:
-        """The bytes of worker processes, and of what they share with this one."""
+        """The bytes of worker processes and of the memory that they share with this one."""
         return self._shared + self._outside
 
     @property
     def outside(self) -> int:
-        """The bytes that worker processes have of their own."""
+        """The bytes that only worker processes use."""
         return self._outside
 
     @property
@@ -133,8 +133,8 @@ class Governor:
         return charge
 
     def hold(self, change: int, outside: bool = False) -> None:
-        """Notes memory besides the work's own, taken (+) or given back (-): what worker processes share with this one,
-        or (`outside`) have of their own."""
+        """Notes memory of worker processes, taken (+) or given back (-): memory that they share with this process, or
+        their own if `outside`."""
         with self.lock:
             if outside:
                 self._outside += change
@@ -145,8 +145,8 @@ class Governor:
 
     @contextmanager
     def alone(self) -> Iterator[int]:
-        """A context for one holder at a time, in which no early work begins. It yields the bytes that are free, after
-        unused memory was given back."""
+        """A context for one holder at a time, in which no early work begins. It frees unused memory and yields the
+        number of free bytes."""
         with self._one:
             with self.lock:
                 self._held_for_one = True
@@ -159,8 +159,8 @@ class Governor:
                     self._wake()
 
     def wait_on(self, condition: threading.Condition, again: bool) -> None:
-        """Waits until something is released, or `condition` is notified for another reason, but not for long: memory
-        may become free elsewhere. `again` says that the wait is for the same work as before."""
+        """Waits until memory is released, `condition` is notified, or a short time has passed, because memory may
+        become free outside the account. `again`: the wait is for the same work as before."""
         if not again:
             self.reasons["pressure" if self._pressed else "limit"] += 1
         self._waiting.append(condition)
@@ -176,7 +176,7 @@ class Governor:
             self._charged += change
             if charge.early:
                 self._early += change
-            else:  # due work may exceed the plan: a transform may enlarge its rows
+            else:  # due work may exceed the plan, because a transform may enlarge its rows
                 self._due_most = max(self._due_most, self._charged - self._early)
             if change < 0:
                 self._wake()
@@ -193,7 +193,7 @@ class Governor:
         return self.limit - self.limit // _MARGIN - taken - self._senses.idle()
 
     def _look(self) -> None:
-        """Updates the overhead and the pressure, now and then."""
+        """Updates the overhead and the pressure if the last update is long enough ago."""
         now = self._senses.clock()
         if now >= self._looked + _LOOK_S:
             self._looked = now
@@ -208,9 +208,9 @@ class Governor:
         )
 
     def _reclaim(self, size: int) -> bool:
-        """Gives unused memory back, unless this thread tried just now, and says whether there is room for `size` then.
+        """Frees unused memory, unless this thread did so a moment ago. Returns whether `size` bytes fit then.
 
-        Each thread does so by itself: an allocator that keeps memory for each thread gives back that of the caller."""
+        Each thread does this for itself, because some allocators only free the memory of the calling thread."""
         now = self._senses.clock()
         if now < getattr(self._own, "reclaimed", float("-inf")) + _LOOK_S:
             return False

@@ -1,4 +1,4 @@
-"""Whether numbers are ids or amounts, and how amounts are spread, by a column's name and a sample of its values."""
+"""Decides from a column's name and sampled values whether numbers are ids or amounts, and how amounts are spread."""
 
 from __future__ import annotations
 
@@ -31,24 +31,24 @@ _AMOUNTS = frozenset(
     variance views visits weight width years""")
 )
 _FEW = 1_000
-"""Of so many values and more, the shape of a column says something."""
+"""The fewest values from which the distribution of a column is judged."""
 _ENOUGH = 20
-"""Fewer values show nothing of how dense a range is."""
+"""The fewest values in a range from which its density is judged."""
 _TO_MIDDLE, _TO_END = 2, 4
-"""Counts are so many times rarer in the middle of their range than at their peak, and at its end than in the middle."""
+"""The density of counts falls by these factors from its peak to the middle of the range, and from there to the end."""
 _WIDE, _COMMON = 32, 0.25
-"""In a range of so many values or more, no count has this share of it; a frequent id does."""
+"""In a range of so many values or more, a value with this share of the rows is a frequent id and not a count."""
 _FAR = 8.0
-"""A column is skewed if its largest value lies so many times as far from the median as nine tenths of all values."""
+"""A column is skewed if its largest value is this many times as far from the median as the 90th percentile."""
 
 
 def words_of(name: str) -> list[str]:
-    """The words of a name, in small letters: `userId` and `user_id` have the same."""
+    """The words of a name in lower case. `userId` and `user_id` have the same words."""
     return [word.lower() for word in _WORDS.findall(name)]
 
 
 def is_named_id(name: str) -> bool | None:
-    """Whether a name is that of ids or of amounts, by its last word that says so; None if no word does."""
+    """Whether a column's name means ids (True) or amounts (False), by its last known word. None: no word is known."""
     for word in reversed(words_of(name)):
         if word in _IDS or word in _AMOUNTS:
             return word in _IDS
@@ -56,9 +56,10 @@ def is_named_id(name: str) -> bool | None:
 
 
 def is_amount(name: str, facts: ColumnFacts) -> bool:
-    """Whether whole numbers are amounts, such as counts, rather than ids. Where the name says nothing, counts are known
-    by their shape: they begin near 0, and from their most frequent range on each doubling is rarer per value. Ids fill
-    their range evenly, or have gaps."""
+    """Whether whole numbers are amounts, such as counts, and not ids.
+
+    If the name does not tell, the distribution does. Counts begin near 0, and beyond their most frequent range their
+    density falls with each doubling. Ids fill their range evenly, or have gaps."""
     named = is_named_id(name)
     if named is not None:
         return not named
@@ -90,20 +91,21 @@ def is_amount(name: str, facts: ColumnFacts) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """How the numbers of a column are spread, as far as a sample shows it."""
+    """How the numbers of a column are spread, estimated from a sample."""
 
     is_skewed: bool
     """Whether a few numbers are far larger than the others, and none is far below 0."""
     low: float
     mean: float
+    """The mean, taken after the logarithm if the numbers are skewed."""
     deviation: float
-    """The standard deviation, after the logarithm if they are skewed; the mean is of the same."""
+    """The standard deviation, taken after the logarithm if the numbers are skewed."""
     limits: tuple[float, float] | None
-    """Where numbers are cut off that lie far out on both sides; None: nowhere."""
+    """Where outliers on both sides are clipped. None: no clipping."""
 
 
 def spread_of(facts: ColumnFacts) -> Spread | None:
-    """None if nothing is known of the numbers, or all are the same."""
+    """Estimates the spread. None if there are no numbers, or all are equal."""
     values = _numbers(facts)
     if not len(values):
         return None
@@ -139,10 +141,10 @@ def spread_of(facts: ColumnFacts) -> Spread | None:
 
 
 def likely_values(facts: ColumnFacts, rows: int) -> int:
-    """About how many different values all rows have.
+    """Estimates how many different values all rows have.
 
-    A sample shows it in two ways: by values that came once and twice (Chao's estimate), and by how many of one half's
-    values come again in the other (capture and recapture), which holds for files that are sorted by the column, too."""
+    It takes the larger of two estimates: Chao's, from values that came once and twice, and capture-recapture, from the
+    values that both halves of the sample share. The second also works for files that are sorted by the column."""
     if facts.sampled is None or not facts.values:
         return facts.distinct
     values = elements(facts.sampled).drop_null()

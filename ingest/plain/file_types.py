@@ -1,5 +1,5 @@
-"""The columns that several Parquet files have, and whether what they hold can be loaded together: `common_types`,
-`refuse_mixed`."""
+"""Compares the columns of several Parquet files: `common_types` finds the common columns, and `refuse_mixed` rejects
+types that cannot be loaded together."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from sluice.ingest.plain.recipe import Recipe, check_kind
 from sluice.ingest.plain.roles import ParquetError
 
 SEVERAL = "several columns of this name"
-"""Takes the place of the type of a column that shares its name with another."""
+"""The type of a column if another column of the file has the same name."""
 _WHOLE = re.compile(r"u?int(8|16|32|64)")
 _NUMBER = re.compile(r"u?int(8|16|32|64)|bool|halffloat|float|double")
 _BAG = re.compile(r"(large_)?list<(\w+: )?u?int(8|16|32|64)( not null)?>")
 Types = Mapping[str, str]
-"""Arrow's name of the type of each column of a file."""
+"""Arrow's name for the type of each column of a file."""
 
 
 def common_types(
     paths: Sequence[str], files: Sequence[Types], optional: Iterable[str] = ()
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """The columns that all files have, those that a file may lack among them, and for each of the others a file that
-    lacks it."""
+    """Returns the types of the columns that all files have, and for each other column a file that lacks it. `optional`
+    columns may be missing in some files."""
     types = dict(files[0])
     lacking: dict[str, str] = {}
     for path, one in zip(paths, files, strict=True):
@@ -40,7 +40,7 @@ def common_types(
 
 
 def common_number(kinds: Iterable[str]) -> pa.DataType | None:
-    """The type as which numbers of these types are looked at together; None if some are no numbers."""
+    """The type in which numbers of these types are compared. None if some are not numbers."""
     if not all(map(_NUMBER.fullmatch, kinds)):
         return None
     return pa.int64() if all(_WHOLE.fullmatch(kind) for kind in kinds) else pa.float64()
@@ -53,9 +53,10 @@ def refuse_mixed(
     files: Sequence[tuple[str, Types]],
     types_there: Callable[[str], Mapping[str, pa.DataType]],
 ) -> None:
-    """Raises an error that names file and column where files hold what cannot come together. Numbers of several types
-    can, as each value is looked at, and so can all that is read as the type in `kinds`, which a spec gives to a
-    column. `types_there` says what a file holds."""
+    """Raises an error with file and column if a column's types cannot be loaded together.
+
+    Numbers of several types can, because each value is checked. So can columns that a spec reads as one type (`kinds`).
+    `types_there` returns the types of a file."""
     hashed = {name for recipe in recipes if recipe.operators for name in recipe.sources}
     for name in names:
         first: tuple[str, str] | None = None

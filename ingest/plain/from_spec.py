@@ -1,4 +1,4 @@
-"""The columns that a spec makes, by a loader instead of a job: `recipes_of_spec`. What only a job can do is refused."""
+"""Lets a loader make the columns of a spec without a job: `recipes_of_spec`. It rejects what only a job can do."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _JOB = "make a table of it by `sluice etl --spec`, and load that"
 def recipes_of_spec(
     spec: Spec, types: Mapping[str, str], lacking: Mapping[str, str]
 ) -> tuple[Recipe, ...]:
-    """The columns that a model takes, in the spec's order. `types` are those of the files' columns, by name; files may
-    lack those that are optional."""
+    """Returns the recipes of the model's columns, in the spec's order. `types` has the types of the files' columns.
+    Files may lack optional columns."""
     _check_rows(spec)
     for name in spec.input.columns:
         if name not in types and name not in spec.input.optional:
@@ -30,7 +30,7 @@ def recipes_of_spec(
                 else f"the files have no column {name!r}, which its input.columns name{nearest(name, types)}"
             )
             raise ColumnError(
-                f"{spec.name}: {where}; where it may be missing, name it in input.optional as well"
+                f"{spec.name}: {where}; if it may be missing, add it to input.optional as well"
             )
     found = []
     for column in spec.columns:
@@ -40,7 +40,7 @@ def recipes_of_spec(
             if isinstance(op, Fitted):
                 raise ColumnError(
                     f"{spec.name}: column {column.name!r}: {op.name} learns from the data, which a "
-                    f"loader of plain files does not; take hash, modulus or bucketize, or {_JOB}"
+                    f"loader of plain files does not; use hash, modulus or bucketize, or {_JOB}"
                 )
             if isinstance(op, Python):
                 raise ColumnError(
@@ -60,7 +60,7 @@ def recipes_of_spec(
 
 
 def selection_of(spec: Spec, split: str) -> RowSelection | None:
-    """The rows of a split; None if all rows are of one."""
+    """Returns the selection of a split's rows. None if all rows are in one split."""
     table = spec.table
     if split not in table.split:
         raise ColumnError(f"{spec.name}: table.split has no {split!r}{nearest(split, table.split)}")
@@ -99,5 +99,5 @@ def _check_rows(spec: Spec) -> None:
     for section, asked in there.items():
         if asked:
             raise ColumnError(
-                f"{spec.name}: {section} changes which rows there are, which only a job does; {_JOB}"
+                f"{spec.name}: {section} changes which rows there are, which only a job can do; {_JOB}"
             )

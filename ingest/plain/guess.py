@@ -1,5 +1,6 @@
-"""Guesses what the columns of plain Parquet are, by their names, types and what a few rows hold: `proposals`, one for
-each column, from which a loader takes its roles, and `sluice guess` writes a spec."""
+"""Guesses the roles of plain Parquet's columns from names, types and a sample of rows: `proposals`.
+
+A loader takes its roles from the proposals, and `sluice guess` writes a spec from them."""
 
 from __future__ import annotations
 
@@ -41,7 +42,7 @@ LABELS = (
 _POSITIVE = ("1", "true", "yes", "y", "t", "click", "clicked", "positive", "pos")
 _SHOWN = 5
 _RATINGS = 10
-"""A rating has so many values at most; a label of them is a comparison."""
+"""A label with at most so many distinct numbers is a rating, and becomes a comparison."""
 _WEIGHTS = ("weight", "sample_weight")
 _TIMES = re.compile(
     r"(^|_)(ts|time|timestamp|datetime|unixtime|epoch)(_?(ms|us|ns|s|utc))?$|_at$", re.IGNORECASE
@@ -54,10 +55,13 @@ _YEAR_1990 = 631_152_000
 _YEAR_2001 = 10**9
 _YEAR_2100 = 4_102_444_800
 _UNIQUE, _MANY = 0.95, 1000
-"""The share of values that differ, from which on a column names rows, if so many were seen."""
+"""If this share of at least so many values is distinct, a column identifies rows."""
 _SIZES = (*(first * 10**zeros for zeros in range(3, 7) for first in (1, 2, 5)), 10**7)
 _IDS = 2**31
-_SWAPPED = ("%m/%d/%Y", "%d/%m/%Y")  # in one column, nobody could tell which of the two a date is
+_SWAPPED = (
+    "%m/%d/%Y",
+    "%d/%m/%Y",
+)  # a column can only use one of these, because dates would be ambiguous
 _CLOCKS = (
     " %H:%M:%S",
     "T%H:%M:%S",
@@ -84,39 +88,39 @@ _FORMATS = (
 )
 _MOST_FORMATS = 3
 _DIGITS = ("%Y%m%d%H%M%S", "%Y%m%d%H%M", "%Y%m%d%H", "%Y%m%d", "%y%m%d%H")
-"""Times written as one whole number, whose order is that of time."""
+"""Formats of times that are written as one whole number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proposal:
-    """What one column is taken for."""
+    """The guess for one column."""
 
     name: str
     facts: ColumnFacts
     role: str = ""
-    """Empty: it is left out."""
+    """Empty: the column is left out."""
     size: int = 0
-    """For ids: to how many they are hashed."""
+    """For ids: the number of ids to hash to."""
     fits: bool = False
-    """For ids: whether a loader can take them as they are."""
+    """For ids: whether a loader can take them unchanged."""
     fill: bool = False
     """Whether numbers are missing."""
     time: str = ""
     """For a time: the type in which a spec reads it."""
     formats: tuple[str, ...] = ()
-    """For a time as text, or as a number such as 14102100: how a spec reads it as seconds."""
+    """For a time as text, or as digits such as 14102100: the formats in which a spec reads it."""
     unit: int = 1
-    """For a time as a whole number: how many of them a second has."""
+    """For a time as a whole number: how many units a second has."""
     why: str = ""
     """Why it is left out."""
     label: str = ""
-    """For the label: the name or the comparison by which it was asked for."""
+    """For the label: its name, or the comparison that makes it."""
     spread: Spread | None = None
     """For numbers: how they are spread."""
 
     @property
     def hash(self) -> int | None:
-        """To how many ids a loader without a spec hashes the values; None: it takes them as they are."""
+        """The number of ids to which a loader without a spec hashes the values. None: it takes them unchanged."""
         return self.size if self.size and not self.fits else None
 
 
@@ -127,9 +131,9 @@ def proposals(
     hashed: Iterable[str] = (),
     is_click: bool = False,
 ) -> dict[str, Proposal]:
-    """A proposal for each column. `rows` is how many there are in all; `label` is the label's name, if known; `hashed`
-    are the columns that become ids whatever they hold. With `is_click`, a label that holds a few numbers other than 0
-    and 1, such as ratings, becomes a comparison, as one whose name was guessed does."""
+    """Makes a proposal for each column. `rows` is the number of all rows, `label` the label's name if it is known.
+    Columns in `hashed` become ids, whatever they hold. With `is_click`, or if the label is guessed, a label with a few
+    numbers other than 0 and 1, such as ratings, becomes a comparison."""
     is_click |= label is None
     label = label or _label_among(facts)
     wanted, made = label_of(label, {name: str(one.type) for name, one in facts.items()})
@@ -141,7 +145,7 @@ def proposals(
         positive = next((text for text in texts if text.lower() in _POSITIVE), texts[0])
         raise GuessError(
             f"the label {wanted!r} holds texts ({', '.join(texts[:_SHOWN])}): say which of them is the "
-            f'positive one, roles="label={wanted} == {positive}", or '
+            f'positive one, for instance roles="label={wanted} == {positive}", or '
             f"`sluice guess --label '{wanted} == {positive}'`"
         )
     if not made and is_click and (least := _least_positive(facts[wanted])) is not None:
@@ -172,7 +176,7 @@ def proposals(
 
 
 def _label_among(facts: Mapping[str, ColumnFacts]) -> str:
-    """The column whose name is that of a label: `is_clicked` and `Click?` are, too."""
+    """Returns the column with a label's name. `is_clicked` and `Click?` count too."""
     found: dict[str, str] = {}
     for name in facts:
         words = [word for word in words_of(name) if word not in ("is", "was", "has")]
@@ -188,7 +192,8 @@ def _label_among(facts: Mapping[str, ColumnFacts]) -> str:
 
 
 def _least_positive(facts: ColumnFacts) -> float | None:
-    """The value from which on about half of the rows are positive, of a few numbers that are not 0 and 1 alone."""
+    """The smallest positive rating: the value from which on about half of the rows are positive. None if the column
+    does not hold ratings."""
     if (
         facts.sampled is None
         or pa.types.is_boolean(facts.type)
@@ -203,7 +208,7 @@ def _least_positive(facts: ColumnFacts) -> float | None:
 
 
 def _label_values(name: str, facts: ColumnFacts, label: str) -> npt.NDArray[np.float64]:
-    """The label of each row of the sample, NaN where it is missing; all are NaN if it is not 0 and 1 alone."""
+    """The label of each sampled row, NaN if it is missing. All are NaN if labels other than 0 and 1 occur."""
     if facts.sampled is None:
         return np.zeros(0)
     _, made = label_of(label, {name: str(facts.type)})
@@ -242,7 +247,7 @@ def _proposal(name: str, facts: ColumnFacts, rows: int) -> Proposal:
         return Proposal(name=name, facts=facts, why=_unread(kind))
     if _is_text(inner) and not facts.values:
         return Proposal(
-            name=name, facts=facts, why="text of which nothing was seen; hash= makes ids of it"
+            name=name, facts=facts, why="text of which no value was seen; hash= makes ids of it"
         )
     if role == "sparse" and _is_text(inner) and (found := time_formats(facts.examples)):
         return Proposal(name=name, facts=facts, time="text", formats=found, why="a time as text")
@@ -274,7 +279,8 @@ def _proposal(name: str, facts: ColumnFacts, rows: int) -> Proposal:
 
 
 def _time_of_numbers(name: str, facts: ColumnFacts, kind: pa.DataType) -> Proposal | None:
-    """A column of whole numbers as a time, if it is one: since 1970 in any unit, or its digits."""
+    """Returns the proposal for a column of whole numbers that holds times: since 1970 in any unit, or as digits. None
+    if it does not."""
     if is_named_id(name) is not False and (form := _digits_format(facts)):
         return Proposal(
             name=name, facts=facts, time="int", formats=(form,), why="looks like a time"
@@ -293,7 +299,7 @@ def _time_of_numbers(name: str, facts: ColumnFacts, kind: pa.DataType) -> Propos
 
 
 def _digits_format(facts: ColumnFacts) -> str:
-    """The format of times in whole numbers such as 14102100; none if any value is no such time from 1990 on."""
+    """The format of times in digits such as 14102100. Empty if any value is not such a time from 1990 on."""
     examples = facts.examples
     if examples is None or not len(examples):
         return ""
@@ -310,7 +316,7 @@ def _digits_format(facts: ColumnFacts) -> str:
 
 
 def _are_ids(name: str, facts: ColumnFacts) -> bool:
-    """Whether floats are ids by their name, as where missing ones made floats of whole numbers."""
+    """Whether floats are ids, by their name and whole values. Missing values may turn whole numbers into floats."""
     examples = facts.examples
     if not is_named_id(name) or examples is None:
         return False
@@ -327,12 +333,12 @@ def _unread(kind: pa.DataType) -> str:
 
 
 def _inner(facts: ColumnFacts) -> pa.DataType:
-    """The type of the values, not of how they are stored."""
+    """The type of the values, without a dictionary."""
     return facts.type.value_type if pa.types.is_dictionary(facts.type) else facts.type
 
 
 def _texts(facts: ColumnFacts) -> list[str]:
-    """Some of the texts that a column holds; none if it holds something else."""
+    """Some of the texts of a column. Empty if it does not hold texts."""
     examples = facts.examples
     return (
         []
@@ -351,7 +357,7 @@ def _is_text(kind: pa.DataType) -> bool:
 
 
 def time_formats(examples: pa.Array) -> tuple[str, ...]:
-    """The formats, that which reads most first, in which all of these texts are times; none if there are no such."""
+    """The time formats that together read all of these texts, the most frequent first. Empty if there are none."""
     left, found = examples.filter(pc.not_equal(examples, "")), list[str]()
     while len(left) and len(found) < _MOST_FORMATS:
         taken = {day for day in _SWAPPED if any(one.startswith(day) for one in found)}
@@ -369,13 +375,13 @@ def time_formats(examples: pa.Array) -> tuple[str, ...]:
 
 
 def _fits(facts: ColumnFacts) -> bool:
-    """Whether whole numbers can be ids as they are."""
+    """Whether whole numbers can be ids unchanged."""
     return facts.low is None or 0 <= facts.low <= facts.high < _IDS
 
 
 def _unit(facts: ColumnFacts, since: int) -> int:
-    """Of how many a second has all of it lies between that time and the year 2100: one, a thousand, a million or a
-    billion; 0 without such."""
+    """The number of units a second (1, 10³, 10⁶ or 10⁹) with which all values lie between `since` and the year 2100. 0
+    if there is none."""
     return next(
         (
             unit
@@ -388,7 +394,7 @@ def _unit(facts: ColumnFacts, since: int) -> int:
 
 
 def user_of(found: Mapping[str, Proposal]) -> str | None:
-    """The column by which rows are best split, if one names users."""
+    """The column of users, by which rows are best split. None if there is none."""
     return next(
         (name for name, one in found.items() if _USERS.search(name) and not one.facts.optional),
         None,

@@ -1,5 +1,5 @@
-"""Ids by hashing whole numbers as they are stored: `hashed_ids`, which gives what the operator `hash` gives for their
-decimal digits, without making these."""
+"""Hashes stored whole numbers to ids: `hashed_ids`. It gives the same ids as the operator `hash` on their decimal
+digits, without making texts."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _LISTS = re.compile(r"(large_|fixed_size_)?list<(\w+: )?(.*?)( not null)?>(\[\d+
 
 
 def can_hash(kind: str) -> bool:
-    """Whether values of that Arrow type have hashes: whole numbers, texts, and lists of either."""
+    """Whether values of this Arrow type can be hashed: whole numbers, texts, and lists of these."""
     several = _LISTS.fullmatch(kind)
     return _KINDS.fullmatch(several[3] if several else kind) is not None
 
 
 def hashed_ids(values: pa.Array, operator: Hash) -> pa.Array:
-    """The ids of whole numbers, of texts, or of lists of either, by an operator without a salt."""
+    """Hashes whole numbers, texts, or lists of these, by an operator without a salt."""
     if pa.types.is_fixed_size_list(values.type):
         values = values.cast(pa.list_(values.type.value_type))
     if pa.types.is_list(values.type) or pa.types.is_large_list(values.type):
@@ -60,8 +60,7 @@ _mix: Any = compiled(mix)
 
 @compiled
 def hash_digits(bits: Any, signed: bool) -> Any:
-    """The hash of each whole number's decimal digits, as `sluice.etl.ops.hashing.hash_texts` has it of the text, which
-    need not be made for it."""
+    """Hashes each whole number's decimal digits. The result equals `sluice.etl.ops.hashing.hash_texts` of its text."""
     digits, found = np.empty(24, np.uint8), np.empty(len(bits), np.uint64)
     for n in range(len(bits)):
         rest = bits[n]

@@ -1,5 +1,5 @@
-"""Columns that tell the label: `label_leaks`. They are most likely written when the label is known, and no row that is
-to be scored has them."""
+"""Finds columns that reveal the label: `label_leaks`. Such a column is probably written after the label is known, so
+rows to be scored do not have it."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from sluice.ingest.plain.probe import ColumnFacts, is_list
 
 _NEARLY = 0.98
 _LEAST_CLASS = 5
-"""Each half of a sample needs so many rows of either label, or nothing is said."""
+"""Nothing is reported unless each half of the sample has this many rows of both labels."""
 _LEAST_ROWS, _MOST_COMMON = 20, 0.8
-"""A column that is there with one label alone says something if so many rows of a half have it, and if that label is no
-more common than this."""
+"""A column that is present with only one label is reported if this many rows in each half have it, and if at most this
+share of all rows has that label."""
 _BINS = 100
 _Floats = npt.NDArray[np.float64]
 
@@ -26,8 +26,8 @@ def label_leaks(facts: Mapping[str, ColumnFacts], label: _Floats) -> Iterator[tu
     """Yields columns that nearly determine the label, with the reason. `label` has 0, 1 or NaN (missing) for each row
     of the sample.
 
-    What one half of the rows shows is judged on the other, so that a column whose values are all different, as ids of
-    rows are, determines nothing."""
+    Scores are learned on one half of the rows and tested on the other, so a column whose values all differ, such as a
+    row id, is not reported."""
     known = np.flatnonzero(~np.isnan(label))
     order = np.random.default_rng(0).permutation(known)
     halves = order[::2], order[1::2]
@@ -45,7 +45,7 @@ def label_leaks(facts: Mapping[str, ColumnFacts], label: _Floats) -> Iterator[tu
 
 
 def auc(scores: npt.NDArray[np.float64], labels: _Floats) -> float:
-    """The chance that a positive row scores higher than a negative one; a tie counts half."""
+    """The probability that a positive row scores higher than a negative one. A tie counts half."""
     _, place, counts = np.unique(scores, return_inverse=True, return_counts=True)
     ranks = (np.cumsum(counts) - (counts - 1) / 2)[place]
     positives = labels.sum()
@@ -76,7 +76,7 @@ def _is_there_with_one_label(
 
 
 def _is_there(values: pa.Array) -> npt.NDArray[np.bool_]:
-    """Where a value is neither missing nor empty nor 0."""
+    """Whether each value is neither missing nor empty nor 0."""
     if is_list(values.type):
         there = pc.greater(pc.list_value_length(values), 0)
     elif pa.types.is_string(values.type) or pa.types.is_large_string(values.type):
@@ -104,7 +104,7 @@ def _values_tell(
     rate = label[learned].mean()
     scores = (positives + rate) / (
         counts + 1
-    )  # a value that the first half lacks has the mean rate
+    )  # a value that is not in the first half gets the mean rate
     found = auc(scores[codes[judged]], label[judged])
     return (
         f"its values alone tell the label (AUC {found:.3f} on {len(judged):,} rows)"
@@ -114,7 +114,7 @@ def _values_tell(
 
 
 def _codes(values: pa.Array) -> npt.NDArray[np.int64]:
-    """A small number for each value; numbers of many values share one with their neighbours. Missing values have 0."""
+    """Maps each value to a small code. If there are many numbers, neighbours share a code. Missing values get 0."""
     if is_list(values.type):
         values = pc.list_value_length(values)
     if not pa.types.is_string(values.type) and not pa.types.is_large_string(values.type):

@@ -1,8 +1,8 @@
-"""Makes the columns of a loader from those of plain Parquet, where a row group is decoded: `MadeColumns`, which also
-knows the rows that are wanted of it.
+"""Makes a loader's columns from those of plain Parquet, where a row group is decoded: `MadeColumns`. It also holds the
+selection of rows.
 
-That is the cheapest place: a text that is stored once is worked on once, and what waits for the shuffle holds four
-bytes a value and no texts.
+This is the cheapest place. A text that is stored once is processed once, and rows that wait for the shuffle take four
+bytes a value and hold no texts.
 """
 
 from __future__ import annotations
@@ -19,11 +19,13 @@ from sluice.ingest.columns import ColumnError
 from sluice.ingest.plain.recipe import Making, Recipe
 from sluice.ingest.plain.row_selection import RowSelection
 
-_FEW_BYTES = 4  # stored bytes of a value, up to which its texts come back often enough to be read as a dictionary
+_FEW_BYTES = (
+    4  # texts with at most so many stored bytes a value repeat, so they are read as a dictionary
+)
 
 
 class MadeColumns:
-    """The columns by their recipes, of the rows that are selected."""
+    """Makes columns by recipes, for the selected rows."""
 
     def __init__(
         self,
@@ -31,35 +33,35 @@ class MadeColumns:
         selection: RowSelection | None = None,
         spec: Spec | None = None,
     ):
-        """`spec` says which types the stored columns are read as, and which of them a file may lack."""
+        """`spec` defines the types of stored columns, and which columns a file may lack."""
         self._recipes, self.selection = tuple(recipes), selection
-        """The rows that there are; None: all."""
+        """The selected rows. None: all."""
         kinds: Mapping[str, str] = spec.input.columns if spec else {}
         self.typed: Mapping[str, pa.DataType] = {
             name: ARROW_TYPES[kind] for name, kind in kinds.items()
         }
-        """The columns that are read as these types, whatever each file holds."""
+        """The types in which columns are read, whatever type a file has."""
         self.optional: frozenset[str] = frozenset(spec.input.optional) if spec else frozenset()
-        """Those of them that a file may lack."""
+        """The columns that a file may lack."""
         self._unlabelled = bool(spec and spec.table.unlabelled)
         self._makers = [Making(recipe) for recipe in recipes]
         self.sources: tuple[str, ...] = tuple(
             dict.fromkeys(name for recipe in recipes for name in recipe.sources)
         )
-        """The columns that they are made from."""
+        """The stored columns that the recipes use."""
 
     @property
     def more_bytes(self) -> int:
-        """How many bytes a row of the made columns may take beyond that of the stored ones."""
+        """How many more bytes a row of the made columns may take than a row of the stored ones."""
         return 4 * max(0, len(self._recipes) - len(self.sources))
 
     @property
     def row_bytes(self) -> int:
-        """The bytes of a row of the made columns, bags left out."""
+        """The bytes of a row of the made columns, without bags."""
         return 4 * len(self._recipes)
 
     def schema(self, stored: pa.Schema) -> pa.Schema:
-        """The schema of `table` for a table of that schema."""
+        """The schema of `table`'s result for a stored table of this schema."""
         return pa.schema(
             [
                 pa.field(
@@ -70,8 +72,8 @@ class MadeColumns:
         )
 
     def repeated(self, stored: pa.Schema, footer: Any) -> list[str]:
-        """The columns that are best read as dictionaries, by the footer of a file: texts that come back often are then
-        worked on once."""
+        """The columns to read as dictionaries, by the footer of a file: texts that repeat, so that each distinct text
+        is processed once."""
         if not footer.num_row_groups:
             return []
         made = {name for recipe in self._recipes if recipe.operators for name in recipe.sources}
@@ -89,7 +91,7 @@ class MadeColumns:
         ]
 
     def table(self, stored: pa.Table) -> pa.Table:
-        """The columns made of a row group's. ColumnError if a value cannot be used."""
+        """Makes the columns from a row group. Raises ColumnError if a value cannot be used."""
         made = {}
         for recipe, maker in zip(self._recipes, self._makers, strict=True):
             columns = [stored.column(name) for name in recipe.sources]
@@ -108,6 +110,6 @@ class MadeColumns:
                 raise ColumnError(str(error) if isinstance(error, ColumnError) else why) from error
             if (
                 recipe.role == "label" and self._unlabelled
-            ):  # as in a table: rows of that split have 0
+            ):  # rows without a label have 0, as in a feature table
                 made[recipe.name] = made[recipe.name].fill_null(0)
         return pa.table(made)

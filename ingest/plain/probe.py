@@ -1,5 +1,5 @@
-"""What some columns of plain Parquet hold, by the statistics in footers and a few rows: `probe`; and `check_values`,
-which refuses values that would stop a loader later."""
+"""Examines columns of plain Parquet by the statistics in footers and a few rows: `probe`. `check_values` rejects values
+that would stop a loader later."""
 
 from __future__ import annotations
 
@@ -27,11 +27,10 @@ _GROUPS = 32
 _ROWS = 20_000
 _CHUNKS = 20_000
 _EXAMPLES = 1_000
-"""How many files are looked at, spread over all, how many row groups of each, how many rows of the first and of
-the last (half of them from its last row group), about how many column chunks in all, and how many values are kept of a
-column."""
+"""How much is examined at most: files, evenly spread; row groups of each file; rows of the first and of the last file
+(half of them from its last row groups); column chunks in all, roughly; and values that are kept of a column."""
 _CELLS, _LEAST_ROWS = 4_000_000, 1_000
-"""About how many values are read of a file, and from how many rows at least: wide tables get fewer rows."""
+"""Roughly how many values are read of a file, and of how many rows at least. Wide tables get fewer rows."""
 _IDS, _LARGEST = np.iinfo(np.int32), float(np.finfo(np.float32).max)
 Place = tuple[str, int]
 """A file, and the number of a row group in it."""
@@ -39,30 +38,30 @@ Place = tuple[str, int]
 
 @dataclass(slots=True)
 class ColumnFacts:
-    """What was seen of a column."""
+    """What is known about a column."""
 
     type: pa.DataType
     nulls: dict[Place, int] = field(default_factory=dict)
-    """How many values are missing in each place that lacks some."""
+    """The number of missing values in each place that has any."""
     low: Any = None
-    """The smallest value, of a list's elements too; None if nobody knows."""
+    """The smallest value, or the smallest element of a list. None: unknown."""
     high: Any = None
     low_place: Place = ("", 0)
     high_place: Place = ("", 0)
     unusable: bool = False
-    """Whether NaN or infinity was seen among the floats that were read."""
+    """Whether the sampled floats include NaN or infinity."""
     values: int = 0
-    """The values in the rows that were read."""
+    """The number of values in the sampled rows."""
     distinct: int = 0
-    """How many of these values differ."""
+    """The number of distinct values in the sampled rows."""
     sampled: pa.Array | None = field(default=None, repr=False)
-    """The column of the rows that were read, null where a value is missing: the same rows for all columns."""
+    """The column in the sampled rows, null where a value is missing. All columns have the same rows."""
     examples: pa.Array | None = field(default=None, repr=False)
-    """Some of those that differ."""
+    """Some of the distinct values."""
     optional: bool = False
-    """Whether a file lacks the column."""
+    """Whether some file lacks the column."""
     known: bool = True
-    """Whether the footers that were looked at have the smallest and the largest value."""
+    """Whether all examined footers have the smallest and the largest value."""
 
     def widen(self, low: Any, high: Any, place: Place) -> None:
         if self.low is None or low < self.low:
@@ -79,9 +78,9 @@ def probe(
     common: Mapping[str, pa.DataType] = MappingProxyType({}),
     every: bool = False,
 ) -> dict[str, ColumnFacts]:
-    """Looks at some columns, parts of structs by their dotted names. `rows` is how many are read of a file; 0 takes
-    footers alone, with `every` those of all row groups. Columns in `common` have several types, and are looked at as
-    this one."""
+    """Examines columns. Parts of structs have dotted names. `rows` rows of a file are read. With 0, only footers are
+    read. With `every`, the footers of all row groups in all files are. Columns in `common` have several types, and are
+    converted to this one."""
     chosen, names = _spread(list(paths), len(paths) if every else _FILES), list(names)
     facts: dict[str, ColumnFacts] = {}
     samples: list[pa.Table] = []
@@ -100,7 +99,7 @@ def probe(
                             max(min(rows, _CELLS // max(1, len(names))), min(rows, _LEAST_ROWS))
                         )
                     )
-        except Exception as error:  # bits may be flipped anywhere: any kind of error is possible
+        except Exception as error:  # flipped bits can cause any kind of error
             raise ParquetError(
                 f"{path}: cannot be read ({type(error).__name__}: {error}); the file is damaged"
             ) from error
@@ -123,7 +122,7 @@ def probe(
 
 
 def _together(parts: Sequence[pa.ChunkedArray]) -> pa.Array:
-    """Parts of a column as one array, in the type of the first that has values."""
+    """Joins parts of a column into one array, in the type of the first part that has one."""
     kind = next((part.type for part in parts if not pa.types.is_null(part.type)), pa.null())
     return whole(
         pa.chunked_array([chunk for part in parts for chunk in part.cast(kind).chunks], kind)
@@ -131,7 +130,7 @@ def _together(parts: Sequence[pa.ChunkedArray]) -> pa.Array:
 
 
 def elements(values: pa.Array) -> pa.Array:
-    """The elements of lists; of other columns, the values themselves."""
+    """The elements of lists, or the values themselves if they are not lists."""
     return pc.list_flatten(values) if is_list(values.type) else values
 
 
@@ -142,7 +141,7 @@ def is_list(kind: pa.DataType) -> bool:
 
 
 def _spread(items: list[Any], most: int) -> list[Any]:
-    """Some of the items, at equal distances, with the first and the last."""
+    """At most `most` items, evenly spread, with the first and the last."""
     if len(items) <= most:
         return items
     if most == 1:
@@ -151,7 +150,7 @@ def _spread(items: list[Any], most: int) -> list[Any]:
 
 
 class _FileLook:
-    """Adds what one file says of some columns to what is known of them."""
+    """Adds the facts of one file to those of its columns."""
 
     def __init__(
         self,
@@ -168,10 +167,10 @@ class _FileLook:
         self._types = {part.name: part.type for part in parts(file.schema_arrow)}
         self._names = [name for name in names if name in self._types]
         self._known: set[str] = set()
-        """The columns of which the footer says everything."""
+        """The columns whose statistics are complete in the footer."""
 
     def statistics(self, groups: int) -> None:
-        """Adds what the footer says of so many row groups."""
+        """Adds the footer's statistics of `groups` row groups."""
         leaves: dict[str, int] = {}
         for number in range(len(self._file.schema)):
             leaf = self._file.schema.column(number).path
@@ -198,12 +197,12 @@ class _FileLook:
                 ):
                     one.nulls[self._path, group] = (
                         said.null_count
-                    )  # of a list it would count empty ones, too
+                    )  # not for lists, whose count includes empty ones
                 if said is not None and said.has_min_max:
                     one.widen(_plain(said.min), _plain(said.max), (self._path, group))
 
     def sample(self, rows: int) -> pa.Table:
-        """The first rows of the file, and the first of its last row groups. Adds what they hold and the footer did not
+        """Reads the first rows of the file and the first rows of its last row groups. Adds what the footer did not
         say."""
         names = [name for name in self._names if _is_looked_at(self._types[name])]
         sizes = [
@@ -244,7 +243,7 @@ class _FileLook:
         return pa.table(kept) if kept else pa.table({"": pa.nulls(table.num_rows)})
 
     def _rows(self, groups: Iterable[int], rows: int, names: list[str]) -> Iterator[pa.RecordBatch]:
-        """The first rows of some row groups."""
+        """Yields the first `rows` rows of these row groups."""
         for batch in self._file.iter_batches(max(1, rows), list(groups), names):
             yield batch.slice(0, rows)
             rows -= batch.num_rows
@@ -253,7 +252,7 @@ class _FileLook:
 
 
 def _is_looked_at(kind: pa.DataType) -> bool:
-    """Whether values of a column are read. Bytes may be large, and of what is nested deeper nobody makes a feature."""
+    """Whether values of a column are read. Bytes may be large, and deeper nested values cannot be features."""
     several = is_list(kind)
     if several and (pa.types.is_nested(kind.value_type) or pa.types.is_dictionary(kind.value_type)):
         return False
@@ -263,7 +262,7 @@ def _is_looked_at(kind: pa.DataType) -> bool:
 
 
 def _upwards(path: str) -> Iterable[str]:
-    """A path, and those of what it lies in, the nearest first."""
+    """Yields a dotted path and the paths of its parents, the nearest first."""
     yield path
     while "." in path:
         path = path.rpartition(".")[0]
@@ -271,16 +270,16 @@ def _upwards(path: str) -> Iterable[str]:
 
 
 def _plain(value: Any) -> Any:
-    """A value that can be compared with others of its column."""
+    """Converts a value so that it can be compared with others of its column."""
     if isinstance(value, datetime.datetime):
         return value if value.tzinfo else value.replace(tzinfo=datetime.UTC)
     return float(value) if isinstance(value, decimal.Decimal) else value
 
 
 def check_values(recipes: Sequence[Recipe], columns: Columns, paths: Sequence[str]) -> str:
-    """Raises ColumnError if a footer shows a value that a batch cannot hold, in a column that is taken as it is: a
-    missing one without a fill, an id that does not fit, a number that is too large. Returns what is to be said of the
-    labels, if anything is."""
+    """Raises ColumnError if a footer shows a value that a batch cannot hold, in a column without operators: a missing
+    value without a fill, an id that does not fit, or a number that is too large. Returns a warning about the labels, or
+    an empty text."""
     scalars = {name for name in (*columns.floats, *columns.scalars) if name not in columns.added}
     taken = {
         recipe.name: recipe.sources[0]
@@ -290,7 +289,7 @@ def check_values(recipes: Sequence[Recipe], columns: Columns, paths: Sequence[st
     facts = probe(paths, dict.fromkeys(taken.values()), rows=0) if taken else {}
     for name, source in taken.items():
         if (one := facts.get(source)) is None:
-            continue  # optional, and in none of the files that were looked at
+            continue  # an optional column that no examined file has
         kind = np.int32 if name in columns.scalars else np.float32
         low, high = (_IDS.min, _IDS.max) if kind is np.int32 else (-_LARGEST, _LARGEST)
         places = list(one.nulls)[:1] if name not in columns.fill else []
@@ -308,14 +307,14 @@ def check_values(recipes: Sequence[Recipe], columns: Columns, paths: Sequence[st
     ):
         return ""
     return (
-        f"the label {columns.label!r} goes from {_shown(label.low)} to {_shown(label.high)}, and is loaded so; a "
-        'loss of clicks (binary cross-entropy) takes 0 to 1, as roles="label='
-        f'{taken[columns.label]} >= {_shown(label.high)}" makes them'
+        f"the label {columns.label!r} goes from {_shown(label.low)} to {_shown(label.high)}, and is loaded unchanged; "
+        'binary cross-entropy needs labels from 0 to 1, which roles="label='
+        f'{taken[columns.label]} >= {_shown(label.high)}" makes'
     )
 
 
 def _refuse(name: str, source: str, kind: Any, place: Place, columns: Columns) -> None:
-    """Raises ColumnError if the values there are as its footer says."""
+    """Reads the values in this place, and raises ColumnError if they are really what the footer says."""
     path, group = place
     with pq.ParquetFile(path) as file:
         values = flattened(file.read_row_group(group, columns=[source], use_threads=False)).column(
@@ -327,7 +326,7 @@ def _refuse(name: str, source: str, kind: Any, place: Place, columns: Columns) -
         raise ColumnError(
             f"{where}: column {name!r} has {values.null_count} empty values, and is the label; leave "
             'such rows out by a spec (`sluice guess` writes one) whose [table] has unlabelled = "ask", '
-            f"or say by name what they are, fill={{{name!r}: 0}}"
+            f"or give them a value by name, fill={{{name!r}: 0}}"
         )
     if values.null_count and not filled:
         raise ColumnError(
@@ -346,7 +345,7 @@ def _refuse(name: str, source: str, kind: Any, place: Place, columns: Columns) -
 
 
 def facts_text(one: ColumnFacts) -> str:
-    """What was seen of a column, for a person."""
+    """Describes what is known about a column, for people."""
     said = [str(one.type)]
     if one.low is not None and not isinstance(one.low, (bytes, str)):
         said.append(f"{_shown(one.low)} to {_shown(one.high)}")

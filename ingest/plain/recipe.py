@@ -1,4 +1,4 @@
-"""How one column of a batch is made of what plain Parquet holds: `Recipe`."""
+"""How one column of a batch is made from columns of plain Parquet: `Recipe`."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ _DICTIONARIES = tuple(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """One column: what it is made from, and by which operators, which are those of the ETL."""
+    """One column: its sources and the operators that make it. The operators are the ETL's."""
 
     name: str
     role: str
     sources: tuple[str, ...]
-    """The columns of the files; a part of a struct by its dotted name."""
+    """The columns of the files. A part of a struct has a dotted name."""
     kinds: tuple[str, ...] = ()
-    """The type of each source as a spec has it (`int`, `float`, `text`, `texts`, `floats`); empty: as it is stored."""
+    """The type of each source in a spec (`int`, `float`, `text`, `texts`, `floats`). Empty: the stored type."""
     operators: tuple[ops.Operator, ...] = ()
-    """None: the values as they are."""
+    """Empty: the values stay unchanged."""
 
     @classmethod
     def stored(
@@ -45,7 +45,8 @@ class Recipe:
         size: int | None = None,
         operators: tuple[ops.Operator, ...] = (),
     ) -> Recipe:
-        """A column as files hold it, hashed to so many ids, or by operators; `kind` is the name of its Arrow type."""
+        """Makes a recipe for one stored column, hashed to `size` ids or changed by `operators`. `kind` is the name of
+        its Arrow type."""
         if size is not None:
             return cls(name=name, role=role, sources=(name,), operators=(Hash(size=size),))
         numbers = kind.startswith("decimal") or kind.startswith(_DICTIONARIES)
@@ -59,12 +60,12 @@ class Recipe:
 
     @property
     def as_it_is(self) -> bool:
-        """Whether the column is read as any other, under its own name."""
+        """Whether the column is read unchanged, under its own name."""
         return not self.kinds and not self.operators and "." not in self.name
 
     @property
     def described(self) -> list[Any]:
-        """What its values depend on, as plain values."""
+        """Everything that its values depend on, for hashes and comparisons."""
         return [
             self.name,
             list(self.sources),
@@ -74,12 +75,12 @@ class Recipe:
 
     @property
     def size(self) -> int | None:
-        """The number of rows that an embedding of its ids needs, if operators make them."""
+        """The number of embedding rows for its ids, if operators make them."""
         sizes = [op.cardinality(None) for op in self.operators if op.gives == "id"]
         return sizes[-1] if sizes else None
 
     def type(self, stored: Sequence[pa.DataType]) -> pa.DataType:
-        """The type of its values, made from columns of these types."""
+        """The type of its values if its sources have these types."""
         if self.operators:
             ids = pa.from_numpy_dtype(id_kind(self.size))
             return {"sparse": ids, "id_list": pa.list_(ids)}.get(self.role, pa.float32())
@@ -88,7 +89,7 @@ class Recipe:
         return stored[0].value_type if pa.types.is_dictionary(stored[0]) else stored[0]
 
     def field(self, stored: Sequence[pa.DataType]) -> Field:
-        """The column as a loader sees it."""
+        """The column's field in the loader's schema."""
         kind = self.type(stored)
         if self.role != "id_list":
             layout = "scalar"
@@ -106,13 +107,13 @@ class Recipe:
         )
 
     def check(self, stored: Sequence[pa.DataType]) -> None:
-        """Raises ColumnError if columns of these types cannot be what it is made from."""
+        """Raises ColumnError if sources of these types cannot be used."""
         for name, have, kind in zip(self.sources, stored, self.kinds, strict=False):
             check_kind(name, have, kind)
 
 
 class Making:
-    """A recipe at work on pieces of columns."""
+    """Applies a recipe to pieces of columns."""
 
     def __init__(self, recipe: Recipe):
         self._recipe = recipe
@@ -136,7 +137,7 @@ class Making:
         self._hash = only if isinstance(only, Hash) and not only.salt else None
 
     def __call__(self, arrays: Sequence[pa.Array]) -> pa.Array:
-        """The values of one piece, of which `arrays` holds each source."""
+        """Makes the values of one piece. `arrays` has one array for each source."""
         recipe = self._recipe
         if (
             self._hash is not None
@@ -161,7 +162,7 @@ class Making:
         return made if isinstance(made, pa.Array) else pa.array(made)
 
     def _checked(self, values: pa.Array) -> pa.Array:
-        """Refuses labels that are not what a spec says of them."""
+        """Rejects labels other than 0 and 1 if a spec reads the label as an int."""
         if self._recipe.role == "label" and self._recipe.kinds == ("int",):
             wrong = pc.filter(values, pc.invert(pc.is_in(values, pa.array([0, 1, None]))))
             if len(wrong):
@@ -177,14 +178,14 @@ class Making:
             and array.type.value_type == pa.string()
         )
         if texts and len(self._recipe.sources) == 1 and self._operators is not None:
-            return array  # each text is worked on once
+            return array  # as a dictionary, each distinct text is processed once
         if not kind:
             return array.dictionary_decode() if pa.types.is_dictionary(array.type) else array
         return typed(name, array, kind)
 
 
 def check_kind(name: str, have: pa.DataType, kind: str) -> None:
-    """Raises ColumnError if a column of that type cannot be read as what a spec says."""
+    """Raises ColumnError if a column of type `have` cannot be read as the spec's type `kind`."""
     try:
         converted(pa.array([], have), kind)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
@@ -195,7 +196,7 @@ def check_kind(name: str, have: pa.DataType, kind: str) -> None:
 
 
 def typed(name: str, array: pa.Array, kind: str) -> pa.Array:
-    """The values of a column in the type that a spec gives to it; ColumnError if one does not fit."""
+    """Converts a column to the spec's type. Raises ColumnError if a value does not fit."""
     values, lost = converted(array, kind)
     if lost is not None and lost.any():
         raise ColumnError(

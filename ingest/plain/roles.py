@@ -1,4 +1,4 @@
-"""Roles of the columns of plain Parquet as a caller gives them, by names and patterns: `recipes_of`."""
+"""Turns a caller's roles for the columns of plain Parquet, given by names and patterns, into recipes: `recipes_of`."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from sluice.ingest.plain.recipe import Recipe
 ROLES = ("label", "weight", "dense", "sparse", "id_list")
 Roles = Mapping[str, str | Sequence[str]]
 """Maps a role to the names, or patterns of names, of its columns: `{"label": "click", "dense": "I*", "sparse":
-["C*", "user%1000000"]}`; a number after a percent sign is how many ids the values are hashed to. A label may be a
-comparison: `stars >= 4`, `event == buy`."""
+["C*", "user%1000000"]}`. The number after a percent sign is the number of ids to hash to. A label may be a comparison:
+`stars >= 4`, `event == buy`."""
 _SIZED = re.compile(r"(.+)%(\d[\d_]*)")
 _COMPARED = re.compile(rf"(.+?)\s*({'|'.join(COMPARISONS)})\s*(\S.*)")
 
 
 class ParquetError(UsageError):
-    """Files that cannot be loaded together: the message names the file or the column, and what to do."""
+    """Files cannot be loaded. The message names the file or the column, and says what to do."""
 
 
 class GuessError(ParquetError):
-    """Files whose label cannot be guessed."""
+    """The label of the files cannot be guessed."""
 
 
 def roles_of(text: str) -> dict[str, list[str]]:
@@ -41,7 +41,7 @@ def roles_of(text: str) -> dict[str, list[str]]:
             )
         if role.strip() in roles:
             raise ParquetError(
-                f"roles: {role.strip()!r} is given twice; write all its columns behind one, parted by "
+                f"roles: {role.strip()!r} is given twice; write it once, with all its columns separated by "
                 "commas"
             )
         roles[role.strip()] = [name.strip() for name in names.split(",") if name.strip()]
@@ -53,20 +53,21 @@ def _several(names: str | Sequence[str]) -> list[str]:
 
 
 def only_label(roles: Roles) -> str | None:
-    """The label, if that is all that is said."""
+    """The label, if the roles name nothing else."""
     said = _several(roles.get("label", ()))
     return said[0] if len(roles) == len(said) == 1 else None
 
 
 def label_of(text: str, types: Mapping[str, str]) -> tuple[str, tuple[Operator, ...]]:
-    """The label's column, and what makes a label of it: `stars >= 4` compares numbers, `event == buy` texts."""
+    """Returns the label's column, and the operators that make the label from it. `stars >= 4` compares numbers,
+    `event == buy` compares texts."""
     if text in types or not (match := _COMPARED.fullmatch(text)):
         return text, ()
     name, sign, right = match.groups()
     if "string" in types.get(name, ""):
         if sign != "==":
             raise ParquetError(
-                f"label {text!r}: column {name!r} holds {types[name]}, of which a label is made by =="
+                f"label {text!r}: column {name!r} holds {types[name]}, which can only be compared by =="
             )
         return name, (OneHot(values=(right,)),)
     try:
@@ -78,9 +79,9 @@ def label_of(text: str, types: Mapping[str, str]) -> tuple[str, tuple[Operator, 
 def recipes_of(
     roles: Roles, hashed: Mapping[str, int], types: Mapping[str, str], lacking: Mapping[str, str]
 ) -> tuple[tuple[Recipe, ...], dict[str, int]]:
-    """The columns in the order in which they are asked for, those of one pattern as they lie in the files, and the
-    number of ids of those that are hashed. `types` are the Arrow types of the columns that all files have, by their
-    names; `lacking` names a file for each other."""
+    """Returns the recipes of the columns, and the number of ids of each hashed column. Columns are in the caller's
+    order. The columns of one pattern are in the files' order. `types` has the Arrow types of the columns that all files
+    have. `lacking` has for each other column a file that lacks it."""
     sizes = _sizes(hashed, types, lacking)
     labels = dict(label_of(text, types) for text in _several(roles.get("label", ())))
     asked = list(_asked({**roles, "label": list(labels)} if labels else roles, types, lacking))
@@ -107,7 +108,7 @@ def recipes_of(
                 )
             if size is not None and sizes.setdefault(name, size) != size:
                 raise ParquetError(
-                    f"roles: column {name!r} is to have {size:,} ids there, and {sizes[name]:,} by hash"
+                    f"roles: column {name!r} gets {size:,} ids by its role, but {sizes[name]:,} by hash"
                 )
     for name in sizes:
         role = role_of.setdefault(name, "sparse")
@@ -132,10 +133,10 @@ def _is_list(kind: str) -> bool:
 def _asked(
     roles: Roles, types: Mapping[str, str], lacking: Mapping[str, str]
 ) -> Iterator[tuple[str, str, list[str], int | None]]:
-    """Role, name or pattern, the columns that it means, and the number of ids to hash them to."""
+    """Yields each role with a name or pattern, the columns that match it, and the number of ids to hash them to."""
     for role, wanted in roles.items():
         if role not in ROLES:
-            raise ParquetError(f"roles: {role!r} is no role{nearest(role, ROLES)}")
+            raise ParquetError(f"roles: {role!r} is not a role{nearest(role, ROLES)}")
         for text in _several(wanted):
             pattern, size = text, None
             if text not in types and (match := _SIZED.fullmatch(text)):
@@ -153,7 +154,7 @@ def _asked(
 def _sizes(
     wanted: Mapping[str, int], types: Mapping[str, str], lacking: Mapping[str, str]
 ) -> dict[str, int]:
-    """The number of ids of each column to be hashed."""
+    """The number of ids of each column to hash."""
     found = {}
     for pattern, size in wanted.items():
         for name in _names(pattern, "hash", types, lacking):
@@ -169,7 +170,7 @@ def _check_hash(name: str, size: int | None, types: Mapping[str, str]) -> None:
         )
     if not can_hash(types[name]):
         raise ParquetError(
-            f"hash: column {name!r} holds {types[name]}; whole numbers, texts and lists of them "
+            f"hash: column {name!r} holds {types[name]}; only whole numbers, texts and lists of these "
             "can be hashed"
         )
 
@@ -177,7 +178,7 @@ def _check_hash(name: str, size: int | None, types: Mapping[str, str]) -> None:
 def _names(
     pattern: str, where: str, types: Mapping[str, str], lacking: Mapping[str, str]
 ) -> list[str]:
-    """The columns that a name or a pattern means."""
+    """The columns that match a name or a pattern."""
     if pattern in lacking:
         raise ParquetError(
             f"{lacking[pattern]}: no column {pattern!r}, which other files have; a spec can say that "

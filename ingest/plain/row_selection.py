@@ -1,4 +1,5 @@
-"""Which rows of plain Parquet belong to a split: `RowSelection`, by the rule of a spec's [table], as the ETL has it."""
+"""Selects the rows of plain Parquet that belong to a split: `RowSelection`. It follows the rule in a spec's [table], as
+the ETL does."""
 
 from __future__ import annotations
 
@@ -29,12 +30,12 @@ class RowSelection:
 
     @property
     def which(self) -> str:
-        """Which rows of a row group these are, for a message that names one by its number."""
+        """Describes the selected rows, for messages that name a row by its number."""
         return f" (of its rows in the split {self.split!r})"
 
     @cached_property
     def sources(self) -> tuple[str, ...]:
-        """The columns that decide."""
+        """The columns that decide a row's split."""
         table = self.spec.table
         label = (self.spec.label,) if table.unlabelled else ()
         keys = (
@@ -72,8 +73,8 @@ class RowSelection:
         return split_of(columns, keys, self.spec)
 
     def counts(self, paths: Sequence[str]) -> tuple[list[tuple[int, ...]], int]:
-        """The number of its rows in each row group of each file, and that of rows that lie in no split. Only the
-        columns that decide are read; where a footer's smallest and largest time lie in one split, nothing is."""
+        """Returns the number of selected rows in each row group of each file, and the number of rows in no split. Reads
+        only the deciding columns. If a footer's smallest and largest time lie in one split, it reads nothing."""
         with ThreadPoolExecutor(os.cpu_count(), "sluice-splits") as pool:
             found = list(pool.map(self._counts, paths))
         return [tuple(rows for rows, _ in file) for file in found], sum(
@@ -105,19 +106,19 @@ class RowSelection:
 
 
 def splits_by_key(spec: Spec) -> bool:
-    """Whether a hash decides between splits of rows that have their labels."""
+    """Whether a hash decides the split of a row."""
     table = spec.table
     several = len(table.split) > (2 if table.unlabelled else 1)
     return several and not (table.split_column or table.split_time)
 
 
 def _bounds(file: pq.ParquetFile, number: int, name: str) -> pa.Table | None:
-    """The smallest and the largest value of a column in a row group, as its footer says; None if it does not, or if
+    """The smallest and the largest value of a column in a row group, by its footer. None if the footer has none, or if
     values are missing."""
     at = file.schema_arrow.get_field_index(name)
     if at < 0 or pa.types.is_floating(
         kind := file.schema_arrow.field(at).type
-    ):  # a footer knows nothing of NaN
+    ):  # footers do not show NaN
         return None
     group = file.metadata.row_group(number)
     known = next(

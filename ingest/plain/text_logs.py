@@ -1,5 +1,5 @@
-"""Logs in lines of text, as far as a guess looks at them: `TextSample`, some rows with the types that they seem to
-have, and how a spec reads them. All values that were looked at fit what is proposed."""
+"""Samples logs in lines of text for `sluice guess`: `TextSample` has some rows, their likely types, and how a spec
+reads them. All sampled values fit these types."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from sluice.ingest.plain.guess import time_formats
 
 _NAMES = re.compile(r"\.(csv|tsv|txt|log|json|jsonl|ndjson)(\.(gz|bz2))?$", re.IGNORECASE)
 _BYTES, _PACKED = 1 << 20, 1 << 26
-"""How much is looked at of the first and of the last file, at the beginning and at the end; and how much is read of one
-that is compressed, to find its end."""
+"""Bytes to read at the beginning of the first file and at the end of the last. And bytes to decompress of a compressed
+file at most, to find its end."""
 _WHOLE, _POINT, _COMMA = (
     re.compile(form)
     for form in (
@@ -42,24 +42,24 @@ class TextSample:
     """Some rows of text, and how a spec reads them."""
 
     form: str
-    """The format, by its name in a spec."""
+    """The format's name in a spec."""
     table: pa.Table
     rows: int
-    """About how many there are in all."""
+    """The estimated number of all rows."""
     keys: Mapping[str, Any] = field(default_factory=dict)
-    """What `[input]` says of the lines, besides format and columns."""
+    """The keys of `[input]`, except format and columns."""
     times: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """The columns that hold times, with their formats."""
+    """The columns of times, with their formats."""
     others: Mapping[str, str] = field(default_factory=dict)
     """The columns that a spec cannot read, with the reason."""
     whole: bool = True
-    """Whether the end of the last file was seen."""
+    """Whether the end of the last file was read."""
     label: str | None = None
-    """The column that is the label of lines without names: the first, or else the last, that holds 0 and 1 alone."""
+    """The label's column if lines have no header: the first column, or else the last, if it only holds 0 and 1."""
 
     @classmethod
     def of(cls, paths: Sequence[str]) -> TextSample:
-        """Looks at these files, in the order of their names."""
+        """Samples these files, which are sorted by name."""
         first, last, whole = _ends(paths[0])
         if len(paths) > 1:
             *others, whole = _ends(paths[-1])
@@ -67,7 +67,7 @@ class TextSample:
         content = first + last
         if content[:2] in (b"\xff\xfe", b"\xfe\xff"):
             raise UsageError(
-                f"{paths[0]}: is UTF-16, where a line's end is written in other bytes; write it in UTF-8"
+                f"{paths[0]}: the file is UTF-16, in which line ends have other bytes; write it in UTF-8"
             )
         encoding = next(
             (name for name in ("utf-8", "cp1252") if _decodes(content, name)), "latin-1"
@@ -78,7 +78,7 @@ class TextSample:
             if line.strip()
         ]
         if not lines:
-            raise UsageError(f"{paths[0]}: there are no lines to look at")
+            raise UsageError(f"{paths[0]}: the file has no lines")
         keys = {} if encoding == "utf-8" else {"encoding": encoding}
         rows = round(len(lines) * max(1.0, sum(map(os.path.getsize, paths)) / len(content)))
         if lines[0].lstrip()[0] in "[{":
@@ -87,12 +87,12 @@ class TextSample:
 
     @classmethod
     def of_objects(cls, lines: Sequence[str], path: str, **more: Any) -> TextSample:
-        """Of lines that are an object of JSON each; others would be set aside."""
+        """Samples lines with one JSON object each. A job rejects other lines."""
         objects = [found for line in lines if isinstance(found := _json(line), dict)]
         if len(objects) < _ALIKE * len(lines):
             raise UsageError(
-                f"{path}: begins as JSON does, but {len(lines) - len(objects):,} of {len(lines):,} lines "
-                "are no object; write one on each line, as `jq -c '.[]'` does of a list"
+                f"{path}: the file begins like JSON, but {len(lines) - len(objects):,} of {len(lines):,} lines "
+                "are no object; write one object on each line (`jq -c '.[]'` does that for a list)"
             )
         columns: dict[str, pa.Array] = {}
         others: dict[str, str] = {}
@@ -103,7 +103,7 @@ class TextSample:
                 others[name] = "values of several types, or beyond 64 bits"
                 continue
             except UnicodeEncodeError:
-                others[name] = "texts that are no Unicode (half of a surrogate pair)"
+                others[name] = "texts that are not Unicode (half of a surrogate pair)"
                 continue
             for part, values in zip(found.column_names, map(whole, found.columns), strict=True):
                 if pa.types.is_struct(values.type):
@@ -112,7 +112,7 @@ class TextSample:
                     pa.types.is_string(values.type.value_type)
                     or pa.types.is_integer(values.type.value_type)
                 ):
-                    others[part] = f"{values.type}, of which a job makes no ids"
+                    others[part] = f"{values.type}, which a job cannot turn into ids"
                 else:
                     columns[part] = values
         return cls(form="json", others=others, **_with_times(columns), **more)
@@ -121,7 +121,7 @@ class TextSample:
     def of_fields(
         cls, lines: Sequence[str], path: str, *, keys: dict[str, Any], **more: Any
     ) -> TextSample:
-        """Of lines that are fields with one sign between them."""
+        """Samples lines of fields with a delimiter between them."""
         cut = {sign: _cut(lines, sign) for sign in _DELIMITERS}
         widths = {sign: Counter(map(len, rows)).most_common(1)[0] for sign, rows in cut.items()}
         fitting = [
@@ -131,8 +131,8 @@ class TextSample:
         ]
         if not fitting:
             raise UsageError(
-                f"{path}: is neither Parquet, nor an object of JSON a line, nor lines of fields with one "
-                "of tab ; , | between them, equally many in each"
+                f"{path}: the file is neither Parquet, nor one JSON object a line, nor lines with equally many "
+                "fields separated by tab ; , or |"
             )
         sign = max(fitting, key=lambda one: widths[one][0])
         rows = [row for row in cut[sign] if len(row) == widths[sign][0]]
@@ -140,7 +140,7 @@ class TextSample:
         names = rows[0] if header else [f"column_{number + 1}" for number in range(len(rows[0]))]
         cells = list(zip(*(row for row in rows if not header or row != names), strict=True))
         if not cells:
-            raise UsageError(f"{path}: there is nothing but a header")
+            raise UsageError(f"{path}: the file has only a header")
         texts = {
             name: [cell.strip("\r") or None for cell in column]
             for name, column in zip(names, cells, strict=True)
@@ -172,7 +172,7 @@ class TextSample:
 
 
 def text_paths(source: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> list[str]:
-    """The files that this means, if they are text; none if they are Parquet, or not there."""
+    """Returns the text files that `source` stands for. Empty if they are Parquet or do not exist."""
     found: list[str] = []
     for one in [source] if isinstance(source, (str, os.PathLike)) else source:
         text = os.fspath(one)
@@ -200,8 +200,8 @@ def _is_parquet(path: str) -> bool:
 
 
 def _ends(path: str) -> tuple[bytes, bytes, bool]:
-    """The first and the last lines of a file; of a small one all are the first. And whether its end was seen, which
-    takes reading all of a compressed file."""
+    """Returns the first lines of a file, its last lines, and whether its end was read. A small file only has first
+    lines. A compressed file must be read up to its end."""
     size, packed = os.path.getsize(path), path.endswith((".gz", ".bz2"))
     content = _read(path, _PACKED if packed else _BYTES)
     whole = not packed or len(content) < _PACKED
@@ -240,7 +240,7 @@ def _json(line: str) -> Any:
 
 
 def _cut(lines: Sequence[str], sign: str) -> list[list[str]]:
-    """The fields of each line; a single one, if there are some that nobody can read."""
+    """The fields of each line. A single empty field if the lines cannot be parsed."""
     try:
         return list(
             csv.reader(
@@ -252,7 +252,7 @@ def _cut(lines: Sequence[str], sign: str) -> list[list[str]]:
 
 
 def _is_header(row: Sequence[str]) -> bool:
-    """Whether these are names: all there, all different, none of them a number."""
+    """Whether these are column names: none empty, all different, none a number."""
     return len(set(row)) == len(row) and not any(
         not cell or _POINT.fullmatch(cell) or _COMMA.fullmatch(cell) for cell in row
     )
@@ -263,7 +263,7 @@ def _all(form: re.Pattern[str], cells: Sequence[str | None]) -> bool:
 
 
 def _numbers(cells: Sequence[str | None], comma: bool) -> pa.Array:
-    """The cells as numbers, if all of them are some, else as texts."""
+    """The cells as numbers if all of them are numbers, otherwise as texts."""
     if _all(_WHOLE, cells):
         return pa.array([None if cell is None else int(cell) for cell in cells], pa.int64())
     if _all(_COMMA if comma else _POINT, cells):
@@ -275,7 +275,7 @@ def _numbers(cells: Sequence[str | None], comma: bool) -> pa.Array:
 
 
 def _with_times(columns: Mapping[str, pa.Array]) -> dict[str, Any]:
-    """The columns, those of texts that are times as times, and the formats of these."""
+    """Converts columns of texts that hold times. Returns all columns, and the formats of the times."""
     found, times = dict(columns), dict[str, tuple[str, ...]]()
     for name, values in columns.items():
         if pa.types.is_string(values.type) and (

@@ -1,7 +1,7 @@
-"""Values that are there but that a spec's operators cannot read, as times of another format: `unreadable`.
+"""Finds values that a spec's operators cannot read, such as times in another format: `unreadable`.
 
-A fill hides them in batches. A job judges them by the version before; a loader of plain files has none, and looks at
-the first rows of its first and its last file.
+In batches, a fill hides such values. A job compares with the table's previous version. A loader of plain files has no
+previous version, so it checks the first rows of its first and its last file.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from sluice.etl.spec.nested_columns import flattened, whole
 from sluice.ingest.columns import ColumnError
 from sluice.ingest.plain.recipe import Recipe, typed
 
-_ROWS = 10_000  # of a file that are looked at
-_SAID = 0.05  # the share from which on it is said, as a job says it of a table's first version
-_REFUSED = 0.5  # above it the column says nothing: most likely its format is another
-_SHOWN = 100  # how many characters of a value are quoted
+_ROWS = 10_000  # rows of a file to check
+_SAID = 0.05  # the share that causes a warning, as in a job for a table's first version
+_REFUSED = 0.5  # above this share the column is rejected, because its format is probably wrong
+_SHOWN = 100  # characters of a value to quote
 
 
 def unreadable(recipes: Sequence[Recipe], paths: Sequence[str]) -> Iterator[str]:
-    """Yields a sentence for each column of which many values cannot be read; ColumnError if it is most of them."""
+    """Yields a warning for each column with many unreadable values. Raises ColumnError if most are unreadable."""
     wanted = [recipe for recipe in recipes if reading(recipe.operators)]
     for path in dict.fromkeys((paths[0], paths[-1])) if wanted else ():
         rows = _first_rows(
@@ -32,7 +32,7 @@ def unreadable(recipes: Sequence[Recipe], paths: Sequence[str]) -> Iterator[str]
         )
         for recipe in wanted:
             if not rows.num_rows or not set(recipe.sources) <= set(rows.column_names):
-                continue  # optional, and not in this file
+                continue  # an optional column that this file lacks
             share, example = _share(recipe, rows)
             if share < _SAID:
                 continue
@@ -42,7 +42,7 @@ def unreadable(recipes: Sequence[Recipe], paths: Sequence[str]) -> Iterator[str]
             )
             if share > _REFUSED:
                 raise ColumnError(
-                    f"{text}; let the spec read it (a format may be several), or leave the column out"
+                    f"{text}; correct the format in the spec (it may list several), or leave the column out"
                 )
             yield f"warning: {text}; they count as missing"
 
@@ -52,7 +52,7 @@ def _first_rows(path: str, names: list[str]) -> pa.Table:
     with pq.ParquetFile(path) as file:
         for batch in file.iter_batches(
             _ROWS, columns=names, use_threads=False
-        ):  # one ends with its row group
+        ):  # a batch does not cross row groups
             batches.append(batch)
             if sum(one.num_rows for one in batches) >= _ROWS:
                 break
@@ -60,7 +60,7 @@ def _first_rows(path: str, names: list[str]) -> pa.Table:
 
 
 def _share(recipe: Recipe, rows: pa.Table) -> tuple[float, str]:
-    """The share of the values that are there which cannot be read, and the first of these."""
+    """Returns the unreadable share of the values that are not missing, and the first unreadable value."""
     stored = [whole(rows.column(name)) for name in recipe.sources]
     columns = [typed(*one) for one in zip(recipe.sources, stored, recipe.kinds, strict=True)]
     values = (

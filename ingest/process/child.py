@@ -1,8 +1,8 @@
-"""One worker process as its owner sees it: `Child` starts it, talks to it, watches it, ends it.
+"""The owner's side of one worker process: `Child` starts it, talks to it, watches it and ends it.
 
-A fresh interpreter (never a fork) in a process group of its own, so a terminal's Ctrl-C or a group's SIGTERM reaches
-the rank first. It is watched through its process descriptor: a killed one is noticed at once. It ends by itself when
-this process dies, however that happens (see `sluice.ingest.process.child_main`).
+It is a new interpreter, never a fork, in its own process group, so Ctrl-C or a group's SIGTERM reaches the rank first.
+A process descriptor shows at once when it is killed. It ends by itself when its owner dies (see
+`sluice.ingest.process.child_main`).
 """
 
 from __future__ import annotations
@@ -25,28 +25,28 @@ _LEAVE_S = 0.5
 _STACK_S = 1.0
 _PROGRAM = "sluice.ingest.process.child_main:main"
 _SETTINGS = {
-    # One worker is one thread: the pool's size says how many cores a stage takes.
+    # A worker has one thread. The pool's size decides how many cores a stage uses.
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
-    # Memory that one item took is kept for the next: page faults would cost more than most transforms do.
+    # Memory of one item is kept for the next, because page faults cost more than most transforms.
     "MALLOC_TRIM_THRESHOLD_": str(256 * 2**20),
     "MALLOC_MMAP_THRESHOLD_": str(32 * 2**20),
 }
 
 
 def owner_of(cmdline: list[str]) -> int | None:
-    """The process that started the worker with this command line; None if it is not a worker's."""
+    """The process id of the owner in a worker's command line. None: it is not a worker's command line."""
     arguments = interpreter.arguments_of(cmdline, _PROGRAM)
     return int(arguments[0]) if arguments else None
 
 
 class Died(Exception):
-    """How a worker ended."""
+    """A worker has ended. The message says how."""
 
 
 class Child:
-    """One process and its connections. Processes of the same worker share nothing but regions."""
+    """One process and its connections. Successive processes of a worker share only memory regions."""
 
     def __init__(self, function: str, clock: Callable[[], float]):
         self._clock = clock
@@ -80,7 +80,7 @@ class Child:
         self._greet(function)
 
     def _greet(self, function: str) -> None:
-        """Tells the process which function to call. If it has ended before, nothing is left open."""
+        """Tells the process which function to call. If it has already ended, closes everything."""
         try:
             self.send({"function": function})
         except Died:
@@ -88,7 +88,7 @@ class Child:
             raise
 
     def send(self, message: dict[str, Any], region: Region | None = None) -> None:
-        """Sends a message. The first message that names a region brings it along."""
+        """Sends a message. The first message that names a region also passes its descriptor."""
         new = [region] if region is not None and region.number not in self._knows else []
         self._knows = self._knows & set(message.get("keep", self._knows)) | {r.number for r in new}
         try:
@@ -99,22 +99,22 @@ class Child:
             raise Died(self.reap()) from None
 
     def receive(self, limit_s: float | None) -> dict[str, Any]:
-        """Receives its next message. `Died` if it ends first, or is still at work after `limit_s` and is ended for
-        that."""
+        """Receives the next message. Raises `Died` if the process ends first, or if it takes longer than `limit_s` and
+        is killed."""
         end = None if limit_s is None else self._clock() + limit_s
         while True:
             left = None if end is None else max(0.0, end - self._clock())
             events = dict(self._poll.poll(None if left is None else left * 1000))
             if (
                 self._sock.fileno() in events
-            ):  # checked first: what a worker sent before it died counts
+            ):  # checked first, because a message that was sent before the worker died counts
                 try:
                     return protocol.receive(self._sock)[0]
                 except protocol.Gone:
                     raise Died(self.reap()) from None
             if events:
                 raise Died(self.reap())
-            # If this process was stopped, the time is up although the answer is there: so look once more at the end.
+            # If this process was stopped for a while, the answer may be there although time is up. So poll once more.
             if left == 0.0:
                 stack = self.stack()
                 self.kill()
@@ -122,7 +122,7 @@ class Child:
                 raise Died(f"still at it after {limit_s:g} s, killed\n{stack}")
 
     def stack(self) -> str:
-        """What every thread of it does now; empty if it does not answer (because it is stopped, for instance)."""
+        """The stacks of all its threads now. Empty if it does not answer, for instance because it is stopped."""
         before = os.fstat(self._trace).st_size
         signal.pidfd_send_signal(self._pidfd, signal.SIGUSR1)
         gone = select.poll()
@@ -135,7 +135,7 @@ class Child:
         return self.trace()
 
     def trace(self) -> str:
-        """What the interpreter has written about stacks since the last call."""
+        """The stacks that its interpreter has written since the last call."""
         text = os.pread(self._trace, 2**16, self._read_trace)
         self._read_trace = os.fstat(self._trace).st_size
         return text.decode(errors="replace").strip()
@@ -145,7 +145,7 @@ class Child:
             signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
     def reap(self) -> str:
-        """Waits for the end of the process, which is certain by now, and says how it ended."""
+        """Waits for the process, which is ending, and returns how it ended."""
         code = self._end()
         how = (
             f"killed by {signal.Signals(-code).name}"
@@ -157,15 +157,15 @@ class Child:
         )
 
     def close(self) -> None:
-        """Waits a moment for the process to leave by itself, then ends it."""
+        """Waits a moment for the process to end by itself, then kills it."""
         self._sock.close()
         self._end()
         for fd in (self._lifeline, self._pidfd, self._trace):
             os.close(fd)
 
     def _end(self) -> int:
-        """Ends the process and returns its exit code. Processes that it started go with it: its group is ended while
-        its number is still taken."""
+        """Ends the process and returns its exit code. Processes that it started end too: its group is killed before
+        its id can be reused."""
         if self.process.returncode is None:
             gone = select.poll()
             gone.register(self._pidfd, select.POLLIN)

@@ -1,6 +1,7 @@
-"""The program of a worker process, which runs one user function, called on arrays in shared memory.
+"""The program of a worker process. It calls one user function on arrays in shared memory.
 
-It imports numpy and the user's module, nothing else of weight. Its other side is `sluice.ingest.process.worker`.
+Besides the user's module, the only large package that it imports is numpy. `sluice.ingest.process.worker` is the
+owner's side.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ from sluice.ingest.process import protocol
 
 
 def main(_owner: str, *descriptors: str) -> None:
-    """Serves until the other side closes its end. The parent names itself, for whoever reads the command line, and
-    passes on three descriptors: a socket, the lifeline, and a file for stacks."""
+    """Serves until the owner closes its end. `_owner` is the owner's process id, which `owner_of` reads from the
+    command line. The three descriptors are a socket, the lifeline, and a file for stacks."""
     control, lifeline, trace = map(int, descriptors)
     end_with_parent(lifeline)
-    trace_faults(trace)  # a segmentation fault, too, leaves the stack where the parent finds it
+    trace_faults(trace)  # a segmentation fault also writes its stack there
     trace_on(signal.SIGUSR1, trace, chain=False)
     sock = socket.socket(fileno=control)
     try:
@@ -46,7 +47,7 @@ def main(_owner: str, *descriptors: str) -> None:
 
 
 def load(name: str) -> Callable[..., Any]:
-    """`module:function` → the function."""
+    """Imports the function `module:function`."""
     module, _, attribute = name.partition(":")
     function: Callable[..., Any] = getattr(importlib.import_module(module), attribute)
     if not callable(function):
@@ -55,7 +56,7 @@ def load(name: str) -> Callable[..., Any]:
 
 
 def new_columns(function: Callable[..., Any], columns: protocol.Columns) -> protocol.Columns:
-    """The columns that a user's function gives besides those that it was given, or in place of them."""
+    """Calls a user's function and returns the columns that it added or replaced."""
     result = protocol.called(function, dict(columns))
     if not isinstance(result, Mapping) or not all(isinstance(name, str) for name in result):
         raise TypeError(
@@ -65,29 +66,30 @@ def new_columns(function: Callable[..., Any], columns: protocol.Columns) -> prot
 
 
 def end_with_parent(lifeline: int) -> None:
-    """Makes this process end with its parent. The parent holds the other end of this pipe and never writes. When it
-    dies, the kernel signals SIGIO, whose default is to end a process: even in the middle of a call that never lets the
-    interpreter run, and also what the user's function has started (the signal goes to the group, which is the worker's
-    own)."""
+    """Makes this process end when its parent dies.
+
+    The parent holds the other end of this pipe and never writes. When it dies, the kernel sends SIGIO, which ends the
+    process even inside a call that does not let the interpreter run. The signal goes to the worker's process group, so
+    processes that the user's function started end too."""
     signal.signal(signal.SIGIO, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGIO, signal.SIGUSR1})
     fcntl.fcntl(lifeline, fcntl.F_SETOWN, -os.getpgrp())
     fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
     poll = select.poll()
     poll.register(lifeline, select.POLLIN)
-    if poll.poll(0):  # the parent died before the signal was asked for
+    if poll.poll(0):  # the parent died before the signal was set up
         os._exit(1)
 
 
 def _data_bytes() -> int:
-    """The number of bytes that RLIMIT_DATA counts. psutil adds those of the stack."""
+    """The bytes that RLIMIT_DATA counts. psutil's number includes the stack."""
     with open("/proc/self/status") as status:
         return next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmData:"))
 
 
 class _Server:
     def __init__(self, sock: socket.socket, function: Callable[..., Any], own: int):
-        """`own` is the memory of the process before any item."""
+        """`own` is the memory of the process before its first item."""
         self._sock = sock
         self._function = function
         self._own = own
@@ -103,7 +105,7 @@ class _Server:
                 answer = self._call(message)
             except protocol.Gone:
                 raise
-            except BaseException as error:  # sys.exit() in a user's function is an error as well
+            except BaseException as error:  # sys.exit() in a user's function counts as an error too
                 answer = {"kind": "error", **protocol.describe(error)}
             protocol.send(self._sock, {**answer, "sequence": message["sequence"]})
 
@@ -124,7 +126,7 @@ class _Server:
         return {"kind": "done", "index": layout.write(self._map(number, size))}
 
     def _limit_memory(self, extra: int | None) -> None:
-        """Allows `extra` bytes more than the process's own: beyond them an allocation is a MemoryError."""
+        """Allows `extra` bytes beyond the process's own. Further allocations raise MemoryError."""
         if extra != self._extra:
             self._extra = extra
             _, highest = resource.getrlimit(resource.RLIMIT_DATA)
@@ -133,7 +135,7 @@ class _Server:
             )
 
     def _adopt(self, message: dict[str, Any], fds: list[int]) -> None:
-        """Takes over regions that came with the message, and forgets those that are no more."""
+        """Takes the regions that came with the message, and closes those that no longer exist."""
         for number, fd in zip(message.get("new", []), fds, strict=True):
             self._regions[number] = (fd, mmap.mmap(fd, 0))
         for number in self._regions.keys() - set(message.get("keep", self._regions)):

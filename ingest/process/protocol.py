@@ -1,7 +1,7 @@
-"""What is sent between a rank and its workers: small JSON messages, arrays in shared memory, errors as text.
+"""The protocol between a rank and its worker processes: small JSON messages, arrays in shared memory, errors as text.
 
-Used on both sides, so it imports nothing but numpy and the standard library. Nothing is pickled. A message is one
-datagram of a socket pair, so half of one is never seen; whatever may be long is put in the shared memory instead.
+Both sides use it, so it imports only numpy and the standard library. Nothing is pickled. A message is one datagram of a
+socket pair, so it arrives whole. Long content goes into shared memory instead.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _MESSAGE_BYTES = 2**17
 _TEXT, _TRACE = (
     2_000,
     12_000,
-)  # how many characters of an error's text and of its traceback are sent
+)  # characters of an error's text and of its traceback that are sent
 
 Columns = Mapping[str, npt.NDArray[Any]]
 
@@ -54,16 +54,16 @@ Place = tuple[str, tuple[int, ...], int]
 
 
 class RegionLayout:
-    """Where arrays are in a region, one after the other, followed by the list that describes them."""
+    """Places arrays in a region, one after the other, followed by an index that describes them."""
 
     def __init__(self, columns: Columns, start: int = 0, lying: Mapping[int, Place] | None = None):
-        """`lying` has the places of arrays (by id) that are in the region already: those stay where they are."""
+        """`lying` has the places of arrays (by id) that are already in the region. These are not moved."""
         lying = lying or {}
         for name, array in columns.items():
             if array.dtype.hasobject or array.dtype.names:
                 raise TypeError(
-                    f"column {name!r} is of dtype {array.dtype}: process workers carry numbers, dates and "
-                    "fixed-size bytes; use backend=thread for others"
+                    f"column {name!r} is of dtype {array.dtype}: process workers only take numbers, dates and "
+                    "fixed-size bytes; use backend=thread for other types"
                 )
         self._arrays = columns
         self._places, self._new, self._index, self._at = _arrange(
@@ -76,19 +76,19 @@ class RegionLayout:
         self.size = self._at + len(self._index)
 
     def write(self, region: npt.NDArray[np.uint8]) -> list[int]:
-        """Copies into the region what is not there yet; returns what `read` needs."""
+        """Copies the arrays that are not in the region yet. Returns the position of the index, which `read` needs."""
         for name in self._new:
             np.copyto(_view(region, self._places[name]), self._arrays[name])
         region[self._at : self.size] = np.frombuffer(self._index, np.uint8)
         return [self._at, self.size]
 
 
-# Items of a run look alike, so one arrangement serves all: at 39 columns that halves an item's cost.
+# Items of a run have the same columns, so the layout is cached. With 39 columns that halves an item's cost.
 @functools.lru_cache(maxsize=64)
 def _arrange(
     columns: tuple[tuple[str, str, tuple[int, ...], Place | None], ...], start: int
 ) -> tuple[dict[str, Place], list[str], bytes, int]:
-    """Returns (places, names of those that have to be copied, the list as bytes, where it begins)."""
+    """Returns the places, the names of arrays to copy, the index as bytes, and the index's position."""
     places: dict[str, Place] = {}
     new = []
     at = -(-start // _ALIGN) * _ALIGN
@@ -103,7 +103,7 @@ def _arrange(
 def read(
     region: npt.NDArray[np.uint8], index: list[int]
 ) -> tuple[dict[str, npt.NDArray[Any]], Mapping[str, Place]]:
-    """The arrays, as views on the region, and their places."""
+    """Returns the arrays as views of the region, and their places."""
     places = _parse(region[index[0] : index[1]].tobytes())
     return {name: _view(region, place) for name, place in places.items()}, places
 
@@ -121,8 +121,8 @@ def _view(region: npt.NDArray[np.uint8], place: Place) -> npt.NDArray[Any]:
 
 
 def called(function: Callable[[Any], Any], columns: dict[str, Any]) -> Any:
-    """What a function gives back for columns in a dict of its own. If that is nothing, it is the arrays that it has put
-    there in place of others, as `columns["price"] = columns["price"] / 2` does."""
+    """Calls a function on a dict of columns and returns its result. If it returns None, the result is the columns that
+    it replaced in the dict, as in `columns["price"] = columns["price"] / 2`."""
     got = dict(columns)
     given = function(columns)
     return (
@@ -133,7 +133,7 @@ def called(function: Callable[[Any], Any], columns: dict[str, Any]) -> Any:
 
 
 def describe(error: BaseException) -> dict[str, Any]:
-    """Describes an error as plain text of bounded length, whatever it is made of."""
+    """Describes any error as plain text of limited length."""
     try:
         text = str(error)
     except Exception as second:
@@ -152,7 +152,7 @@ def describe(error: BaseException) -> dict[str, Any]:
 
 
 def _cut(text: str, most: int) -> str:
-    """Cuts a long text, keeping its beginning and its end: of a traceback, both are informative."""
+    """Shortens a long text. Keeps its beginning and its end, because both parts of a traceback are useful."""
     if len(text) <= most:
         return text
     return (

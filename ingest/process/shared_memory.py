@@ -1,8 +1,8 @@
-"""Shared memory between this process and its workers: `Region`, and `Shelf`, which lends regions out.
+"""Shared memory between this process and its workers: `Region`, and `Shelf`, which reuses regions.
 
-A region is a memfd: it has no name, so the kernel frees it when its last owner dies, even by kill -9 of them all, and
-the size of /dev/shm does not matter. Its pages are reserved when it is made (posix_fallocate), so that missing memory
-is an error in one place and never a bus error later.
+A region is a memfd. It has no name, so the kernel frees it when its last owner dies, even by kill -9, and the size of
+/dev/shm does not matter. Its pages are reserved at once (posix_fallocate), so missing memory raises an error there and
+never causes a bus error later.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ _numbers = itertools.count(1)
 
 
 class SharedMemoryError(RuntimeError):
-    """The kernel would not give the shared memory that an item needs."""
+    """The kernel refused the shared memory that an item needs."""
 
 
 class Region:
-    """Shared memory that this process made. `fd` is sent to a worker once; both sides map it."""
+    """Shared memory that this process made. `fd` is sent to a worker once, and both sides map it."""
 
     def __init__(self, charge: Callable[[int], None]):
-        """`charge` is called with every number of bytes that the region takes (+) or gives back (-)."""
+        """`charge` is called with the bytes that the region takes (+) or gives back (-)."""
         self.number = next(_numbers)
         self.fd = os.memfd_create("sluice", os.MFD_CLOEXEC)
         self.size = 0
@@ -40,10 +40,12 @@ class Region:
         self._charge = charge
 
     def reserve(self, size: int) -> None:
-        """Makes the region at least `size` bytes. What was in it is kept."""
+        """Grows the region to at least `size` bytes. Keeps its content."""
         if size <= self.size:
             return
-        size = (size + size // 8 + _GRAIN) // _GRAIN * _GRAIN  # room to grow: items differ a little
+        size = (
+            (size + size // 8 + _GRAIN) // _GRAIN * _GRAIN
+        )  # spare space for slightly larger items
         self._charge(size - self.size)
         try:
             os.posix_fallocate(self.fd, 0, size)
@@ -65,7 +67,7 @@ class Region:
         return np.frombuffer(self._map, np.uint8)
 
     def close(self) -> None:
-        """Gives the region back. Arrays on it stay readable; their memory is freed with the last of them."""
+        """Closes the region. Its arrays stay readable, and the memory is freed with the last of them."""
         if self.fd >= 0:
             os.close(self.fd)
             self._charge(-self.size)
@@ -85,7 +87,7 @@ class Shelf:
         self._all: dict[int, Region] = {}
 
     def take(self) -> Region:
-        """Returns an idle region, or a new one. Idle ones beyond the spare are closed."""
+        """Returns an idle region, or a new one. Closes idle regions beyond the number of spares."""
         while len(self._idle) > self._spare:
             self._drop(self._idle.popleft())
         region = self._idle.pop() if self._idle else Region(self._charge)
@@ -93,13 +95,13 @@ class Shelf:
         return region
 
     def lend(self, region: Region) -> npt.NDArray[np.uint8]:
-        """Returns the region's bytes; when the last array made of them is gone, the region is idle again."""
+        """Returns the region's bytes. When the last array on them is gone, the region is idle again."""
         data = region.bytes()
         weakref.finalize(data, self._idle.append, region).atexit = False
         return data
 
     def give_back(self, region: Region) -> None:
-        """Returns a region to the shelf that was taken, but in which no result came."""
+        """Puts a taken region back that holds no result."""
         self._idle.append(region)
 
     @property
@@ -107,11 +109,11 @@ class Shelf:
         return sum(region.size for region in list(self._all.values()))
 
     def numbers(self) -> list[int]:
-        """The numbers of all regions: a worker forgets all others."""
+        """The numbers of all existing regions. A worker closes all others."""
         return list(self._all)
 
     def close(self) -> None:
-        """Closes the shelf. Arrays that are still in use keep their memory, but it is no longer counted."""
+        """Closes all regions. Arrays in use keep their memory, but it is no longer counted."""
         for region in list(self._all.values()):
             self._drop(region)
         self._idle.clear()

@@ -1,4 +1,4 @@
-"""On SIGUSR1 a program writes what it does now: the stacks of its threads and of its worker processes."""
+"""Writes the stacks of a program's threads and worker processes when the program gets SIGUSR1."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from typing import TextIO
 
 
 def own_stacks() -> str:
-    """The stacks of every thread of this process. Taken under the interpreter's lock: faulthandler reads frames that
-    other threads are changing, and a program that only asks must not die of it."""
+    """The stacks of all threads of this process, taken under the interpreter's lock. faulthandler is not used, because
+    it reads frames while other threads change them, which can crash the program."""
     names = {t.ident: t.name for t in threading.enumerate()}
     return "\n".join(
         f"Thread {names.get(ident, '?')} ({ident}):\n{''.join(traceback.format_stack(frame))}"
@@ -23,9 +23,9 @@ def own_stacks() -> str:
 
 
 def tell(workers: Callable[[], str], stream: TextIO | None = None) -> None:
-    """Writes stacks to `stream` (the real standard error). `workers` returns those of worker processes, for instance
-    `loader.stacks`. It returns at once: workers may take a second to answer, and whoever was interrupted may hold any
-    lock, so a thread does it."""
+    """Writes stacks to `stream` (by default the real standard error). `workers` returns those of worker processes, for
+    instance `loader.stacks`. A new thread writes, because workers may take a second to answer, and the interrupted
+    thread may hold any lock."""
     to = stream or sys.__stderr__ or sys.stderr
     threading.Thread(
         target=lambda: print(own_stacks(), workers(), sep="\n", file=to, flush=True),
@@ -36,7 +36,7 @@ def tell(workers: Callable[[], str], stream: TextIO | None = None) -> None:
 
 @contextmanager
 def on_signal(workers: Callable[[], str], stream: TextIO | None = None) -> Iterator[None]:
-    """A context, for the main thread, in which SIGUSR1 writes the stacks."""
+    """A context for the main thread, in which SIGUSR1 writes the stacks."""
 
     def handle(_number: int, _frame: FrameType | None) -> None:
         tell(workers, stream)

@@ -1,8 +1,7 @@
-"""Transforms in processes of their own: `WorkerProcess`, which a pool's thread owns and through which it sends its
-items.
+"""Runs a transform in its own process: `WorkerProcess`. A thread of a pool owns it and sends its items to it.
 
-An item whose worker dies is sent to a fresh one, a few times; what a dead worker left is never used, so no result comes
-twice.
+If the process dies, the item is sent to a new one, a few times. Results of a dead process are never used, so no result
+comes twice.
 """
 
 from __future__ import annotations
@@ -28,11 +27,12 @@ class WorkerError(RuntimeError):
 
 
 class WorkerClosed(WorkerError):
-    """The worker was closed while somebody waited for it, or before."""
+    """The worker was closed before or during a call."""
 
 
 class FunctionError(WorkerError):
-    """The user's function raised. `type`, `text`, `trace` and `kinds` (its class and those above) are the error's."""
+    """The user's function raised an error. `type`, `text` and `trace` describe it. `kinds` names its class and that
+    class's bases."""
 
     def __init__(self, label: str, error: dict[str, Any]):
         self.label = label
@@ -44,18 +44,18 @@ class FunctionError(WorkerError):
 
     @staticmethod
     def of(label: str, error: dict[str, Any]) -> FunctionError:
-        """The error, as it crossed; one of memory as one that is a MemoryError here, too."""
+        """Makes the error from its description. A MemoryError there becomes a MemoryError here too."""
         return (FunctionMemoryError if "MemoryError" in error["kinds"] else FunctionError)(
             label, error
         )
 
 
 class FunctionMemoryError(FunctionError, MemoryError):
-    """The user's function ran out of memory, in its own process alone."""
+    """The user's function ran out of memory in its own process."""
 
 
 class WorkerCrashed(WorkerError):
-    """One item ended its worker again and again. `label` names it, `deaths` says how each worker ended."""
+    """One item ended its worker several times. `label` names the item, and `deaths` says how each process ended."""
 
     def __init__(self, label: str, deaths: list[str], stack: str):
         self.label = label
@@ -63,22 +63,24 @@ class WorkerCrashed(WorkerError):
         self.stack = stack
         super().__init__(
             f"{label}: ended its worker {len(deaths)} times ({'; '.join(deaths)}); on_error=quarantine "
-            f"sets such items aside" + (f"\nits last stack:\n{stack}" if stack else "")
+            f"skips the rows of such items" + (f"\nits last stack:\n{stack}" if stack else "")
         )
 
 
 class RestartsExhausted(WorkerError):
-    """Workers die faster than the restart budget allows."""
+    """Workers died more often than the restart budget allows."""
 
 
 class RestartBudget:
-    """How many dead workers may be replaced within a sliding window; one budget is shared by all workers of a run."""
+    """How many dead workers may be replaced within a sliding window. All workers of a run share one budget."""
 
     def __init__(
         self, limit: int = 20, window_s: float = 60.0, clock: Callable[[], float] = time.monotonic
     ):
         if limit < 0 or window_s <= 0:
-            raise ValueError(f"RestartBudget: {limit} restarts in {window_s} s is no budget")
+            raise ValueError(
+                f"RestartBudget: {limit} restarts in {window_s} s; the first must be 0 or more, the second above 0"
+            )
         self.limit = limit
         self.window_s = window_s
         self._clock = clock
@@ -87,7 +89,7 @@ class RestartBudget:
         self.used = 0
 
     def take(self, reason: str) -> None:
-        """Counts a restart; RestartsExhausted if it would be one too many."""
+        """Counts a restart. Raises RestartsExhausted if it exceeds the budget."""
         with self._lock:
             now = self._clock()
             while self._recent and self._recent[0] <= now - self.window_s:
@@ -102,10 +104,10 @@ class RestartBudget:
 
 
 class WorkerProcess:
-    """Calls `module:function` in a process of its own. One call at a time; `close` and `stack` may be called from any
-    thread.
+    """Calls `module:function` in its own process, one call at a time. Any thread may call `close` and `stack`.
 
-    The function takes a dict of arrays, valid during the call. It may write into them and return a dict of others."""
+    The function takes a dict of arrays, which are valid during the call. It may write into them, and may return a dict
+    of other arrays."""
 
     def __init__(
         self,
@@ -118,9 +120,10 @@ class WorkerProcess:
         charge: Callable[[int], None] = lambda _: None,
         clock: Callable[[], float] = time.monotonic,
     ):
-        """`limit_s` is the time an item may take, `memory_limit` the bytes the function may take beyond the worker's
-        own, `deaths` how many workers one item may end. `charge` is called with shared memory taken (+) and given back
-        (-)."""
+        """- `limit_s` is the time that an item may take.
+        - `memory_limit` is the bytes that the function may take beyond the process's own.
+        - `deaths` is how many processes one item may end.
+        - `charge` is called with shared memory taken (+) and given back (-)."""
         if not re.fullmatch(r"[\w.]+:\w+", function) or function.startswith("__main__:"):
             raise ValueError(
                 f"function {function!r}: name it as module:function, in a module that can be imported"
@@ -148,18 +151,17 @@ class WorkerProcess:
 
     @property
     def pid(self) -> int | None:
-        """The id of its process now; None before the first call, after `close`, and between a death and the next
-        call."""
+        """The id of its process. None before the first call, after `close`, and between a death and the next call."""
         child = self._child
         return child.process.pid if child else None
 
     @property
     def shared_bytes(self) -> int:
-        """The bytes of shared memory that it holds now, including results still in use."""
+        """The bytes of shared memory that it holds now, including results in use."""
         return self._shelf.bytes
 
     def start(self) -> None:
-        """Starts the process, so that the first item need not wait for it. Otherwise the first call does."""
+        """Starts the process now. Otherwise the first call starts it, and waits for that."""
         with self._turn:
             try:
                 self._running()
@@ -170,10 +172,10 @@ class WorkerProcess:
     def call(
         self, columns: protocol.Columns, label: str = "item", memory_limit: int | None = None
     ) -> dict[str, npt.NDArray[Any]]:
-        """Returns all columns as the function left or returned them. `label` names the item in errors, say by its row
-        group; `memory_limit` applies to this item, instead of the worker's.
+        """Returns all columns as the function left or returned them. `label` names the item in errors. `memory_limit`
+        applies to this item instead of the worker's limit.
 
-        The caller's arrays are not written. Those returned are in shared memory, which is used again when the last of
+        The caller's arrays are not changed. The returned arrays lie in shared memory, which is reused when the last of
         them is gone."""
         with self._turn:
             died: list[str] = []
@@ -189,7 +191,7 @@ class WorkerProcess:
                 except (
                     KeyboardInterrupt,
                     SystemExit,
-                ):  # it may be in the middle of the item, which is fine
+                ):  # the process may be working on the item; it is ended with it
                     self._forget()
                     raise
                 if self._closed:
@@ -198,19 +200,19 @@ class WorkerProcess:
                     raise WorkerCrashed(label, died, stack)
 
     def stack(self) -> str:
-        """Says what the worker does now, for a person who looks for a hang."""
+        """The stacks of the process now, to find out why it hangs."""
         with self._state:
             return self._child.stack() if self._child else ""
 
     def kill(self) -> None:
-        """Ends the process now without waiting; a call then raises WorkerClosed. `close` has to follow."""
+        """Kills the process without waiting. A running call raises WorkerClosed. Call `close` afterwards."""
         with self._state:
             self._closed = True
             if self._child:
                 self._child.kill()
 
     def close(self) -> None:
-        """Ends the worker, even in the middle of a call, which then raises WorkerClosed. A second call does nothing."""
+        """Ends the worker. A running call raises WorkerClosed. A second `close` does nothing."""
         with self._state:
             self._closed = True
             if self._child and self._turn.locked():
@@ -249,7 +251,7 @@ class WorkerProcess:
                 refused = self._grow(child, region, reply["bytes"])
                 reply = self._reply(child)
             if reply["kind"] == "done":
-                # The region is lent last: from here on the arrays alone decide when it is idle again.
+                # The region is lent last. From here on, the arrays' lifetime decides when it is idle again.
                 data, lent = self._shelf.lend(region), True
                 return protocol.read(data, reply["index"])[0]
         finally:
@@ -260,7 +262,8 @@ class WorkerProcess:
         raise FunctionError.of(label, reply)
 
     def _grow(self, child: Child, region: Region, size: int) -> SharedMemoryError | None:
-        """Handles a result that does not fit after the input: makes room for it, or makes the worker let go of it."""
+        """Handles a result that does not fit into the region after the input: grows the region, or tells the worker to
+        discard the result."""
         try:
             region.reserve(size)
         except SharedMemoryError as error:
@@ -278,7 +281,7 @@ class WorkerProcess:
         return reply
 
     def _running(self) -> Child:
-        """The child, which is started if there is none."""
+        """Returns the child. Starts one if there is none."""
         child = self._child
         if child is not None:
             return child

@@ -1,13 +1,12 @@
-"""Keeps what was read from a remote store once on local disk: `FileCache`.
+"""`FileCache` keeps on local disk what was read from a remote store.
 
-Entries are the ranges that readers ask for; the same table read the same way asks for the same ranges every epoch. A
-scan of a data set larger than the cache would find nothing in a cache that drops the oldest: so entries are admitted
-until the cache is full, and nothing of the same data set ever leaves for another part of it. The share of reads that
-hit is then the share of the data set that fits. Only whole data sets that nobody reads now make room, the one that was
-opened longest ago first.
+An entry is a byte range of a file. The same table, read the same way, asks for the same ranges in every epoch. A
+cache that drops its oldest entries would never hit when a data set is larger than the cache. So this one accepts
+entries until it is full, and never drops a part of a data set for another part of it. The hit rate is then the share
+of the data set that fits. To free space, the cache removes whole data sets that no process uses, the oldest first.
 
-Ranks of one host share a cache: each data set has a folder with a lock that says who uses it and a ledger of its
-bytes.
+Ranks of one host share a cache. Each data set has a folder with a lock file, which shows who uses it, and a ledger,
+which counts its bytes.
 """
 
 from __future__ import annotations
@@ -35,19 +34,19 @@ from sluice.ingest.knobs import format_bytes
 
 _HEADER = struct.Struct("<8sQL")
 _MAGIC = b"SluiceC2"
-_BLOCK = 4096  # a file takes whole blocks of a disk
+_BLOCK = 4096  # a file takes whole blocks of the disk
 _OWN = re.compile(r"[0-9a-f]{64}(\.[0-9a-f]{32}\.part)?|ledger(\.new)?|users|name")
 _SPACE = "space"
 
 
 class FileCache:
-    """A cache on local disk. `limit_bytes` applies to all data sets in `folder` together, whoever writes them."""
+    """A cache on local disk. `limit_bytes` applies to all data sets in `folder` together."""
 
     def __init__(self, folder: str | os.PathLike[str], limit_bytes: int, data_set: str):
-        """`data_set` names what is scanned, for instance a table's URI. Nothing outside `folder`/sluice-cache is
-        touched, and in there only files of the cache's own making."""
+        """`data_set` names what is read, for instance a table's URI. The cache changes only files that it made itself
+        in `folder`/sluice-cache."""
         if limit_bytes < 1:
-            raise ValueError(f"FileCache: a limit of {limit_bytes} bytes is none")
+            raise ValueError(f"FileCache: limit_bytes is {limit_bytes}; it must be 1 or more")
         self._top = Path(folder) / "sluice-cache"
         self._home = self._top / hashlib.sha256(data_set.encode()).hexdigest()[:32]
         self._limit = limit_bytes
@@ -73,7 +72,7 @@ class FileCache:
     def _begin_ledger(self) -> None:
         if _lock(
             self._users, fcntl.LOCK_EX
-        ):  # nobody else uses the folder: half-written files belong to no one
+        ):  # no other process uses the folder, so half-written files are left over from dead ones
             for path in self._home.glob("*.part"):
                 path.unlink()
             self._write_ledger(
@@ -82,7 +81,7 @@ class FileCache:
         _lock(self._users, fcntl.LOCK_SH)
 
     def get(self, key: str) -> bytes | None:
-        """Returns what was put under `key`; None if it is not there, or no longer whole."""
+        """Returns what was put under `key`, or None if it is missing or damaged."""
         try:
             with open(self._path(key), "rb") as file:
                 header = file.read(_HEADER.size)
@@ -99,8 +98,8 @@ class FileCache:
     def fetch(
         self, key: str, memory: Callable[[int], npt.NDArray[np.uint8]]
     ) -> npt.NDArray[np.uint8] | None:
-        """What was put under `key` with checksums of its own, in memory that the caller gives, who compares these.
-        None: it is not there. What cannot be read or is another entry raises an OSError."""
+        """Returns what was put under `key` with `checked`, in an array from `memory`. The caller verifies the content's
+        own checksums. Returns None if the entry is missing. OSError if it cannot be read or is another entry."""
         try:
             descriptor = os.open(self._path(key), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         except OSError:
@@ -117,12 +116,12 @@ class FileCache:
         finally:
             os.close(descriptor)
         if header != _header(key, data[:done], checked=True):
-            raise OSError(errno.EIO, "its header is not that of this entry, or its length")
+            raise OSError(errno.EIO, "its header or its length is not that of this entry")
         self._count("_hits")
         return data[:done]
 
     def drop(self, key: str) -> None:
-        """Removes an entry that is no longer whole."""
+        """Removes a damaged entry."""
         self._count("_corrupt", "_misses")
         path = self._path(key)
         with contextlib.suppress(OSError), self._alone():
@@ -131,8 +130,8 @@ class FileCache:
             self._add(-_blocks(size))
 
     def put(self, key: str, data: bytes | bytearray, *, checked: bool = False) -> str:
-        """Keeps `data` if there is room; otherwise it says why not. A disk that is full or fails disables the cache,
-        never the run. `checked` data holds its own checksums, and is only had by `fetch`."""
+        """Keeps `data` and returns "", or returns why it could not. A full or failing disk turns the cache off and does
+        not stop the run. `checked` data has its own checksums and must be read by `fetch`."""
         if self._full or self._closed:
             return "the cache is full, or closed"
         path = self._path(key)
@@ -142,11 +141,11 @@ class FileCache:
         try:
             reserved = self._reserve(size)
             if not reserved:
-                return f"{self._top} has no room within its limit of {format_bytes(self._limit)}"
+                return f"{self._top} has reached its limit of {format_bytes(self._limit)}"
             with open(part, "xb") as file:
                 file.write(_header(key, data, checked))
                 file.write(data)
-            os.link(part, path)  # unlike a rename, it fails if another rank was first
+            os.link(part, path)  # unlike a rename, this fails if another rank was first
         except OSError as error:
             with contextlib.suppress(OSError), self._alone():
                 self._add(-size if reserved else 0)
@@ -170,17 +169,17 @@ class FileCache:
 
     @property
     def bytes(self) -> int:
-        """The number of bytes on disk now, of all data sets."""
+        """The bytes of all data sets on disk now."""
         with self._alone():
             return self._total()
 
     @property
     def own_bytes(self) -> int:
-        """The number of those of this data set."""
+        """The bytes of this data set on disk now."""
         return self._ledger(self._home)
 
     def close(self) -> None:
-        """Ends this cache's use of the data set; what it holds stays."""
+        """Stops using the data set. Its entries stay on disk."""
         self._full = self._closed = True
         if self._users >= 0:
             os.close(self._users)
@@ -209,14 +208,14 @@ class FileCache:
             if total + size > self._limit:
                 total -= self._evict(total + size - self._limit)
             if total + size > self._limit:
-                self._full = self._limit - total < _BLOCK  # otherwise a smaller entry may still fit
+                self._full = self._limit - total < _BLOCK  # a smaller entry may still fit
                 self._count("_refused")
                 return False
             self._add(size)
         return True
 
     def _evict(self, wanted: int) -> int:
-        """Drops whole data sets that nobody reads until `wanted` bytes are free; returns how many are."""
+        """Removes unused data sets until `wanted` bytes are free. Returns how many bytes it freed."""
         freed = 0
         others = [f for f in self._top.iterdir() if f != self._home and (f / "users").is_file()]
         for folder in sorted(others, key=lambda f: (f / "users").stat().st_mtime):
@@ -230,7 +229,9 @@ class FileCache:
                 for path in list(folder.iterdir()):
                     if _OWN.fullmatch(path.name) and path.is_file() and not path.is_symlink():
                         path.unlink()
-                with contextlib.suppress(OSError):  # fails if it holds somebody else's file
+                with contextlib.suppress(
+                    OSError
+                ):  # fails if the folder holds a file that is not ours
                     folder.rmdir()
             finally:
                 os.close(users)
@@ -259,7 +260,7 @@ class FileCache:
 
 @contextlib.contextmanager
 def _alone(top: Path) -> Iterator[None]:
-    """A context for one process and thread at a time, for what all data sets share."""
+    """A context that one thread of one process can hold at a time. It guards what all data sets share."""
     descriptor = os.open(top / _SPACE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -269,18 +270,19 @@ def _alone(top: Path) -> Iterator[None]:
 
 
 def _refuse_strangers(folder: Path) -> None:
-    """Refuses a folder that others may write: whoever may write into a cache chooses the rows that are read from it."""
+    """Refuses a folder that other users may write to, because they could change the rows that are read from it."""
     about = folder.lstat()
     if (
         not stat.S_ISDIR(about.st_mode)
         or about.st_uid not in (os.geteuid(), 0)
         or about.st_mode & stat.S_IWOTH
     ):
-        raise PermissionError(errno.EPERM, f"{folder} is not this user's alone to write")
+        raise PermissionError(errno.EPERM, f"{folder} can be written by other users")
 
 
 def half_written(folder: str | os.PathLike[str], remove: bool) -> list[Path]:
-    """Files that runs began to write in `folder` before they died: those of data sets which nobody uses now."""
+    """Lists (and with `remove` deletes) the files that dead runs left half-written in `folder`. Data sets in use are
+    skipped."""
     top, found = Path(folder) / "sluice-cache", []
     if not top.is_dir():
         return []
@@ -300,8 +302,8 @@ def half_written(folder: str | os.PathLike[str], remove: bool) -> list[Path]:
 
 
 def forget(folder: str | os.PathLike[str], keys: Callable[[str], Sequence[str]]) -> int:
-    """Removes the entries that `keys` names for a data set, from every data set in `folder`, and returns their bytes.
-    What is left without any entry, and used by nobody, goes with them; links are not followed."""
+    """Removes entries from every data set in `folder` and returns their bytes. `keys` lists the entries to remove for a
+    data set. An unused data set that is empty afterwards is removed too. Links are not followed."""
     top, freed = Path(folder) / "sluice-cache", 0
     if top.parent.is_symlink() or top.is_symlink() or not top.is_dir():
         return 0
@@ -309,7 +311,7 @@ def forget(folder: str | os.PathLike[str], keys: Callable[[str], Sequence[str]])
         for home in [found for found in top.iterdir() if found.is_dir() and not found.is_symlink()]:
             with contextlib.suppress(
                 OSError
-            ):  # a folder that is no data set of ours, or that has just gone
+            ):  # the folder is no data set of ours, or was just removed
                 gone, data_set = 0, (home / "name").read_text()
                 for path in [home / _entry(key) for key in keys(data_set)]:
                     if path.is_file() and not path.is_symlink():
@@ -322,7 +324,7 @@ def forget(folder: str | os.PathLike[str], keys: Callable[[str], Sequence[str]])
                     freed += gone
                     _removed_if_empty(home)
     if freed:
-        with contextlib.suppress(OSError):  # it is not empty
+        with contextlib.suppress(OSError):  # the folder is not empty
             if [found.name for found in top.iterdir()] == [_SPACE]:
                 (top / _SPACE).unlink()
             top.rmdir()
@@ -331,7 +333,7 @@ def forget(folder: str | os.PathLike[str], keys: Callable[[str], Sequence[str]])
 
 
 def _removed_if_empty(home: Path) -> None:
-    """Removes the folder of a data set that has no entries, and that nobody uses."""
+    """Removes the folder of a data set if it has no entries and no process uses it."""
     users = os.open(home / "users", os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
         if _lock(users, fcntl.LOCK_EX) and {path.name for path in home.iterdir()} <= {
@@ -345,12 +347,12 @@ def _removed_if_empty(home: Path) -> None:
 
 
 def _entry(key: str) -> str:
-    """The name of the file in which an entry lies."""
+    """The file name of an entry."""
     return hashlib.sha256(key.encode()).hexdigest()
 
 
 def _header(key: str, data: Any, checked: bool = False) -> bytes:
-    """The header of an entry. Its checksum includes the key: data kept under another key is another range."""
+    """The header of an entry. Its checksum covers the key too, so an entry under a wrong key is rejected."""
     return _HEADER.pack(_MAGIC, len(data), crc32(b"" if checked else data, crc32(key.encode())))
 
 
@@ -359,7 +361,7 @@ def _blocks(size: int) -> int:
 
 
 def _lock(descriptor: int, how: int) -> bool:
-    """Tries to take the lock, and says whether it is ours now; never waits."""
+    """Tries to take the lock without waiting. Returns whether it was taken."""
     try:
         fcntl.flock(descriptor, how | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -1,8 +1,7 @@
-"""How much memory decoding a row group takes, by its footer: `Decoding`. Pure.
+"""Estimates from a footer how much memory decoding a row group takes: `Decoding`. Does no I/O.
 
-Arrow's reader holds more than what it gives back: until all columns that it reads together are done it keeps them in
-their stored form, the levels that say where values are missing and lists begin, and dictionaries. Measured with Arrow
-26.
+Arrow's reader holds more than its result. Until all columns of one call are done, it also keeps their stored form,
+their dictionaries, and the levels that say where values are missing and lists begin. Measured with Arrow 26.
 """
 
 from __future__ import annotations
@@ -14,26 +13,24 @@ from typing import Any
 from sluice.ingest.read.footer_chunks import chunks_of_group, footer_bytes
 
 _PHYSICAL = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "INT96": 12, "FLOAT": 4, "DOUBLE": 8}
-"""The bytes of a value as Parquet's readers decode it; values of other types vary in length."""
-_ID, _OFFSET = 4, 4  # bytes of an id in a bag, and of the offset where the bag begins
-_PAGE = 2**20  # bytes of the heads and the dictionary, even if there is nearly no value
-_LEVEL = 2  # bytes that say of a value whether it is there, or where its list begins
-_AT_ONCE = (
-    16 * 2**20
-)  # columns that take more than this while they are decoded are not decoded together
+"""The bytes of a value as a Parquet reader decodes it. Values of other types vary in length."""
+_ID, _OFFSET = 4, 4  # bytes of an id in a bag, and of the offset where a bag begins
+_PAGE = 2**20  # bytes for page headers and the dictionary, even with almost no values
+_LEVEL = 2  # bytes of one level of a value
+_AT_ONCE = 16 * 2**20  # columns are decoded together only if they take at most this many bytes
 
 
 @dataclass(frozen=True, slots=True)
 class ColumnChunk:
-    """What a footer says about the values of one column in a row group."""
+    """One column in a row group, as a footer describes it."""
 
     values: int
     width: int
-    """The bytes of a value once decoded; 0 if values vary in length."""
+    """The bytes of a decoded value. 0: values vary in length."""
     physical: int
-    """The bytes of a value as the reader decodes it first."""
+    """The bytes of a value in Parquet's physical type, which the reader decodes first."""
     levels: int
-    """How many of these two levels the column has: whether a value is there, and where its list begins."""
+    """The number of levels: one if values may be missing, and one if the column holds lists."""
     stored: int
     """The bytes in the file."""
     plain: int
@@ -41,9 +38,9 @@ class ColumnChunk:
     dictionary: int
     """The bytes of the dictionary in the file."""
     expected: int = 0
-    """The bytes that values of varying length are known to take: a file may hold repeated values only once."""
+    """The expected bytes of values of varying length. The file may store repeated values only once."""
     begins: int = 0
-    """The bytes that say where each row's list begins."""
+    """The bytes of the offsets where each row's list begins."""
 
     @property
     def decoded(self) -> int:
@@ -56,29 +53,29 @@ class ColumnChunk:
 
     @property
     def beside(self) -> int:
-        """The bytes that the reader holds besides the result until all columns that it reads together are done."""
+        """The bytes that the reader holds in addition to the result until all columns of one call are done."""
         room = 1 << max(0, self.values - 1).bit_length()  # arrays grow to powers of two
         dictionary = (
             2 * self.dictionary * self.plain // max(1, self.stored)
-        )  # the dictionary's page, and its values
+        )  # the dictionary's page and its decoded values
         converted = room * self.physical if self.physical != self.width else 0
         return self.stored + room * _LEVEL * self.levels + dictionary + converted
 
     @property
     def at_work(self) -> int:
-        """The bytes that the column takes in addition while it is being decoded: the array's spare room, and a page."""
+        """The additional bytes while the column is being decoded: the array's unused capacity, and a page."""
         room = 1 << max(0, self.values - 1).bit_length()
         return (room - self.values) * self.width + self.plain
 
 
 @dataclass(frozen=True, slots=True)
 class Decoding:
-    """How much memory the row groups of some files take, by the footer of the largest."""
+    """The memory for decoding row groups, estimated from the footer of the largest."""
 
     row_bytes: float
     """The bytes of a decoded row."""
     beside: int
-    """The most bytes that decoding one takes besides its result."""
+    """The most bytes that decoding a row group takes in addition to its result."""
     portions: tuple[tuple[str, ...], ...]
     """The groups of columns that are decoded together."""
 
@@ -86,7 +83,7 @@ class Decoding:
         return round(rows * self.row_bytes)
 
     def at_work(self, rows: int) -> int:
-        """The bytes in use while a row group of so many rows is decoded."""
+        """The bytes in use while a row group of `rows` rows is decoded."""
         return self.decoded(rows) + self.beside
 
 
@@ -99,9 +96,9 @@ def decoding_of(
     scale: float = 1.0,
     file_bytes: int = 2**62,
 ) -> Decoding:
-    """Computes the memory for decoding. `metadata` is the footer of a Parquet file of so many bytes, `schema` that of
-    the columns that are read; `bags` says how many ids a row has. Other files' rows take up to `scale` times the bytes
-    of this one's."""
+    """Estimates the memory for decoding. `metadata` is the footer of a Parquet file of `file_bytes` bytes, and `schema`
+    that of the columns to read. `bags` has the average number of ids a row. Rows of other files take up to `scale`
+    times the bytes of this file's rows."""
     chunks = chunks_of(metadata, group, schema, bags, file_bytes)
     portions: list[list[str]] = []
     taken = 0
@@ -128,8 +125,8 @@ def decoding_of(
 def chunks_of(
     metadata: Any, group: int, schema: Any, bags: Mapping[str, float], file_bytes: int
 ) -> dict[str, list[ColumnChunk]]:
-    """What the values of each column of `schema` take: one chunk, or several for a nested column. ValueError, if that
-    cannot be in a file of `file_bytes` bytes."""
+    """Returns the chunks of each column of `schema`: one, or several for a nested column. Raises ValueError if the
+    footer contradicts the file's size or its number of rows."""
     wanted: dict[str, list[ColumnChunk]] = {name: [] for name in schema.names}
     rows = metadata.row_group(group).num_rows
     for leaf, chunk in enumerate(chunks_of_group(footer_bytes(metadata), group)):
@@ -166,7 +163,7 @@ def chunks_of(
 
 
 def _width(kind: Any) -> int:
-    """The bytes of a value in Arrow's memory, or of one in a list; 0 if values vary in length."""
+    """The bytes of a value, or of a list's element, in Arrow's memory. 0: values vary in length."""
     if hasattr(kind, "value_type"):
         return _width(kind.value_type)
     try:

@@ -1,5 +1,4 @@
-"""Opens a loader's files: `FileOpener`. Plain local ones are given straight to Arrow, all others are read through a
-`RemoteFiles`."""
+"""`FileOpener` opens a loader's files. Arrow reads plain local files itself. All others go through `RemoteFiles`."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ from sluice.ingest.read.slow_store import FaultyFileSystem
 
 
 class FileOpener:
-    """Opens files for all threads of a loader. No store is opened before it is needed."""
+    """Opens files for all threads of a loader. A store is opened when its first file is."""
 
     def __init__(
         self,
@@ -25,8 +24,8 @@ class FileOpener:
         retry: RetryPolicy | None = None,
         cache: FileCache | None = None,
     ):
-        """`disturbed` makes local and remote files misbehave, as the part of a latency:// URI after its question mark
-        says. The cache keeps what was read from remote files; it is closed with this."""
+        """`disturbed` makes all files slow or faulty. It has the form of a latency:// URI's part after the question
+        mark. `cache` keeps what was read from remote files. `close` closes it."""
         self._disturbed = disturbed
         self._retry = retry
         self._cache = cache
@@ -35,12 +34,12 @@ class FileOpener:
         self._slowed_s = 0.0
 
     def local(self, path: str) -> str | None:
-        """The path of a plain local file; None: it is read through a store."""
+        """Returns the path of a plain local file, or None if the file is read through a store."""
         return None if self._disturbed else local_path(path)
 
     def open(self, path: str) -> str | pa.NativeFile:
-        """Returns what `pyarrow.parquet.ParquetFile` takes. Options of a store come after the file's name:
-        `s3://bucket/part-0.parquet?region=eu-west-1`. Close it when the ParquetFile is closed (`close(force=True)`)."""
+        """Returns an argument for `pyarrow.parquet.ParquetFile`. A store's options follow the file's name, as in
+        `s3://bucket/part-0.parquet?region=eu-west-1`. Close it along with the ParquetFile (`close(force=True)`)."""
         local = self.local(path)
         if local is not None:
             return local
@@ -48,7 +47,7 @@ class FileOpener:
         return store.open(name)
 
     def stats(self) -> dict[str, int]:
-        """Counts reads, bytes, retries and what the cache did, over all stores."""
+        """Counts reads, bytes, retries and cache hits over all stores."""
         found: Counter[str] = Counter()
         for store in self._all():
             found.update(
@@ -57,18 +56,18 @@ class FileOpener:
         return dict(found) | (self._cache.stats() if self._cache else {})
 
     def disturbances(self) -> list[FaultyFileSystem]:
-        """The handles for faults on purpose, one for each store opened so far."""
+        """Returns the handles for injected faults, one for each store opened so far."""
         return [d for d in (store.disturbed for store in self._all()) if d is not None]
 
     def slow(self, seconds: float) -> None:
-        """Makes each read wait so much longer, from the stores opened so far and from later ones."""
+        """Makes each read wait `seconds` longer, in all stores, including stores opened later."""
         with self._lock:
             self._slowed_s = seconds
         for disturbed in self.disturbances():
             disturbed.slow(seconds)
 
     def close(self) -> None:
-        """Ends all waiting for stores, and closes the cache."""
+        """Stops all waiting for stores and closes the cache."""
         for store in self._all():
             store.close()
         if self._cache is not None:

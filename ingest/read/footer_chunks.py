@@ -1,7 +1,7 @@
-"""What a Parquet footer says about the column chunks of a row group: `chunks_of_group`, read from its bytes.
+"""Parses the column chunks of a row group from the bytes of a Parquet footer: `chunks_of_group`.
 
-The bytes are Thrift's compact protocol. Arrow's own call for this ends the whole process if sizes in a damaged footer
-do not fit each other (its exception crosses a border that none may cross; Arrow 26), so it is not called.
+The bytes are in Thrift's compact protocol. Arrow's own function (Arrow 26) ends the whole process if sizes in a
+damaged footer contradict each other, so this module parses the bytes itself.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ _DICTIONARY_PAGE = 11
 
 
 class ThriftError(ValueError):
-    """Bytes that are no footer."""
+    """The bytes are not a valid footer."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredChunk:
-    """A column's values in one row group, as they are stored in the file."""
+    """A column's values in one row group, as stored in the file."""
 
     values: int
     stored: int
@@ -48,14 +48,14 @@ class StoredChunk:
     plain: int
     """The bytes without compression."""
     start: int
-    """The position where its first page begins."""
+    """The position of its first page."""
     dictionary: int
-    """The bytes of its dictionary page in the file; 0 if there is none."""
+    """The bytes of its dictionary page in the file, or 0 without one."""
 
 
 def chunks_of_group(file: bytes, group: int) -> list[StoredChunk]:
-    """Reads the chunk of each leaf column, in the order of the schema. `file` ends as a Parquet file does: with a
-    footer, its length and `PAR1`. ThriftError, if it cannot be read."""
+    """Returns the chunk of each leaf column, in the order of the schema. `file` must end like a Parquet file: a footer,
+    its length, and `PAR1`. Raises ThriftError if the footer cannot be parsed."""
     begin = len(file) - 2 * _MAGIC - int.from_bytes(file[-2 * _MAGIC : -_MAGIC], "little")
     if begin < 0:
         raise ThriftError("a footer longer than the file")
@@ -71,13 +71,13 @@ def chunks_of_group(file: bytes, group: int) -> list[StoredChunk]:
                 reader.value(kind, 0)
     except (IndexError, KeyError, TypeError, AttributeError) as error:
         raise ThriftError(
-            f"the footer ends or breaks off within row group {group} ({type(error).__name__})"
+            f"the footer ends within row group {group} ({type(error).__name__})"
         ) from error
     raise ThriftError(f"there is no row group {group}")
 
 
 def footer_bytes(metadata: Any) -> bytes:
-    """Writes a footer that was read as it is stored after the data of a Parquet file."""
+    """Returns the bytes of a footer as a Parquet file stores them."""
     out = pa.BufferOutputStream()
     metadata.write_metadata_file(out)
     return bytes(out.getvalue())
@@ -100,7 +100,7 @@ class _Reader:
         self._data, self._at = data, at
 
     def fields(self) -> Any:
-        """Yields (number, type) of each field of a struct; its value is to be read before the next one."""
+        """Yields (number, type) of each field of a struct. The caller reads its value before the next field."""
         number = 0
         while head := self._byte():
             step, kind = head >> 4, head & 15
@@ -108,17 +108,16 @@ class _Reader:
             yield number, kind
 
     def elements(self) -> Any:
-        """Yields (place, type) of each element of a list."""
+        """Yields (index, type) of each element of a list."""
         head = self._byte()
         size = head >> 4 if head >> 4 != 15 else self._varint()
         for at in range(size):
             yield at, head & 15
 
     def value(self, kind: int, depth: int) -> Any:
-        """Reads a value: structs as dicts by the numbers of their fields. Whatever is not a number, and holds none, is
-        skipped."""
+        """Reads a value. A struct becomes a dict by field number. Binary, float and map values are skipped."""
         if depth > _DEPTH:
-            raise ThriftError("structs within structs without end")
+            raise ThriftError(f"structs are nested more than {_DEPTH} deep")
         if kind == _STRUCT:
             found = {}
             for number, of in self.fields():

@@ -1,7 +1,7 @@
-"""What the footers of Parquet files say, as far as a loader needs it: `Footer`, read, or remembered beside the files.
+"""Reads the footers of Parquet files and remembers them in a file next to them: `Footer`, `footers_of`.
 
-A remembered footer is only believed with the digest of the footer that it was read from, and only from a file that
-nobody could write who could not write the data as well.
+A remembered footer is used only if its digest matches the footer in the Parquet file. The file of remembered footers
+is used only if no user could have written it who could not also write the data.
 """
 
 from __future__ import annotations
@@ -28,58 +28,55 @@ from sluice.ingest.read.footer_chunks import chunks_of_group, footer_bytes
 from sluice.ingest.read.open_file import stored_footer
 
 REMEMBERED = ".sluice-footers.json"
-_DENSEST = (
-    1024  # the most ids in a byte of a file: more would mean damage, and reserve memory in vain
-)
+_DENSEST = 1024  # most ids a byte of a file; a larger figure comes from a damaged footer
 
 
 class FooterError(ValueError):
-    """A footer that cannot be read: the message names the file."""
+    """A footer cannot be read. The message names the file."""
 
 
 @dataclass(frozen=True, slots=True)
 class Footer:
-    """What is kept of a file's footer."""
+    """The parts of a file's footer that a loader needs."""
 
     bytes: int
     modified_ns: int
     row_groups: tuple[int, ...]
     types: Mapping[str, str]
-    """Arrow's name of each column's type; parts of structs have dotted names (`sluice.etl.spec.nested_columns`)."""
+    """Arrow's name of each column's type. Parts of structs have dotted names (`sluice.etl.spec.nested_columns`)."""
     ids: Mapping[str, int]
-    """For each column that may hold bags, the number of all ids in the file, as far as a footer says."""
+    """For each column that may hold bags, an estimate of the number of its ids in the file."""
     digest: str
-    """Digest of the footer's bytes and of all the above."""
+    """Digest of the footer's bytes and of the fields above."""
 
 
 def metadata_of(path: str, opened: Any) -> tuple[pq.FileMetaData, pa.Schema]:
-    """Reads the footer of a file, and the columns that it describes."""
+    """Reads the footer of a file and its schema."""
     try:
         metadata = pq.read_metadata(opened)
         schema = metadata.schema.to_arrow_schema()
         counts = [metadata.row_group(n).num_rows for n in range(metadata.num_row_groups)]
-        str(schema)  # only this finds names that are not text
-    except Exception as error:  # bits may be flipped anywhere: any kind of error is possible
+        str(schema)  # only this detects names that are not valid text
+    except Exception as error:  # flipped bits can cause any kind of error
         if isinstance(error, OSError) and error.errno == errno.EIO:
             raise FooterError(
-                f"{path}: cannot be read ({error}); see that its disk or mount works, or copy the file "
-                "from elsewhere"
+                f"{path}: cannot be read ({error}); check its disk or mount, or copy the file again "
+                "from another place"
             ) from error
         raise FooterError(
             f"{path}: its footer cannot be read ({type(error).__name__}: {error}); the file is damaged, "
-            "or no Parquet (other logs become a table by `sluice etl`)"
+            "or it is not Parquet (`sluice etl` makes a table of other logs)"
         ) from error
     if min(counts, default=0) < 0 or sum(counts) != metadata.num_rows:
         raise FooterError(
-            f"{path}: its footer tells of {metadata.num_rows} rows, and of {len(counts)} row groups that "
-            f"have {sum(counts)}; the file is damaged"
+            f"{path}: its footer lists {metadata.num_rows} rows, but its {len(counts)} row groups have "
+            f"{sum(counts)}; the file is damaged"
         )
     return metadata, schema
 
 
 def footers_of(paths: Sequence[str]) -> list[Footer]:
-    """Reads the footers of all files, in parallel; those not changed since last time are taken from what was
-    remembered."""
+    """Reads the footers of all files in parallel. Unchanged files use the remembered footers."""
     root = os.path.commonpath([os.path.dirname(os.path.abspath(p)) for p in paths])
     names = [os.path.relpath(os.path.abspath(p), root) for p in paths]
     known = _remembered(root)
@@ -129,9 +126,10 @@ def _digest(
 
 
 def _ids(path: str, metadata: pq.FileMetaData, schema: pa.Schema) -> dict[str, int]:
-    """Estimates the ids by the first row group that has rows. A list's values are counted (an empty list as one); of
-    binary columns, the bytes without their lengths: with page heads, and repeated bags of a dictionary once. So this is
-    no more than a good guess."""
+    """Estimates the number of ids in each column of bags, from the first row group that has rows.
+
+    For lists, it counts values, where an empty list counts as one. For binary columns, it uses the uncompressed bytes,
+    which include page headers and hold repeated bags of a dictionary only once."""
     lists = {f.name for f in schema if pa.types.is_list(f.type) or pa.types.is_large_list(f.type)}
     packed = {
         f.name for f in schema if pa.types.is_binary(f.type) or pa.types.is_large_binary(f.type)
@@ -161,8 +159,8 @@ def _ids(path: str, metadata: pq.FileMetaData, schema: pa.Schema) -> dict[str, i
 
 
 def _remembered(root: str) -> dict[str, Footer]:
-    """Reads remembered footers. None are found if there is no such file, it is a link or others may write it, or it
-    cannot be understood: then the footers are read again."""
+    """Reads the remembered footers. Returns none if the file is missing, is a link, can be written by other users, or
+    cannot be parsed."""
     try:
         descriptor = os.open(
             Path(root, REMEMBERED), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
@@ -173,7 +171,7 @@ def _remembered(root: str) -> dict[str, Footer]:
                 os.geteuid(),
                 0,
                 os.stat(root).st_uid,
-            }  # the folder's owner could change the data as well
+            }  # the folder's owner can change the data too
             if (
                 not stat.S_ISREG(about.st_mode)
                 or about.st_uid not in owners
@@ -191,8 +189,8 @@ def _remembered(root: str) -> dict[str, Footer]:
 
 
 def _remember(root: str, footers: Mapping[str, Footer]) -> None:
-    """Writes footers to be remembered. Many files share a schema, which is kept once. A folder that cannot be written
-    is left as it is."""
+    """Writes the footers to be remembered. A schema that many files share is written once. Does nothing if the folder
+    cannot be written to."""
     kinds: dict[str, int] = {}
     files = {
         name: [
@@ -208,10 +206,10 @@ def _remember(root: str, footers: Mapping[str, Footer]) -> None:
     target = Path(root, REMEMBERED)
     new = target.with_name(
         f"{REMEMBERED}.{secrets.token_hex(8)}.{os.getpid()}"
-    )  # `doctor` finds drafts by the pid
+    )  # `doctor` finds left-over drafts by the pid
     with contextlib.suppress(OSError):
         descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
         with open(descriptor, "w") as file:
-            os.fchmod(descriptor, 0o644)  # whatever the umask allows the group
+            os.fchmod(descriptor, 0o644)  # the umask may have given the group write access
             json.dump({"columns": [json.loads(kind) for kind in kinds], "files": files}, file)
         os.replace(new, target)

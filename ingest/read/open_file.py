@@ -1,4 +1,4 @@
-"""An open Parquet file whose pages are held against their checksums: `LocalFile`, `StoreFile`."""
+"""An open Parquet file whose page checksums are verified: `LocalFile`, `StoreFile`."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from urllib.parse import unquote
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-_RANGES_AT_ONCE = 2  # of a row group, fetched side by side by each reader
+_RANGES_AT_ONCE = 2  # ranges of a row group that each reader fetches at the same time
 _TAIL = 8  # bytes after a footer: its length, and `PAR1`
 
 
 def local_path(path: str) -> str | None:
-    """The path of a plain local file; None: it lies in a store."""
+    """Returns the path of a plain local file, or None if it lies in a store."""
     if path.startswith("file://"):
         return unquote(path.removeprefix("file://"))
     return None if "://" in path else path
 
 
 def stored_footer(path: str, size: int) -> bytes:
-    """The footer as it is stored in the file, with its length; for a file that is not Parquet, its last bytes."""
+    """Returns the stored footer with its length. For a file that is not Parquet, returns its last bytes."""
     with open(path, "rb", buffering=0) as file:
         tail = os.pread(file.fileno(), _TAIL, max(0, size - _TAIL))
         length = min(int.from_bytes(tail[:4], "little"), max(0, size - _TAIL))
@@ -31,7 +31,7 @@ def stored_footer(path: str, size: int) -> bytes:
 
 
 class OpenFile:
-    """One thread uses it at a time."""
+    """An open Parquet file. Only one thread may use it at a time."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class OpenFile:
         *,
         ahead: bool,
     ):
-        """Columns of texts among `dictionaries` are decoded as dictionaries. `ahead` fetches what is going to be
+        """Columns of texts in `dictionaries` are decoded as dictionaries. `ahead` fetches bytes before they are
         decoded."""
         self._parquet = pq.ParquetFile(
             opened,
@@ -53,36 +53,36 @@ class OpenFile:
         self.metadata = self._parquet.metadata
 
     def read(self, group: int, columns: Sequence[str]) -> pa.Table:
-        """Decodes columns of a row group."""
+        """Decodes these columns of a row group."""
         return self._parquet.read_row_group(group, columns=list(columns), use_threads=False)
 
     def rest(self) -> None:
-        """Gives back what need not be held until the next request."""
+        """Frees memory that is not needed until the next read."""
 
     def close(self) -> None:
         self._parquet.close(force=True)
 
 
 class LocalFile(OpenFile):
-    """A file on this machine. Nothing of it is fetched ahead: the hand-over to Arrow's own threads costs more."""
+    """A file on this machine. It is not fetched ahead, because handing work to Arrow's threads costs more."""
 
     def __init__(self, path: str, metadata: pq.FileMetaData | None, dictionaries: Sequence[str]):
         self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         self._release = weakref.finalize(self, os.close, self._descriptor)
         self._described: bool | None = None
-        try:  # by the descriptor, as another file may lie at the path a moment later
+        try:  # opened by descriptor, because another file may replace it at the path
             super().__init__(f"/dev/fd/{self._descriptor}", metadata, dictionaries, ahead=False)
         except BaseException:
             self._release()
             raise
 
     def status(self) -> os.stat_result:
-        """What the system says of the open file: another one may lie at its path by now."""
+        """Returns the status of the open file, even if another file has replaced it at the path."""
         return os.fstat(self._descriptor)
 
     def is_as_described(self) -> bool:
-        """Whether the footer that pages are found by is the open file's own: it may have been read before that was
-        opened."""
+        """Whether the footer in use is the open file's own. The footer may have been read earlier, from a file that was
+        replaced since."""
         if self._described is None:
             with pa.OSFile(f"/dev/fd/{self._descriptor}") as again:
                 self._described = bool(pq.read_metadata(again).equals(self.metadata))
@@ -94,9 +94,9 @@ class LocalFile(OpenFile):
 
 
 class _StoreReads:
-    """Counts the row groups that this process is fetching from stores, and gives Arrow threads for as many.
+    """Counts the row groups that this process is fetching from stores, and gives Arrow enough threads for them.
 
-    Arrow fetches with eight threads unless it is told otherwise: a ninth reader would wait for another one's answer."""
+    Arrow's default is eight threads, so a ninth reader would wait for another one."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -117,7 +117,7 @@ _store_reads = _StoreReads()
 
 
 class StoreFile(OpenFile):
-    """A file in a store, which is closed with this."""
+    """A file in a store. `close` closes the store's file too."""
 
     def __init__(
         self, opened: pa.NativeFile, metadata: pq.FileMetaData | None, dictionaries: Sequence[str]
@@ -129,5 +129,5 @@ class StoreFile(OpenFile):
             return super().read(group, columns)
 
     def rest(self) -> None:
-        """Gives back what was fetched, which Arrow keeps until the next request."""
+        """Frees the fetched bytes, which Arrow would keep until the next read."""
         self._parquet.read_row_group(0, columns=[], use_threads=False)

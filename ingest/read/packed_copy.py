@@ -1,13 +1,15 @@
-"""A packed copy of row groups, from which they are read much faster: `PackedCopy`, of which a reader makes
-`PackedRowGroups`; and an entry's form, which `packed` makes of a table and `PackedTable` reads.
+"""Packed copies of row groups, which are read much faster than Parquet.
 
-Parquet stays the truth. The copy is made by the ETL, or by whoever reads a row group first, and only believed for the
-very file that it was made of: its size, its time of change and its footer are in the name of every entry. A copy that
-is damaged, of another version or gone costs a line and the time of reading Parquet; it never gives a row.
+`PackedCopy` is the user's setting, and `PackedRowGroups` reads and writes the copies of one loader. `packed` encodes
+a table as one entry, and `PackedTable` decodes an entry.
 
-An entry is the table's Arrow stream. Its whole numbers are packed into as many bits as their range needs, or into
-indices of the values that occur, if that is less; lists and texts have the lengths of their rows instead of where they
-begin. Numbers lie in lanes beside each other, so that the processor unpacks many at a time.
+Parquet stays the source of truth. The ETL, or the first reader of a row group, makes its copy. Each entry's name holds
+the file's size, its time of change and its footer, so a copy is used only for the file that it was made from. If a
+copy is damaged, missing or of another version, the loader prints one line and reads Parquet instead.
+
+An entry is the table's Arrow stream with its whole numbers packed. Each buffer uses as many bits as its range needs,
+or indices into its distinct values if that is smaller. Offsets of lists and texts are stored as lengths. Packed
+numbers lie in lanes, so that the processor unpacks many at a time.
 """
 
 from __future__ import annotations
@@ -37,6 +39,7 @@ from sluice.ingest.stages.scatter_kernel import (
     INDICES,
     LENGTHS,
     PACKED,
+    PART,
     RAW,
     compiled,
     load_packed,
@@ -45,26 +48,28 @@ from sluice.ingest.stages.scatter_kernel import (
 )
 
 FOLDER = ".sluice-packed"
-_KEPT = 32 * 2**20  # bytes of memory that are kept for the next row groups
+_KEPT = 32 * 2**20  # bytes of memory kept for the next row groups
 VERSION = int.from_bytes(b"SluiceP3", "little")
-_HEAD, _SUM = 7, 6
-"""Seven numbers begin an entry: its kind, its parts, the stream's bytes, its rows, the bytes of its parts, a checksum
-of these, and one of what lies before them."""
+_HEAD = np.dtype(
+    [
+        (name, np.int64)
+        for name in (
+            "version",
+            "parts",
+            "stream_bytes",
+            "rows",
+            "part_bytes",
+            "part_sum",
+            "head_sum",
+        )
+    ]
+)
+"""An entry begins with this. `part_sum` is the checksum of all parts, `head_sum` that of the head and of the part
+descriptions that follow it."""
 _ALIGNED, _WORD = 64, 4
-_DESCRIBED = 11
-_WIDTH = 1
-_BASE = 3
-_AT = 4
-_COUNT = 5
-_FROM = 6
-_CHECKSUM = 9
-_COLUMN = 10
-"""So many describe a part of the stream: its kind, a number's bytes, the bits of a packed one, the base to add; where
-it lies in the stream, and how many numbers it has; where it is packed, where the values are if these are indices, and
-how many; its checksum; and its column from 1 on, below 0 if it is not all of that, or not of these types (0: none):"""
 _STRAIGHT = (pa.float32(), pa.int32(), pa.int8())
-_FEWEST = 64  # numbers; what is smaller stays as it is
-_PAYS = 0.9  # the share of bytes below which indices are worth it
+_FEWEST = 64  # buffers with fewer numbers are not packed
+_PAYS = 0.9  # indices are used if they need less than this share of the bytes
 _WHOLE: dict[int, tuple[Any, Any]] = {
     1: (np.int8, np.uint8),
     2: (np.int16, np.uint16),
@@ -72,22 +77,22 @@ _WHOLE: dict[int, tuple[Any, Any]] = {
     8: (np.int64, np.uint64),
 }
 Wanted = tuple[str, tuple[int, ...]]
-"""An entry's name, and the state of the Parquet file that it is of."""
+"""The entry's name, and the state of its Parquet file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackedCopy:
-    """Where the packed copies of row groups lie, and how much of the disk they may take."""
+    """Where packed copies are stored, and how much disk space they may take."""
 
     limit_bytes: int = 10 * 2**30
-    """When it is reached nothing more is written; the other row groups are read from Parquet."""
+    """At this limit no more copies are written. The other row groups are read from Parquet."""
     folder: str = ""
-    """Empty: a hidden folder beside the files. All ranks and jobs of a host share it."""
+    """Empty: a hidden folder next to the files. All ranks and jobs of a host share it."""
 
     def __post_init__(self) -> None:
         if self.limit_bytes < 1:
             raise ValueError(
-                f"PackedCopy: limit_bytes {self.limit_bytes} holds nothing; give 1 or more"
+                f"PackedCopy: limit_bytes {self.limit_bytes} holds nothing; it must be 1 or more"
             )
 
 
@@ -101,14 +106,14 @@ class PackedRowGroups:
         columns: Sequence[str],
         dictionaries: Sequence[str],
     ):
-        """`paths` are those of local files; what lies in a store has none, and no copy. Copies are of these columns,
-        those of `dictionaries` decoded as such."""
+        """`paths` has the path of each local file, and None for a file in a store, which gets no copy. Copies hold
+        these `columns`. Those in `dictionaries` are decoded as dictionaries."""
         self._paths = tuple(paths)
         self._said = set[str]()
         self._lock = threading.Lock()
         self._names: dict[
             tuple[int, tuple[int, ...]], str
-        ] = {}  # of each file in a state, for its entries
+        ] = {}  # the entry name for each file in a given state
         self._columns = hashlib.sha256(
             json.dumps([VERSION, list(columns), list(dictionaries)]).encode()
         ).hexdigest()
@@ -117,7 +122,7 @@ class PackedRowGroups:
         local = [path for path in paths if path is not None]
         self._makes = bool(local)
         if len(local) < len(paths):
-            self._say("files in a store have no packed copy", "take --cache for these")
+            self._say("files in a store have no packed copy", "use --cache for them")
         try:
             if local:
                 above = os.path.commonpath(
@@ -134,7 +139,8 @@ class PackedRowGroups:
             self._say("the folder of packed copies cannot be used", f"{error}")
 
     def wanted(self, number: int, group: int) -> Wanted | None:
-        """The entry of a row group, if there may be one. Ask before the row group is read from Parquet."""
+        """Returns the entry of a row group, or None if it cannot have one. Call it before the row group is read from
+        Parquet."""
         path = self._paths[number]
         if self._cache is None or path is None:
             return None
@@ -146,12 +152,12 @@ class PackedRowGroups:
                     return None
                 self._names[number, state] = name
         except OSError:
-            return None  # whoever reads the file says what is wrong
+            return None  # reading the file raises the error
         return f"{self._names[number, state]} {group}", state
 
     def read(self, wanted: Wanted, straight: bool = False) -> pa.Table | PackedTable | None:
-        """A row group from its copy; None, if there is none, or none that can be believed. If all columns can be placed
-        `straight` from the copy, they stay packed."""
+        """Reads a row group from its copy. Returns None if there is no valid copy. With `straight`, columns stay packed
+        if all of them can be placed directly from the copy."""
         assert self._cache is not None
         if self._buffers.idle_bytes() > _KEPT:
             self._buffers.trim()
@@ -162,33 +168,33 @@ class PackedRowGroups:
             found = None if stored is None else PackedTable(stored, wanted[0])
             return found if found is None or (straight and found.straight) else found.table()
         except (DamagedCopy, pa.ArrowException, OSError) as error:
-            self._say("a packed copy cannot be believed, and is made anew", f"{error}")
+            self._say("a packed copy is not valid and is made again", f"{error}")
             self._cache.drop(wanted[0])
         return None
 
     def keep(self, wanted: Wanted, file: OpenFile, table: pa.Table) -> None:
-        """Makes the copy of what was read from that Parquet file, if there is room for it, and if that is the file of
-        which it was wanted: another one may lie at its path by now."""
+        """Writes the copy of a row group that was read from `file`, if there is space for it. Does nothing if another
+        file has replaced the one that `wanted` describes."""
         if not self._makes or self._cache is None or not isinstance(file, LocalFile):
             return
         if _state(file.status()) != wanted[1] or not file.is_as_described():
-            self._say("a file was replaced while it was read, and has no packed copy of that", "")
+            self._say("a file was replaced while it was read, so no packed copy is made of it", "")
             return
         try:
             content = packed(table, wanted[0])
             why = "" if content is None else self._cache.put(wanted[0], content, checked=True)
-        except Exception as error:  # what a reader needs it has
+        except Exception as error:  # the reader has its rows and does not need the copy
             why = f"{type(error).__name__}: {error}"
         if why:
             self._makes = False
             self._say("no more packed copies are made", why)
 
     def make(self, read: Callable[[int, int], Any], row_groups: Sequence[Sequence[int]]) -> None:
-        """Has the copies made that are missing, by having each row group read."""
+        """Makes all missing copies by reading each row group."""
 
         def one(place: tuple[int, int]) -> None:
             if self._makes:
-                with suppress(Exception):  # whoever needs its rows says what is wrong
+                with suppress(Exception):  # loading these rows raises the error
                     read(*place)
 
         with ThreadPoolExecutor(os.cpu_count() or 1, "sluice-packing") as threads:
@@ -204,7 +210,7 @@ class PackedRowGroups:
             )
 
     def stats(self) -> dict[str, int]:
-        """How many copies were read, missing, damaged, and not kept; and their bytes on disk."""
+        """Counts copies that were read, missing, damaged and not kept, and their bytes on disk."""
         if self._cache is None:
             return {}
         counts = {
@@ -213,26 +219,26 @@ class PackedRowGroups:
         return {**counts, "packed_bytes": self._cache.own_bytes}
 
     def close(self) -> None:
-        """Ends the use of the copies; they stay."""
+        """Stops using the copies. They stay on disk."""
         self._makes = False
         if self._cache is not None:
             self._cache.close()
 
     def _say(self, what: str, why: str) -> None:
-        """Says that once."""
+        """Prints this line on standard error, once."""
         with self._lock:
             if what in self._said:
                 return
             self._said.add(what)
         print(
-            f"sluice: {what}{why and f' ({why})'}; rows are read from Parquet, and are the same",
+            f"sluice: {what}{why and f' ({why})'}; the same rows are read from Parquet",
             file=sys.stderr,
             flush=True,
         )
 
 
 def named(path: str, size: int, changed_ns: int, columns: str) -> str:
-    """The name of a file in that state and of its columns; behind it comes a row group's number."""
+    """The name of a file in this state with these columns. An entry's name adds the row group's number."""
     return f"{size} {changed_ns} {hashlib.sha256(stored_footer(path, size)).hexdigest()} {columns}"
 
 
@@ -241,11 +247,11 @@ def _state(status: os.stat_result) -> tuple[int, ...]:
 
 
 class DamagedCopy(ValueError):
-    """An entry that is not as it was written."""
+    """An entry differs from what was written."""
 
 
 def packed(table: pa.Table, key: str) -> bytes | None:
-    """The entry of a table; None, if that cannot have one, as it has no rows or more than one batch."""
+    """Encodes a table as one entry. Returns None for a table without rows, or with more than one batch."""
     batches = table.combine_chunks().to_batches()
     if len(batches) != 1:
         return None
@@ -255,54 +261,77 @@ def packed(table: pa.Table, key: str) -> bytes | None:
     stream = sink.getvalue()
     batch = pa.ipc.open_stream(stream).read_next_batch()
     content = np.frombuffer(stream, np.uint8)
-    found = sorted(
-        (begin, n + 1, *_part(content[begin : begin + size].view(kind), as_lengths))
-        for n, column in enumerate(batch.columns)
-        for buffer, kind, as_lengths in _buffers(column)
-        if (size := buffer.size // kind.itemsize * kind.itemsize) >= _FEWEST * kind.itemsize
-        for begin in [buffer.address - stream.address]
+    encoded = sorted(
+        (
+            (begin, n + 1, _encode(content[begin : begin + size].view(kind), as_lengths))
+            for n, column in enumerate(batch.columns)
+            for buffer, kind, as_lengths in _buffers(column)
+            if (size := buffer.size // kind.itemsize * kind.itemsize) >= _FEWEST * kind.itemsize
+            for begin in [buffer.address - stream.address]
+        ),
+        key=lambda one: one[0],
     )
     entry = bytearray()
-    parts = list[int]()
+    parts = list[tuple[int, ...]]()
     done = 0
+    for begin, number, numbers in encoded:
+        if begin > done:  # metadata and padding between the columns
+            parts.append(_append(entry, _raw(content[done:begin]), done, 0))
+        column = number if _complete(batch.column(number - 1)) else -number
+        parts.append(_append(entry, numbers, begin, column))
+        done = begin + numbers.width * numbers.count
+    if done < len(content):
+        parts.append(_append(entry, _raw(content[done:]), done, 0))
+    front = np.zeros(_front(len(parts)), np.int64)
+    _described(front, len(parts))[:] = parts
+    head = front[: _HEAD.itemsize // 8].view(_HEAD)
+    head[:] = (VERSION, len(parts), len(content), batch.num_rows, len(entry), crc32(entry), 0)
+    head["head_sum"] = crc32(front.data, crc32(key.encode()))
+    return front.tobytes() + entry
 
-    def add(  # noqa: PLR0917
-        how: list[int],
-        at: int,
-        count: int,
-        distinct: int,
-        pieces: list[npt.NDArray[np.uint8]],
-        number: int,
-    ) -> None:
-        places, first = [0, 0], len(entry)
-        for n, piece in enumerate(pieces):
-            places[n] = len(entry)
-            entry.extend(piece.data)
-            entry.extend(bytes(-len(entry) % _ALIGNED))
-        parts.extend([*how, at, count, *places, distinct, crc32(memoryview(entry)[first:]), number])
 
-    for begin, n, how, count, distinct, pieces in [*found, (len(content), 0, [], 0, 0, [])]:
-        if begin > done:  # what describes the columns, and lies between them
-            add([RAW, 1, 0, 0], done, begin - done, 0, [content[done:begin]], 0)
-        if how:
-            add(how, begin, count, distinct, pieces, n if _complete(batch.column(n - 1)) else -n)
-        done = begin + (how[_WIDTH] * count if how else 0)
-    head = np.zeros(_front(len(parts) // _DESCRIBED), np.int64)
-    head[:_SUM] = (
-        VERSION,
-        len(parts) // _DESCRIBED,
-        len(content),
-        batch.num_rows,
-        len(entry),
-        crc32(entry),
+@dataclass(frozen=True, slots=True)
+class _Numbers:
+    """The packed numbers of one buffer."""
+
+    kind: int
+    width: int
+    bits: int
+    base: int
+    count: int
+    pieces: list[npt.NDArray[np.uint8]]
+    """The packed bytes, and for INDICES the distinct values."""
+    distinct: int = 0
+
+
+def _raw(content: npt.NDArray[np.uint8]) -> _Numbers:
+    return _Numbers(RAW, 1, 0, 0, len(content), [content])
+
+
+def _append(entry: bytearray, numbers: _Numbers, at: int, column: int) -> tuple[int, ...]:
+    """Appends packed numbers to an entry. Returns the part's description, in the order of PART's fields."""
+    places = [0, 0]
+    first = len(entry)
+    for n, piece in enumerate(numbers.pieces):
+        places[n] = len(entry)
+        entry.extend(piece.data)
+        entry.extend(bytes(-len(entry) % _ALIGNED))
+    return (
+        numbers.kind,
+        numbers.width,
+        numbers.bits,
+        numbers.base,
+        at,
+        numbers.count,
+        *places,
+        numbers.distinct,
+        crc32(memoryview(entry)[first:]),
+        column,
     )
-    head[_HEAD : _HEAD + len(parts)] = parts
-    head[_SUM] = crc32(head.data, crc32(key.encode()))
-    return head.tobytes() + entry
 
 
 def _complete(column: pa.Array) -> bool:
-    """Whether parts of its own hold all that rows of the column are moved by."""
+    """Whether the column's own parts hold everything that is needed to move its rows."""
     unit = unit_of(column.type)
     if column.null_count or (unit == _WORD and column.values.null_count):
         return False
@@ -315,13 +344,21 @@ def _complete(column: pa.Array) -> bool:
 
 
 def _front(parts: int) -> int:
-    """How many numbers lie before the first part."""
-    return _HEAD + _DESCRIBED * parts + -(_HEAD + _DESCRIBED * parts) % (_ALIGNED // 8)
+    """The number of int64 values before the first part: the head and the descriptions of the parts."""
+    size = _HEAD.itemsize + PART.itemsize * parts
+    return (size + -size % _ALIGNED) // 8
+
+
+def _described(front: npt.NDArray[np.int64], parts: int) -> npt.NDArray[np.void]:
+    """The descriptions of the parts, as a view of what lies before the first part."""
+    begin = _HEAD.itemsize // 8
+    described: npt.NDArray[np.void] = front[begin : begin + PART.itemsize // 8 * parts].view(PART)
+    return described
 
 
 def _buffers(array: pa.Array) -> Iterator[tuple[pa.Buffer, Any, bool]]:
-    """The buffers of an array that hold numbers, as which, and whether these say where rows begin. All others stay as
-    they are."""
+    """Yields each buffer that holds numbers, its dtype, and whether the numbers are offsets. All other buffers are
+    stored unchanged."""
     kind, types = array.type, pa.types
     if types.is_dictionary(kind):
         yield from _buffers(array.indices)
@@ -339,7 +376,7 @@ def _buffers(array: pa.Array) -> Iterator[tuple[pa.Buffer, Any, bool]]:
     ):
         _, offsets, content = array.buffers()
         yield offsets, np.dtype(np.int64 if wide else np.int32), True
-        if content is not None:  # a bag of ids, most likely; other bytes take at most what they are
+        if content is not None:  # most likely bags of ids; other bytes are stored unchanged
             yield content, np.dtype(np.int32), False
     elif types.is_primitive(kind) and not types.is_boolean(kind) and kind.byte_width in _WHOLE:
         yield (
@@ -349,10 +386,9 @@ def _buffers(array: pa.Array) -> Iterator[tuple[pa.Buffer, Any, bool]]:
         )
 
 
-def _part(
-    values: npt.NDArray[Any], as_lengths: bool
-) -> tuple[list[int], int, int, list[npt.NDArray[np.uint8]]]:
-    """How numbers are packed (kind, bytes, bits, base), how many they are, how many values occur, and what is kept."""
+def _encode(values: npt.NDArray[Any], as_lengths: bool) -> _Numbers:
+    """Packs numbers in the smallest of these forms: unchanged, as differences from the least, or as indices. With
+    `as_lengths`, they are offsets, and the lengths between them are packed."""
     whole = values
     width = values.itemsize
     unsigned = _WHOLE[values.itemsize][1]
@@ -360,32 +396,34 @@ def _part(
         values = np.diff(values)
     low, high = int(values.min()), int(values.max())
     bits = (high - low).bit_length()
-    usual = _WORD * bits * -(-len(values) // 32) if bits <= 32 else values.nbytes
+    size = _WORD * bits * -(-len(values) // 32) if bits <= 32 else values.nbytes
     if not as_lengths and width >= 2 and bits > 1:
-        encoded = pa.array(values.view(unsigned)).dictionary_encode()
-        distinct = len(encoded.dictionary)
-        few = max(1, (distinct - 1).bit_length())
-        if _WORD * few * -(-len(values) // 32) + distinct * width < usual * _PAYS:
-            indices = encoded.indices.to_numpy().view(np.uint32)
-            return (
-                [INDICES, width, few, 0],
-                len(whole),
-                distinct,
-                [pack(indices, few), encoded.dictionary.to_numpy().view(np.uint8)],
-            )
-    if usual >= values.nbytes or (as_lengths and whole[0]):
-        return [RAW, 1, 0, 0], whole.nbytes, 0, [whole.view(np.uint8)]
+        indexed = _indexed(values.view(unsigned), size * _PAYS)
+        if indexed is not None:
+            return indexed
+    if size >= values.nbytes or (as_lengths and whole[0]):
+        return _raw(whole.view(np.uint8))
     numbers = (values - values.dtype.type(low)).view(unsigned).astype(np.uint32)
-    return (
-        [LENGTHS if as_lengths else PACKED, width, bits, low],
-        len(whole),
-        0,
-        [pack(numbers, bits)],
+    return _Numbers(
+        LENGTHS if as_lengths else PACKED, width, bits, low, len(whole), [pack(numbers, bits)]
     )
 
 
+def _indexed(values: npt.NDArray[Any], limit: float) -> _Numbers | None:
+    """Packs numbers as indices into their distinct values. None: that would take `limit` bytes or more."""
+    encoded = pa.array(values).dictionary_encode()
+    distinct = len(encoded.dictionary)
+    width = values.itemsize
+    bits = max(1, (distinct - 1).bit_length())
+    if _WORD * bits * -(-len(values) // 32) + distinct * width >= limit:
+        return None
+    indices = encoded.indices.to_numpy().view(np.uint32)
+    pieces = [pack(indices, bits), encoded.dictionary.to_numpy().view(np.uint8)]
+    return _Numbers(INDICES, width, bits, 0, len(values), pieces, distinct)
+
+
 def load_compiled() -> None:
-    """Loads the compiled calls into memory, which takes seconds if nothing is kept of an earlier run."""
+    """Loads the compiled functions. This takes seconds if no earlier run left them in numba's cache."""
     kinds = pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.large_list(pa.int8())
     some = pa.table(
         {
@@ -400,13 +438,13 @@ def load_compiled() -> None:
 
 
 class PackedTable:
-    """The row group of an entry, after every checksum of it was compared."""
+    """A row group decoded from an entry. All checksums are verified first."""
 
     __slots__ = (
-        "_alone",
+        "_bag_offsets",
+        "_column_parts",
         "_data",
-        "_ends",
-        "_first",
+        "_first_parts",
         "_parts",
         "_units",
         "nbytes",
@@ -416,109 +454,116 @@ class PackedTable:
     )
 
     def __init__(self, stored: npt.NDArray[np.uint8], key: str):
-        head = (
-            stored[: 8 * _HEAD].view(np.int64)
-            if len(stored) >= 8 * _HEAD
-            else np.zeros(1, np.int64)
-        )
-        if head[0] != VERSION:
-            raise DamagedCopy("it is no packed copy of this version")
-        count, self.nbytes, self.num_rows, size, whole, checksum = map(int, head[1:])
-        front = 8 * _front(count)
-        described = (
-            stored[: front if 8 * _HEAD < front <= len(stored) else 8 * _HEAD].view(np.int64).copy()
-        )
-        described[_SUM] = 0
-        if min(count, self.nbytes) < 1 or crc32(described.data, crc32(key.encode())) != checksum:
-            raise DamagedCopy(
-                "its head differs from its checksum (CRC-32), or is that of another row group"
-            )
-        self._data, self._parts = (
-            stored[front:],
-            described[_HEAD:][: _DESCRIBED * count].reshape(count, _DESCRIBED),
-        )
-        if crc32(self._data.data) != whole:
-            ends = [*self._parts[1:, _FROM].tolist(), len(self._data)]
-            harmed = [
-                f"column {abs(column)}" if column else "what describes its columns"
-                for (begin, _, _, checksum, column), end in zip(
-                    self._parts[:, _FROM:].tolist(), ends, strict=True
-                )
-                if crc32(self._data[begin:end].data) != checksum
-            ]
-            raise DamagedCopy(
-                f"{', '.join(harmed) or 'what it holds'} differs from its checksum (CRC-32)"
-            )
-        if len(self._data) != size or not _fit(self._parts, size, self.nbytes):
-            raise DamagedCopy(f"its parts do not fit each other, or into {len(stored)} bytes")
-        first = self._data[self._parts[0, _FROM] :][: self._parts[0, _COUNT]]
+        head, self._parts = _read_head(stored, key)
+        self._data = stored[8 * _front(len(self._parts)) :]
+        self.nbytes, self.num_rows = int(head["stream_bytes"]), int(head["rows"])
+        self._check_data(head)
+        first = self._data[self._parts[0]["begin"] :][: self._parts[0]["count"]]
         self.schema, widths, self._units, columns = _schema(
             first[: 8 + int(first[4:8].view(np.int32)[0])].tobytes()
         )
-        self._alone = self._parts[self._parts[:, _COLUMN] > 0]
-        self._first = np.searchsorted(columns, np.arange(len(widths)) + 1)
-        """The parts that hold all of each column, two of bags; and the first one of each column among them."""
-        self._ends: dict[int, npt.NDArray[Any]] = {}  # of bags of several sizes
+        self._column_parts = self._parts[self._parts["column"] > 0]
+        """The parts of complete columns. A column of bags has two: its lengths, then its ids."""
+        self._first_parts = np.searchsorted(columns, np.arange(len(widths)) + 1)
+        """For each column, the index of its first part among these."""
+        self._bag_offsets: dict[int, npt.NDArray[Any]] = {}  # for bags of different sizes
         self.straight = bool((widths + self._units).all()) and np.array_equal(
-            self._alone[:, _COLUMN], columns
+            self._column_parts["column"], columns
         )
         if self.straight:
-            sizes = self._alone[self._first][:, (_WIDTH, _COUNT)].prod(axis=1)
+            firsts = self._column_parts[self._first_parts]
+            sizes = firsts["width"] * firsts["count"]
             self.straight = bool((sizes == widths * self.num_rows)[widths > 0].all()) and all(
                 map(self._fits, np.flatnonzero(self._units).tolist())
             )
-        """Whether rows of all columns can be placed from where they are packed."""
+        """Whether rows of all columns can be placed directly from their packed form."""
+
+    def _check_data(self, head: np.void) -> None:
+        """Raises DamagedCopy, which names the damaged columns, if the parts are not as they were written."""
+        if crc32(self._data.data) != head["part_sum"]:
+            ends = [*self._parts["begin"][1:].tolist(), len(self._data)]
+            damaged = [
+                f"column {abs(part['column'])}" if part["column"] else "its metadata"
+                for part, end in zip(self._parts, ends, strict=True)
+                if crc32(self._data[part["begin"] : end].data) != part["checksum"]
+            ]
+            raise DamagedCopy(
+                f"{', '.join(damaged) or 'its content'} differs from its checksum (CRC-32)"
+            )
+        if len(self._data) != head["part_bytes"] or not _fit(
+            self._parts, len(self._data), self.nbytes
+        ):
+            raise DamagedCopy("its parts overlap, leave gaps or exceed its bytes")
 
     def table(self) -> pa.Table:
-        """All of it, unpacked."""
+        """Unpacks the whole table."""
         buffer = pa.allocate_buffer(self.nbytes)
         unpack_parts(self._parts, self._data, np.frombuffer(buffer, np.uint8))
         return pa.ipc.open_stream(buffer).read_all()
 
-    def packed(self, columns: npt.NDArray[np.int64]) -> tuple[int, npt.NDArray[np.int64]]:
-        """Where what is packed lies in memory, and what describes the parts of these columns."""
-        return self._data.ctypes.data, self._alone[self._first[columns]]
+    def packed(self, columns: npt.NDArray[np.int64]) -> tuple[int, npt.NDArray[np.void]]:
+        """Returns the address of the packed data, and the descriptions of these columns' parts."""
+        return self._data.ctypes.data, self._column_parts[self._first_parts[columns]]
 
     def bags(self, column: int, start: int, stop: int) -> PackedBags:
         """The bags of some rows of a column."""
-        at = self._first[column]
+        at = self._first_parts[column]
+        lengths, ids = self._column_parts[at : at + 2]
         unit = int(self._units[column])
-        ends = self._ends.get(column)
-        each = int(self._alone[at, _BASE]) * unit if ends is None else -1
-        return PackedBags(
-            self._data.ctypes.data, self._alone[at + 1], each, ends, unit, start, stop - start
-        )
+        offsets = self._bag_offsets.get(column)
+        each = int(lengths["base"]) * unit if offsets is None else -1
+        return PackedBags(self._data.ctypes.data, ids, each, offsets, unit, start, stop - start)
 
     def _fits(self, column: int) -> bool:
-        """Whether the lengths of a column's bags are those of its ids."""
-        at, unit = self._first[column], int(self._units[column])
-        (kind, width, bits, base, _, count, *_), (what, wide, *_, ids, _, _, _, _, _) = self._alone[
-            at : at + 2
-        ].tolist()
-        size = ids if what == RAW else ids * wide
+        """Whether the lengths of a column's bags add up to the number of its ids."""
+        at, unit = self._first_parts[column], int(self._units[column])
+        lengths, ids = self._column_parts[at : at + 2]
+        is_raw = ids["kind"] == RAW
+        size = int(ids["count"]) * (1 if is_raw else int(ids["width"]))
+        base, bits = int(lengths["base"]), int(lengths["bits"])
         if (
-            kind != LENGTHS
-            or count != self.num_rows + 1
-            or what == LENGTHS
+            lengths["kind"] != LENGTHS
+            or lengths["count"] != self.num_rows + 1
+            or ids["kind"] == LENGTHS
             or not 0 <= base * unit <= size
-            or wide != (1 if what == RAW else _WORD)
+            or ids["width"] != (1 if is_raw else _WORD)
         ):
             return False
         if not bits:
-            return bool(base * unit * self.num_rows == size and base * unit % _WORD == 0)
-        ends = self._ends[column] = np.empty(count, _WHOLE[width][0])
-        part = self._alone[at : at + 1].copy()
-        part[:, _AT] = 0
-        unpack_parts(part, self._data, ends.view(np.uint8))
-        return bool(base + 2**bits < 2**31 and ends.min() >= 0 and ends[-1] * unit == size)
+            return base * unit * self.num_rows == size and base * unit % _WORD == 0
+        offsets = self._bag_offsets[column] = np.empty(
+            self.num_rows + 1, _WHOLE[int(lengths["width"])][0]
+        )
+        part = self._column_parts[at : at + 1].copy()
+        part["at"] = 0
+        unpack_parts(part, self._data, offsets.view(np.uint8))
+        return bool(base + 2**bits < 2**31 and offsets.min() >= 0 and offsets[-1] * unit == size)
+
+
+def _read_head(stored: npt.NDArray[np.uint8], key: str) -> tuple[np.void, npt.NDArray[np.void]]:
+    """Reads an entry's head and the descriptions of its parts. Raises DamagedCopy if a checksum differs."""
+    size = _HEAD.itemsize
+    if len(stored) < size or stored[:size].view(_HEAD)["version"][0] != VERSION:
+        raise DamagedCopy("it is no packed copy of this version of sluice")
+    head = stored[:size].view(_HEAD)[0]
+    parts = int(head["parts"])
+    end = 8 * _front(parts)
+    front = stored[: end if size < end <= len(stored) else size].view(np.int64).copy()
+    front[: size // 8].view(_HEAD)["head_sum"] = 0
+    checksum = crc32(front.data, crc32(key.encode()))
+    if min(parts, int(head["stream_bytes"])) < 1 or checksum != head["head_sum"]:
+        raise DamagedCopy(
+            "its head differs from its checksum (CRC-32), or belongs to another row group"
+        )
+    return head, _described(front, parts)
 
 
 @functools.lru_cache(maxsize=64)
 def _schema(
     message: bytes,
 ) -> tuple[pa.Schema, npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any]]:
-    """A schema; the bytes of a value of each of its columns, and of what an offset of bags counts (both 0: it cannot be
-    placed straight from a copy); and, of each part that holds these, its column."""
+    """Returns the schema, the bytes of a value and of an offset's unit for each column, and the column of each part.
+    If both sizes are 0, the column cannot be placed directly from a copy."""
     schema = pa.ipc.read_schema(pa.py_buffer(message))
     units = np.array([unit_of(kind) for kind in schema.types], np.int64)
     widths = np.array(
@@ -529,10 +574,14 @@ def _schema(
 
 @compiled
 def _fit(parts: Any, stored: Any, stream: Any) -> bool:
-    """Whether all parts lie within so many stored bytes, and make so many of a stream without a gap."""
+    """Whether all parts lie within the `stored` bytes and fill the `stream` bytes without a gap."""
     done, limit = 0, max(stream, stored)
     for n in range(len(parts)):
-        kind, width, bits, _, at, count, begin, values, distinct, _, _ = parts[n]
+        part = parts[n]
+        kind, width = part.kind, part.width
+        bits, count = part.bits, part.count
+        begin, values = part.begin, part.values
+        distinct = part.distinct
         if (
             min(count, width) < 1
             or max(count, begin, values, distinct) > limit
@@ -545,7 +594,7 @@ def _fit(parts: Any, stored: Any, stream: Any) -> bool:
         ):
             return False
         size = count if kind == RAW else 4 * bits * ((count - (kind == LENGTHS) + 31) // 32)
-        if at != done or begin + size > stored or values + distinct * width > stored:
+        if part.at != done or begin + size > stored or values + distinct * width > stored:
             return False
         done += count * width
     return bool(done == stream)

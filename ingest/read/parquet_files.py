@@ -1,5 +1,5 @@
-"""Any Parquet files as a loader's source: `ParquetFiles`, a folder, a glob or a list of them, with a role for each
-column. What the footers say is remembered beside the files."""
+"""Plain Parquet files as a loader's source: `ParquetFiles` takes a folder, a glob or a list of files, with a role for
+each column. Footers are remembered in a file next to the data."""
 
 from __future__ import annotations
 
@@ -62,30 +62,30 @@ Paths = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 
 @dataclass(frozen=True)
 class ParquetFiles:
-    """Some Parquet files of one schema. A loader takes them in place of a feature table; without a spec that says
-    otherwise all rows are one split."""
+    """Parquet files with one schema, which a loader takes in place of a feature table. Without a spec, all rows are in
+    one split."""
 
     uri: str
     fields: tuple[Field, ...]
     files: tuple[DataFile, ...]
     bags: Mapping[str, float]
-    """The average number of ids of a row in each column of bags."""
+    """The average number of ids a row in each column of bags."""
     hash: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    """The columns whose ids are made by hashing what is stored, and over how many ids."""
+    """The columns whose stored values are hashed to ids, and the number of ids."""
     recipes: tuple[Recipe, ...] = ()
-    """How each column is made of what the files hold."""
+    """How each column is made from the stored columns."""
     spec: Spec | None = None
-    """The spec that says so, if one does, and which row is in which split."""
+    """The spec that defines the columns and the splits, if there is one."""
     fill: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    """What stands for missing numbers in columns whose roles were guessed."""
+    """The value that replaces missing numbers, for columns whose roles were guessed."""
     transforms: tuple[TableTransform, ...] = ()
-    """What the loader does to the columns."""
+    """The transforms that the loader applies to the columns."""
     permission: Permission = NOTHING
-    """Which of the functions that these name may be imported."""
+    """Which functions named by transforms may be imported."""
     prefix: str = ""
-    """What stands before each path, to open it slowly."""
+    """The prefix of each path that delays or disturbs reads (`latency://…`)."""
     transform_spec: Any = None
-    """Petastorm's TransformSpec that each row group goes through: all that is said of columns is of those after it."""
+    """Petastorm's TransformSpec for each row group. All other fields describe the columns after it."""
 
     @classmethod
     def open(
@@ -99,11 +99,11 @@ class ParquetFiles:
         transform_spec: Any = None,
         say: Callable[[str], None] | None = None,
     ) -> ParquetFiles:
-        """Opens the files. Their columns are those of a `spec` of one's own, as the ETL would make them; or have
-        `roles`; without either they are guessed, and printed on standard error, once for a source; where `roles` name
-        the label alone, the others are. `hash` maps names, or patterns of names, to numbers of ids. Roles and hash are
-        of the columns after `transform_spec`. What is guessed or left out is given to `say`; without it, it is printed
-        on standard error, once."""
+        """Opens the files. A `spec` defines the columns as the ETL would make them, or `roles` gives each a role.
+
+        Without either, roles are guessed. If `roles` names only the label, the others are guessed. `hash` maps names,
+        or patterns of names, to numbers of ids. Roles and hash name the columns after `transform_spec`. `say` gets
+        lines about what was guessed or left out. By default, each line is printed once on standard error."""
         say = say or _tell
         uri, prefix, paths = _paths(source)
         try:
@@ -140,13 +140,13 @@ class ParquetFiles:
         if spec is not None:
             if roles is not None or hash:
                 raise ParquetError(
-                    "a spec says itself which roles the columns have and what is hashed: give either "
+                    "a spec already says which roles the columns have and what is hashed: give either "
                     "spec, or roles and hash"
                 )
             if transform_spec is not None:
                 raise ParquetError(
                     "a spec makes the columns by its operators, a TransformSpec by its function: give "
-                    "one of them; with a TransformSpec, roles and hash"
+                    "only one of them. With a TransformSpec, give roles and hash"
                 )
             recipes = recipes_of_spec(spec, types, lacking)
             permission = Permission(
@@ -169,7 +169,7 @@ class ParquetFiles:
                     if one.hash is None or can_hash(types[name])
                     else replace(one, role="dense", size=0)
                     for name, one in found.items()
-                }  # ids that are stored as floats
+                }  # floats cannot be hashed
                 hashed |= {
                     one.name: one.hash
                     for one in found.values()
@@ -198,9 +198,9 @@ class ParquetFiles:
                 if any(footer.row_groups)
             ],
             _types_there,
-        )  # without rows a file may know no types
+        )  # a file without rows may have no types
         unused = [name for name in (*types, *lacking) if name not in used]
-        if unused and not guessed:  # what was guessed has named them
+        if unused and not guessed:  # the line about guessed roles has named them
             more = f" and {len(unused) - 20} more" if len(unused) > 20 else ""
             say(
                 f"{uri}: columns that nobody asked for are left out: {', '.join(unused[:20])}{more}"
@@ -243,7 +243,7 @@ class ParquetFiles:
 
     @cached_property
     def version(self) -> str:
-        """Hash of names, sizes and row groups: another version means other rows, or another order."""
+        """A hash of names, sizes and row groups. Another version means other rows, or another order of rows."""
         named = [[os.path.basename(f.path), f.bytes, f.row_group_rows] for f in self.files]
         made: list[Any] = [self.hash] if self.hash else []
         made += [
@@ -270,7 +270,7 @@ class ParquetFiles:
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def transformed(self, transforms: Iterable[TableTransform]) -> ParquetFiles:
-        """The same files with these transforms on top. SpecError if one needs a column that is not there."""
+        """Returns the same files with these transforms added. Raises SpecError if one needs a missing column."""
         more = tuple(transforms)
         return replace(
             self, fields=transformed(self.fields, more), transforms=(*self.transforms, *more)
@@ -278,7 +278,7 @@ class ParquetFiles:
 
     @property
     def stored(self) -> tuple[Field, ...]:
-        """The columns that files hold, as they hold them."""
+        """The columns as the files hold them."""
         return stored(self.fields)
 
     @property
@@ -286,10 +286,10 @@ class ParquetFiles:
         return Fingerprint.of(self.fields, [one.described for one in self.transforms])
 
     def state(self) -> None:
-        """None: no operator has learned anything."""
+        """Returns None, because no operator has learned anything."""
 
     def files_of(self, split: str) -> tuple[DataFile, ...]:
-        """The files with the numbers of rows that belong to a split."""
+        """Returns the files, with only the rows of this split counted."""
         selection = self._selection(split)
         if selection is None:
             return self.files
@@ -299,17 +299,17 @@ class ParquetFiles:
             raise ParquetError(f"{self.uri}: {error}") from error
         if not any(map(sum, counts)):
             raise ParquetError(
-                f"{self.uri}: no row lies in the split {split!r}; look at table.split of "
+                f"{self.uri}: no row lies in the split {split!r}; check table.split of "
                 f"{selection.spec.name}"
             )
         _tell(
-            f"{self.uri}: of {sum(f.rows for f in self.files):,} rows the {sum(map(sum, counts)):,} in the split "
-            f"{split!r} are loaded; split= chooses another ({', '.join(selection.spec.table.split)})"
+            f"{self.uri}: {sum(map(sum, counts)):,} of {sum(f.rows for f in self.files):,} rows are loaded, those of "
+            f"the split {split!r}; split= chooses another ({', '.join(selection.spec.table.split)})"
         )
         if in_none:
             _tell(
-                f"{self.uri}: {in_none:,} rows lie in no split, as their {selection.sources[0]!r} is missing or "
-                "names none"
+                f"{self.uri}: {in_none:,} rows lie in no split, because their {selection.sources[0]!r} is missing or "
+                "names no split"
             )
         return tuple(
             replace(file, rows=sum(rows), row_group_rows=rows)
@@ -317,7 +317,7 @@ class ParquetFiles:
         )
 
     def made(self, split: str, names: Container[str]) -> MadeColumns | None:
-        """What makes these columns of a split's rows of what is stored; None if they are read as they are."""
+        """Returns what makes these columns of a split from the stored ones. None: they are read as they are stored."""
         selection, recipes = (
             self._selection(split),
             [recipe for recipe in self.recipes if recipe.name in names],
@@ -327,12 +327,12 @@ class ParquetFiles:
         return MadeColumns(recipes, selection, self.spec)
 
     def check(self, columns: Columns) -> None:
-        """Raises ColumnError if a footer shows a value that a loader of these columns would stop at, or the first rows
-        a time that no format reads."""
+        """Raises ColumnError if a footer shows a value that a loader of these columns would reject, or if most times in
+        the first rows match no format."""
         paths = [self._path(file) for file in self.files]
         if (
             self.spec is not None and self.spec.table.unlabelled
-        ):  # rows without a label are of a split of their own
+        ):  # rows without a label are in a split of their own
             columns = replace(columns, fill={columns.label: 0.0, **columns.fill})
         if said := check_values(self.recipes, columns, paths):
             _tell(f"{self.uri}: {said}")
@@ -342,8 +342,8 @@ class ParquetFiles:
             _tell(warning)
 
     def sizes(self, names: Iterable[str]) -> dict[str, int]:
-        """The number of rows that an embedding needs for ids that are taken as they are, as far as the footers of all
-        files say the largest one."""
+        """Returns the number of embedding rows for each column of ids without operators. It is the largest id in the
+        footers of all files plus one. Columns without such footers are left out."""
         sources = {
             recipe.name: recipe.sources[0]
             for recipe in self.recipes
@@ -367,7 +367,7 @@ class ParquetFiles:
         if split != ONLY_SPLIT:
             raise ParquetError(
                 f"{self.uri}: no split {split!r}: plain Parquet files are one, {ONLY_SPLIT!r}; give the "
-                "loader the files of a part, or a spec whose [table] says how to split them"
+                "loader only the files of that part, or a spec whose [table] says how to split them"
             )
         return None
 
@@ -376,7 +376,7 @@ class ParquetFiles:
 
 
 def parquet_paths(source: Paths) -> list[str]:
-    """The files that a folder, a glob or a list means."""
+    """Returns the files that a folder, a glob or a list stands for."""
     return _paths(source)[2]
 
 
@@ -393,7 +393,7 @@ def _tell(line: str) -> None:
 def _probed(
     paths: Sequence[str], types: Mapping[str, str], footers: Sequence[Footer]
 ) -> dict[str, ColumnFacts]:
-    """What those of the columns hold that have one type in all files, or are numbers of several."""
+    """Returns the facts of each column that has one type in all files, or number types that can be loaded together."""
     kinds = {
         name: {
             one[name]
@@ -418,8 +418,8 @@ def _probed(
 def _guessed(
     uri: str, found: Mapping[str, Proposal], others: Mapping[str, str], say: Callable[[str], None]
 ) -> tuple[Roles, dict[str, float]]:
-    """The roles that were guessed, and what is filled. Says so once, with what is left out and why; `others` holds that
-    of columns that were not looked at."""
+    """Returns the guessed roles and the fill values, and reports them to `say`. `others` maps each column that was not
+    examined to the reason."""
     roles: dict[str, list[str]] = {role: [] for role in ROLES}
     for one in found.values():
         if one.role:
@@ -441,8 +441,8 @@ def _guessed(
 
 
 def facts_of(source: Paths) -> tuple[dict[str, ColumnFacts], int, dict[str, str]]:
-    """What the columns hold that can be loaded from all files, as far as it was looked at, how many rows there are, and
-    why the others were not looked at."""
+    """Returns the facts of the columns that can be loaded from all files, the number of rows, and for each other column
+    the reason why it cannot be loaded."""
     paths = _paths(source)[2]
     try:
         footers = footers_of(paths)
@@ -464,7 +464,7 @@ def facts_of(source: Paths) -> tuple[dict[str, ColumnFacts], int, dict[str, str]
 
 
 def in_folders(paths: Iterable[str], columns: Container[str]) -> dict[str, str]:
-    """The columns that only the names of folders have, as `date=2026-01-01`, with why they are left out."""
+    """The columns that exist only in the names of folders, such as `date=2026-01-01`, with why they are left out."""
     found = {
         part.partition("=")[0]: part
         for path in paths
@@ -494,9 +494,10 @@ def _types_there(path: str) -> dict[str, pa.DataType]:
 
 
 def _paths(source: Paths) -> tuple[str, str, list[str]]:
-    """The name of the source, what comes before each path to open it slowly, and the files' paths in the order of
-    their names (a list, of files, folders and globs, keeps its own). ForeignTableError for a file that a table may have
-    removed."""
+    """Returns the name of the source, the prefix of its paths, and the paths of its files.
+
+    Files of a folder or a glob are sorted by name. A list keeps its order. Raises ForeignTableError for a file that a
+    table may have removed."""
     tables = LocalTables()
     found = _found(source, tables)
     tables.refuse_removed(found[2])
@@ -504,8 +505,8 @@ def _paths(source: Paths) -> tuple[str, str, list[str]]:
 
 
 def _found(source: Paths, tables: LocalTables) -> tuple[str, str, list[str]]:
-    """What `_paths` returns. Folders and globs with files in a table's folder are refused here; files that are named
-    one by one are not looked at."""
+    """Returns what `_paths` returns. Refuses folders and globs that hold files of another table format. Files that are
+    named one by one are not checked here."""
     if not isinstance(source, (str, os.PathLike)):
         each = [_found(one, tables) for one in source]
         if not each:
@@ -519,12 +520,12 @@ def _found(source: Paths, tables: LocalTables) -> tuple[str, str, list[str]]:
             None,
         ):
             raise ParquetError(
-                f"{again}: is meant twice, so that each of its rows would come twice an epoch; name it, "
-                "or a folder or glob that holds it, once"
+                f"{again}: is meant twice, so each of its rows would come twice an epoch. Name the file, "
+                "or a folder or glob that holds it, only once"
             )
         if len(prefixes) > 1:
             raise ParquetError(
-                f"files behind stores of several kinds ({', '.join(sorted(prefixes))}): give all "
+                f"the files have different delays ({', '.join(sorted(prefixes))}): give all "
                 "of them one delay, or none"
             )
         return f"{len(found)} files from {each[0][0]}", prefixes.pop(), found
@@ -537,7 +538,7 @@ def _found(source: Paths, tables: LocalTables) -> tuple[str, str, list[str]]:
             for p in Path(text).rglob("*.parquet")
             if not any(part.startswith(("_", ".")) for part in p.relative_to(text).parts)
         )
-        what = "no file *.parquet in this folder or below (`sluice guess` and `sluice etl` make a table of other logs)"
+        what = "no *.parquet file in this folder or below (`sluice guess` and `sluice etl` make a table of other logs)"
         tables.refuse_listed([f"{text}/", *paths], _BY_LOG)
     elif glob.has_magic(text) and not os.path.exists(text):
         paths, what = sorted(glob.glob(text, recursive=True)), "no file matches"
@@ -558,8 +559,8 @@ def table_of(
     *,
     transform_spec: Any = None,
 ) -> FeatureTable | ParquetFiles:
-    """Returns what a loader was given as a table: a feature table by its folder or its URI, other Parquet as files,
-    whose row groups go through `transform_spec`."""
+    """Opens a loader's source: a feature table by its folder or URI, or plain Parquet files. Row groups of plain files
+    go through `transform_spec`."""
     if isinstance(source, (str, os.PathLike)) and is_table(os.fspath(source)):
         from sluice.etl.table.table import (
             FeatureTable,
@@ -577,8 +578,8 @@ def table_of(
         )
     if isinstance(source, ParquetFiles) and source.transform_spec is not transform_spec:
         raise ParquetError(
-            "these files were opened without this TransformSpec, which says what their columns are: "
-            "give the loader their paths, or ParquetFiles.open the transform_spec"
+            "these files were opened without this TransformSpec, which defines their columns: "
+            "give the loader their paths, or give transform_spec to ParquetFiles.open"
         )
     if roles is not None:
         raise ParquetError("roles are for plain Parquet files; this table has its own")
@@ -592,6 +593,6 @@ def table_of(
 
 
 def is_table(name: str) -> bool:
-    """Whether a feature table lies there; what lies in a store is taken for one."""
+    """Whether this is a feature table. Every URI of a store counts as one."""
     path = plain_path(name)
     return "://" in path or os.path.isdir(Path(path, "_sluice"))

@@ -1,20 +1,15 @@
-"""Where decoded row groups come from: `RowGroupSource`, with Petastorm's Reader and a plain Arrow reader behind the
-same interface.
-
-Both take stored columns from a `RowGroupReader` and run in the pool that the pipeline makes. Between the two stands
-Petastorm's own worker (`sluice.ingest.read.petastorm.source`), or nothing.
+"""Decodes row groups: `RowGroupReader` reads their stored columns. A `RowGroupSource` (`sluice.ingest.read.sources`)
+hands row groups to the pipeline.
 """
 
 from __future__ import annotations
 
 import os
-import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from importlib.util import find_spec
 from typing import Any, Protocol
 
 import numpy as np
@@ -22,7 +17,6 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from sluice.common.extras import install_command
 from sluice.etl.schema import DataFile
 from sluice.etl.spec.nested_columns import flattened, parts
 from sluice.ingest.columns import ColumnError
@@ -35,8 +29,6 @@ from sluice.ingest.read.files import FileOpener
 from sluice.ingest.read.footers import FooterError, metadata_of
 from sluice.ingest.read.open_file import LocalFile, OpenFile, StoreFile
 from sluice.ingest.read.packed_copy import PackedCopy, PackedRowGroups
-from sluice.ingest.read.petastorm.options import PetastormOptions
-from sluice.ingest.read.petastorm.source import PetastormSource
 from sluice.ingest.read.retry import DeliveryError, without_frames
 from sluice.ingest.row_order import Read, drawn_rows
 from sluice.ingest.stages.pool import Pool
@@ -45,50 +37,48 @@ from sluice.ingest.stages.shuffle import Decoded, ReadTask
 from sluice.ingest.stages.table_operators import OperatorColumns
 
 _KEPT_OPEN = 32
-_COPIES = (
-    3  # of a row group: pandas' of what was read, what a function makes of it, and Arrow's of that
-)
-_MAKING = 24  # bytes a row while one column is made: its values in three forms of eight bytes
-_PACKING = 3  # of a row group while its packed copy is made: Arrow's stream, its packed columns, and the copy
+_COPIES = 3  # copies of a row group: as pandas, as the function returns it, and as Arrow again
+_MAKING = 24  # bytes a row while one column is made: three forms of eight bytes each
+_PACKING = 3  # copies of a row group while it is packed: Arrow's stream, packed columns, the entry
 
 
 class Rescue(Protocol):
-    """Finds what takes the place of rows that cannot be read, or raises."""
+    """Replaces rows that cannot be read, or raises."""
 
     def group(self, error: BaseException, read: Read, schema: pa.Schema) -> pa.Table:
-        """The table that takes the place of a row group."""
+        """Returns a table that replaces the whole row group."""
 
     def rows_of_group(
         self, attempt: Callable[[int, int], pa.Table], read: Read, schema: pa.Schema
     ) -> pa.Table:
-        """A row group in which something takes the place of those of its rows on which `attempt` fails."""
+        """Returns the row group with the rows replaced on which `attempt` fails."""
 
 
 Work = Callable[[ReadTask, Charge], Decoded]
 MakePool = Callable[[Iterator[ReadTask], Callable[[], Work]], "Pool[ReadTask, Any]"]
-"""A function that makes the pool of readers; its work may go on with what it decoded."""
+"""A function that makes the pool of readers. A worker may also do later work on what it decoded."""
 
 
 class SourceError(LoadingError):
-    """A file that cannot be read: its message names the file and the row group."""
+    """A file cannot be read. The message names the file and the row group."""
 
 
 class RowGroupSource(Protocol):
-    """Decodes the row groups of tasks, in their order."""
+    """Decodes the row groups of tasks, in the order of the tasks."""
 
     name: str
     row_groups: tuple[tuple[int, ...], ...]
-    """The rows that each row group gives, file by file: none, if it is not read at all."""
+    """The number of rows that each row group yields, file by file. 0: it is not read."""
     chosen_rows: str
-    """A hash of which rows a predicate leaves; empty without one."""
+    """A hash of the rows that a predicate keeps. Empty without a predicate."""
 
     def open(self, tasks: Iterator[ReadTask], make_pool: MakePool) -> Iterator[Any]:
-        """Starts reading, and yields the pool's results. `make_pool` takes the tasks and a function that makes a
-        worker's work."""
+        """Starts reading and yields the pool's results. `make_pool` takes the tasks, and a function that makes the work
+        function of one worker."""
 
 
 class RowGroupReader:
-    """Reads row groups of some files. Safe to use from many threads; page checksums are verified."""
+    """Reads row groups of a list of files. Many threads can use it. Page checksums are verified."""
 
     def __init__(
         self,
@@ -104,11 +94,16 @@ class RowGroupReader:
         folders: Sequence[Mapping[str, int | str]] = (),
         packed: PackedCopy | None = None,
     ):
-        """`before_read` imitates a store's latency; it runs in the worker that reads. `opened` opens files; it is
-        closed with this. `bags` says how many ids a row of a column has. `given` is the schema of what Petastorm's
-        worker makes of the stored columns, `made` makes the columns of a loader of these. By the column `sample`, which
-        is read besides, rows are drawn. `folders` holds the columns that stand in the names of each file's folders. Row
-        groups are kept in the `packed` copy, and read from it."""
+        """Opens nothing yet, except footers that the table does not list.
+
+        - `before_read` runs in the reading worker before each read, to imitate a store's latency.
+        - `opened` opens files. `close` closes it too.
+        - `bags` has the average number of ids a row for each column of bags.
+        - `given` is the schema that Petastorm's worker makes of the stored columns.
+        - `made` makes the loader's columns from those.
+        - `sample` names a column of weights, by which rows are drawn.
+        - `folders` has, for each file, the columns that are written in the names of its folders.
+        - `packed` says where copies of row groups are kept and read from."""
         self.files = tuple(files)
         self._before = before_read
         self._sample = sample
@@ -126,7 +121,7 @@ class RowGroupReader:
         self._footers: dict[int, pq.FileMetaData] = {}
         self._seen: dict[
             int, tuple[int, int, int]
-        ] = {}  # which file was there when its footer was found right
+        ] = {}  # for each file, the inode, time and size that matched its footer
         self._idle: deque[tuple[int, OpenFile]] = deque()
         self._closed = False
         self._lock = threading.Lock()
@@ -137,7 +132,7 @@ class RowGroupReader:
         ).schema
         self._in_files = self._schema([name for name in self.columns if name not in named.names])
         self.stored = pa.schema([*self._in_files, *(f for f in named if f.name in self.columns)])
-        """The schema of the columns that are read, as the first file has them."""
+        """The schema of the columns that are read, in the types of the first file."""
         self.given = given
         before = (
             pa.schema([self.stored.field(name) for name in self._wanted])
@@ -145,10 +140,10 @@ class RowGroupReader:
             else given
         )
         self.schema = made.schema(before) if made else before
-        """The schema of what `read` returns."""
+        """The schema of the table that `read` returns."""
         texts = [
             f.name for f in self._in_files if pa.types.is_string(f.type)
-        ]  # each value is then worked on once
+        ]  # as a dictionary, each value is processed only once
         if given is not None:
             self._dictionaries = []
         elif made is None:
@@ -174,15 +169,15 @@ class RowGroupReader:
             bags or {}, copies=copies + (_PACKING if packed is not None else 0)
         )
         self.compare: Callable[[pa.Schema], str | None] = self._difference
-        """Says how a file's schema differs from the first one's, so that it cannot be loaded with it; None: it can."""
+        """Returns why a file with this schema cannot be loaded along with the first file. None: it can."""
         self.straight = not (made or sample or any(folders) or given is not None)
-        """Whether rows may stay packed, as nobody looks at them before they are placed."""
+        """Whether rows may stay packed, because nothing reads them before they are placed in batches."""
         self._usual: pa.Schema | None = (
             None  # the schema of a row group whose columns were compared
         )
 
     def read(self, read: Read, decode: Callable[[Read], pa.Table] | None = None) -> pa.Table:
-        """Reads a row group. `decode` makes a table of it in the place of `decoded`, which it may call."""
+        """Reads a row group. If `decode` is given, it makes the table instead of `decoded`, which it may call."""
         if self._before is not None:
             self._before(read)
         try:
@@ -190,7 +185,7 @@ class RowGroupReader:
                 table = self.decoded(read.file, read.group) if decode is None else decode(read)
             except SourceError:
                 raise
-            except Exception as error:  # of a user's transform or predicate, or of Petastorm
+            except Exception as error:  # raised by a user's transform or predicate, or by Petastorm
                 raise SourceError(
                     f"{self.describe(read)}: {error or type(error).__name__}"
                 ) from error
@@ -206,7 +201,7 @@ class RowGroupReader:
     def _columns_of(
         self, made: MadeColumns | OperatorColumns, table: pa.Table, read: Read
     ) -> pa.Table:
-        """What is made of a row group's columns."""
+        """Makes the loader's columns from a row group's columns."""
         try:
             return made.table(table)
         except ColumnError as error:
@@ -221,7 +216,7 @@ class RowGroupReader:
             raise ColumnError(f"{self.describe(read)}: {error}") from error.__cause__
 
     def chances(self) -> tuple[tuple[float, ...], ...]:
-        """The sum of the weights in each row group. The column of weights is read for it, once."""
+        """Returns the sum of the weights in each row group. Reads the whole column of weights."""
         places = [
             (file, group)
             for file, counts in enumerate(self.row_groups)
@@ -242,19 +237,20 @@ class RowGroupReader:
         column = table.column(self._sample)
         if not _is_number(column.type):
             raise SourceError(
-                f"{self._where(file, group)}: column {self._sample!r} holds {column.type}, and rows are "
-                "sampled by numbers"
+                f"{self._where(file, group)}: column {self._sample!r} holds {column.type}. Rows can only be "
+                "sampled by a column of numbers"
             )
         weights: npt.NDArray[np.float64] = column.to_numpy().astype(np.float64)
         if column.null_count or not ((weights >= 0) & (weights < np.inf)).all():
             raise SourceError(
-                f"{self._where(file, group)}: column {self._sample!r} holds empty values, or weights "
-                "that are not finite and 0 or more; rows cannot be sampled by it"
+                f"{self._where(file, group)}: column {self._sample!r} has empty, negative or infinite values. "
+                "Rows can only be sampled by finite weights from 0 up"
             )
         return weights
 
     def decoded(self, number: int, group: int, columns: Sequence[str] | None = None) -> pa.Table:
-        """The stored columns of a row group, or some of them. Where they may stay packed, they can only be placed."""
+        """Decodes the stored columns of a row group, or only those in `columns`. The result may be a packed table,
+        whose rows can only be placed in batches."""
         where, file = self._where(number, group), None
         try:
             wanted = self.packed.wanted(number, group) if self.packed and columns is None else None
@@ -277,7 +273,7 @@ class RowGroupReader:
                     )
         except (
             Exception
-        ) as error:  # a flipped bit may cause any error: invalid text, an endless length
+        ) as error:  # a flipped bit can cause any error, such as invalid text or a huge length
             if file is not None:
                 file.close()
             cause = without_frames(error) if isinstance(error, OSError) else error
@@ -297,7 +293,7 @@ class RowGroupReader:
                         for f in table.schema
                     ]
                 )
-            ):  # each value of these is converted by itself
+            ):  # values of typed columns are converted one by one, so their stored type may differ
                 raise SourceError(f"{where}: {wrong}")
             self._usual = table.schema
         if self._selection:
@@ -308,20 +304,21 @@ class RowGroupReader:
         if table.num_rows != self.row_groups[number][group]:
             raise SourceError(
                 f"{where}: {table.num_rows} rows where the table has {self.row_groups[number][group]}; "
-                "the file was replaced"
+                "the file was replaced. Start again"
             )
         return table
 
     def _table(self, file: OpenFile, group: int, portions: Sequence[Sequence[str]]) -> pa.Table:
-        """Decodes a row group; one of large columns is not decoded all at once, because the reader also holds all that
-        it reads together in its stored form until it is done."""
+        """Decodes a row group, a portion of its columns at a time. Arrow's reader keeps the stored form of all columns
+        in one call until the call returns, so large columns are read separately."""
         tables = [flattened(file.read(group, some)) for some in portions]
         if len(tables) == 1:
             return tables[0]
         return pa.table({name: part.column(name) for part in tables for name in part.column_names})
 
     def _difference(self, schema: pa.Schema) -> str | None:
-        """Files may hold numbers of other types, as long as they are numbers; and each has all columns."""
+        """Returns why a schema cannot be loaded along with the first file's. Each file needs all columns. Types of
+        numbers may differ."""
         for field in self._in_files:
             if wrong := _missing(field.name, schema.names):
                 return wrong
@@ -331,15 +328,15 @@ class RowGroupReader:
         return None
 
     def stats(self) -> dict[str, int]:
-        """Counts what stores did (reads, bytes, retries), and the packed copy."""
+        """Counts reads, bytes and retries of stores, and the use of packed copies."""
         return self._opened.stats() | (self.packed.stats() if self.packed else {})
 
     def interrupt(self) -> None:
-        """Ends all waiting for stores. Nothing can be read from them any more."""
+        """Stops all waiting for stores. Reads from stores fail from then on."""
         self._opened.close()
 
     def close(self) -> None:
-        """Closes the files that are kept open, and those that are read now, once they are."""
+        """Closes the files that are kept open. Files in use are closed once they are read."""
         with self._lock:
             idle = self._idle
             self._idle = deque()
@@ -350,8 +347,7 @@ class RowGroupReader:
             self.packed.close()
         self._opened.close()
 
-    # Opening a file takes 0.1 ms, and 5 ms if it has a thousand columns: so files stay open, each for one reader at a
-    # time.
+    # Opening a file takes 0.1 ms, or 5 ms with a thousand columns. So files stay open, each for one reader at a time.
 
     def _take(self, number: int) -> OpenFile:
         with self._lock:
@@ -372,22 +368,22 @@ class RowGroupReader:
         return opened
 
     def _refuse_replaced(self, number: int, file: LocalFile) -> None:
-        """Raises a SourceError if another file lies at the path than the one whose footer is known. Its rows may fit
-        that footer by chance."""
+        """Raises SourceError if another file has replaced the one whose footer is known. The new file's rows might fit
+        the old footer by chance."""
         about = file.status()
         known = about.st_ino, about.st_mtime_ns, about.st_size
         if self._seen.get(number) != known and not file.is_as_described():
             file.close()
             raise SourceError(
-                "another file has taken its place since its footer was read; write files under new "
-                "names, and start again"
+                "another file has taken its place since its footer was read. Write changed files under "
+                "new names, and start again"
             )
         self._seen[number] = known
 
     def _give_back(self, number: int, file: OpenFile) -> None:
         try:
             file.rest()
-        except Exception:  # its first row group is damaged: whoever reads that gets the error
+        except Exception:  # its first row group is damaged; reading it raises the error
             file.close()
             return
         with self._lock:
@@ -412,8 +408,7 @@ class RowGroupReader:
         return self._footers[file]
 
     def _check_sizes(self) -> None:
-        """Checks sizes, so that missing and truncated files are found before the first batch, at the price of a stat
-        each."""
+        """Checks the size of each local file, so that missing and truncated files are found before the first batch."""
         for file in self.files:
             path = self._opened.local(file.path)
             if path is None:
@@ -431,7 +426,7 @@ class RowGroupReader:
                 )
 
     def _row_groups(self) -> tuple[tuple[int, ...], ...]:
-        """The rows of each row group: as the table says, or as the footer does if the table does not know."""
+        """Returns the rows of each row group, from the table if it lists them, otherwise from the footers."""
         unknown = [n for n, file in enumerate(self.files) if not file.row_group_rows]
         if unknown:
             with ThreadPoolExecutor(16, "sluice-footers") as pool:
@@ -443,7 +438,8 @@ class RowGroupReader:
         return tuple(footer.row_group(n).num_rows for n in range(footer.num_row_groups))
 
     def _schema(self, names: Sequence[str]) -> pa.Schema:
-        """The schema of these columns, taken from the first file; of those that it may lack, as a spec has them."""
+        """Returns the schema of these columns in the first file. An optional column that the file lacks has the spec's
+        type."""
         if not self.files:
             raise SourceError("there are no files to read")
         there = list(parts(self._footer(0).schema.to_arrow_schema()))
@@ -459,8 +455,8 @@ class RowGroupReader:
         )
 
     def _decoding(self, bags: Mapping[str, float], copies: int) -> Decoding:
-        """Computes the memory for decoding by the largest row group. Rows that take more of the disk in other files are
-        assumed to take more memory. Of the result there are so many `copies` besides."""
+        """Estimates the memory for decoding from the largest row group. If other files store more bytes a row, the
+        estimate grows with them. `copies` is how many further copies of the result exist at once."""
         largest = max(
             (
                 (rows, -n, -g)
@@ -490,14 +486,14 @@ class RowGroupReader:
         except Exception as error:
             raise SourceError(
                 f"{self.files[number].path}: its footer cannot be read ({type(error).__name__}: "
-                f"{error}); the file is damaged"
+                f"{error}); the file is damaged. Write it again"
             ) from error
         if self._made is None:
             return found
         share = footer.row_group(group).num_rows / max(
             1, largest[0]
-        )  # of rows that are decoded to one that is taken
-        made = self._made.row_bytes + _MAKING  # of all columns, and what making one takes besides
+        )  # rows decoded for each row that is kept
+        made = self._made.row_bytes + _MAKING  # all columns, and the extra memory to make one
         return replace(
             found,
             row_bytes=share * (found.row_bytes + self._made.more_bytes),
@@ -506,14 +502,14 @@ class RowGroupReader:
 
 
 def first_schema(files: Sequence[DataFile], opened: FileOpener) -> pa.Schema:
-    """All columns of the first file."""
+    """Returns the schema of all columns of the first file."""
     if not files:
         raise SourceError("there are no files to read")
     return _described(files[0].path, opened)[1]
 
 
 def _described(path: str, opened: FileOpener) -> tuple[pq.FileMetaData, pa.Schema]:
-    """The footer of a file, and the columns that it describes."""
+    """Reads the footer of a file and its schema."""
     try:
         source = opened.open(path)
         try:
@@ -532,7 +528,7 @@ def _missing(name: str, names: Sequence[str]) -> str | None:
         return f"no column {name!r}{nearest(name, names)}"
     several = names.count(name)
     return (
-        f"{several} columns are called {name!r}; write the file with one of each name"
+        f"{several} columns are called {name!r}. Write the file with one column of each name"
         if several > 1
         else None
     )
@@ -542,75 +538,3 @@ def _is_number(kind: pa.DataType) -> bool:
     return bool(
         pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
     )
-
-
-class ArrowSource:
-    """Decodes with Arrow's own reader, nothing between."""
-
-    name = "arrow"
-
-    def __init__(self, groups: RowGroupReader):
-        self._groups = groups
-        self.row_groups = groups.row_groups
-        self.chosen_rows = ""
-
-    def open(self, tasks: Iterator[ReadTask], make_pool: MakePool) -> Iterator[Any]:
-        def work(task: ReadTask, charge: Charge) -> Decoded:
-            return Decoded(task, self._groups.read(task.read), charge)
-
-        return make_pool(tasks, lambda: work)
-
-
-READERS = ("petastorm", "arrow")
-AUTO = "auto"
-"""Petastorm where it is installed, else Arrow."""
-
-
-_announced: set[str] = set()
-
-
-def reader_of(name: str | None) -> str:
-    """The reader that is asked for. Without a wish it is Petastorm, and Arrow where that is not installed, which is
-    said once."""
-    if name not in (None, AUTO):
-        return str(name)
-    if _is_installed("petastorm"):
-        return "petastorm"
-    if not _announced:
-        _announced.add("arrow")
-        print(
-            "sluice: row groups are read by the plain Arrow reader, as petastorm is not installed; the rows and "
-            "their order are the same",
-            file=sys.stderr,
-            flush=True,
-        )
-    return "arrow"
-
-
-def _is_installed(package: str) -> bool:
-    try:
-        return find_spec(package) is not None
-    except ModuleNotFoundError:
-        return False
-
-
-def source_of(
-    reader: str | None, groups: RowGroupReader, options: PetastormOptions = PetastormOptions()
-) -> RowGroupSource:
-    """The source that a user names, or (None, `auto`) the best that is installed."""
-    reader = reader_of(reader)
-    if reader not in READERS:
-        raise SourceError(f"reader {reader!r} is none of {', '.join(READERS)}")
-    if reader == "arrow":
-        if options.asked_for:
-            raise SourceError(
-                f"{', '.join(options.asked_for)}: this is Petastorm's; take reader='petastorm'"
-            )
-        return ArrowSource(groups)
-    try:
-        return PetastormSource(groups, options)
-    except ModuleNotFoundError as error:
-        raise SourceError(
-            f"reader {reader!r} needs {error.name}, which is not installed: "
-            f"{install_command('petastorm')}, or take reader='arrow', which gives the same rows"
-        ) from None

@@ -1,7 +1,7 @@
-"""Opens files for reading, wherever they are: `RemoteFiles`.
+"""`RemoteFiles` opens files for reading, on this machine or in a store.
 
-Local paths are opened directly. Everything else is read in ranges through one path: an optional cache, then the store,
-tried again as `sluice.ingest.read.retry` says; a read that comes back short counts as failed.
+Local paths are opened directly. All other files are read in ranges: from an optional cache, otherwise from the store,
+with retries (`sluice.ingest.read.retry`). A read that returns too few bytes counts as failed.
 
     RemoteFiles.at("s3://bucket/table?endpoint_override=127.0.0.1:9000&scheme=http").open("part-0.parquet")
     RemoteFiles.at("latency://60ms/data/table").open("part-0.parquet")
@@ -26,7 +26,7 @@ from sluice.ingest.read.stores import FileSystem, FsspecFiles, LocalFiles, Range
 
 
 class RemoteFiles:
-    """The files below one root. Threads share it; `open` gives each its own file."""
+    """The files below one root. Many threads can use it. `open` returns a new file each time."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class RemoteFiles:
         cache: FileCache | None = None,
         clock: Clock | None = None,
     ):
-        """`at` makes one from a URI; this makes one from parts."""
+        """Makes one from its parts. `at` makes one from a URI."""
         self.root = root.rstrip("/") or "/"
         self._backend = backend
         self._scheme = scheme
@@ -57,24 +57,24 @@ class RemoteFiles:
         cache: FileCache | None = None,
         clock: Clock | None = None,
     ) -> RemoteFiles:
-        """Opens the store of a URI or a local path. ValueError names what is wrong with it."""
+        """Opens the store of a URI or a local path. Raises ValueError for an invalid URI."""
         clock = clock or Clock()
         scheme, root, backend = _resolve(uri, clock)
         return cls(root, backend, scheme=scheme, retry=retry, cache=cache, clock=clock)
 
     @property
     def local(self) -> bool:
-        """Whether its files are plain files of this machine, undisturbed."""
+        """Whether its files are plain local files without injected faults."""
         return isinstance(self._backend, LocalFiles)
 
     @property
     def disturbed(self) -> FaultyFileSystem | None:
-        """The handle for `--inject`, if the root is a latency:// one."""
+        """The handle for `--inject`, if the root is a latency:// URI."""
         return self._backend if isinstance(self._backend, FaultyFileSystem) else None
 
     def open(self, path: str = "") -> pa.NativeFile:
-        """Opens a file by its path below the root or in full (none: the root is the file). The result is fit for
-        `pyarrow.parquet.ParquetFile`, which does not close it: use `with`."""
+        """Opens a file by its full path or its path below the root. Without a path, the root itself is the file.
+        `pyarrow.parquet.ParquetFile` takes the result but does not close it, so use `with`."""
         if self._scheme and path.startswith(self._scheme):
             key = path.removeprefix(self._scheme)
         else:
@@ -86,7 +86,7 @@ class RemoteFiles:
         return pa.PythonFile(_File(self, name, source), mode="r")
 
     def stats(self) -> dict[str, int]:
-        """Counters since the start, for the run's metrics."""
+        """The counters since the start, for the run's metrics."""
         with self._lock:
             counts = {
                 "reads": self._reads,
@@ -97,7 +97,7 @@ class RemoteFiles:
         return counts | (self._cache.stats() if self._cache else {})
 
     def close(self) -> None:
-        """Ends all waiting for the store; reads that wait raise StoreClosed. The cache is its maker's to close."""
+        """Stops all waiting for the store: waiting reads raise StoreClosed. Does not close the cache."""
         self._clock.stop()
 
     def read(self, name: str, source: RangeFile, offset: int, length: int) -> bytes:
@@ -146,7 +146,7 @@ def _resolve(uri: str, clock: Clock) -> tuple[str, str, FileSystem]:
         options = dict(parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query)))
     except ValueError:
         raise ValueError(
-            f"{uri}: after the question mark come name=value pairs, joined by &"
+            f"{uri}: write name=value pairs, joined by &, after the question mark"
         ) from None
     if not root:
         raise ValueError(f"{uri}: there is no path in it")
@@ -159,7 +159,7 @@ def _resolve(uri: str, clock: Clock) -> tuple[str, str, FileSystem]:
 
 
 class _File(io.RawIOBase):
-    """A source with a position, as pyarrow wants it."""
+    """A file object with a position, as pyarrow needs it."""
 
     def __init__(self, store: RemoteFiles, name: str, source: RangeFile):
         self._store = store

@@ -1,7 +1,7 @@
-"""Tries a store again: `RetryPolicy` (how often, how long), `Clock`, and `Retrier`, which does and counts it.
+"""Retries reads from a store: `RetryPolicy` says how often and how long, and `Retrier` retries and counts.
 
-Written out rather than taken from a library: clock, sleep and chance are passed in, and the last error must say which
-file and how often.
+This is not taken from a library, because clock, sleep and randomness are passed in, and the last error must name the
+file and the number of attempts.
 """
 
 from __future__ import annotations
@@ -15,30 +15,30 @@ from typing import TypeVar
 
 Result = TypeVar("Result")
 
-# Trying again does not help: the answer will be the same.
+# These errors are not retried: the answer will be the same.
 PERMANENT = (FileNotFoundError, PermissionError, NotADirectoryError, IsADirectoryError)
 
 
 class DeliveryError(OSError):
-    """A store did not deliver in the time and the attempts that it has: the message names file and attempts."""
+    """A store did not deliver within its deadline and attempts. The message names the file and the attempts."""
 
 
 class StoreClosed(DeliveryError):
-    """The store was closed while somebody waited for it."""
+    """The store was closed while a thread waited for it."""
 
 
 def without_frames(error: BaseException) -> BaseException:
-    """The error without its tracebacks. Arrow keeps for ever what a store raised beneath it, and a traceback holds the
-    variables of all callers, up to windows of rows."""
+    """Removes the tracebacks from an error and its causes. Arrow keeps a store's errors for ever, and a traceback keeps
+    the variables of all callers alive, including windows of rows."""
     one: BaseException | None = error
-    while one is not None and one.__traceback__ is not None:  # causes may lie in a circle
+    while one is not None and one.__traceback__ is not None:  # causes may form a cycle
         one.__traceback__ = None
         one = one.__cause__ or one.__context__
     return error
 
 
 class Clock:
-    """Gives monotonic time, and a sleep that `stop` ends."""
+    """Monotonic time, and a sleep that `stop` interrupts."""
 
     def __init__(self) -> None:
         self._stopped = threading.Event()
@@ -56,16 +56,16 @@ class Clock:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryPolicy:
-    """How often and how long a read is tried. Waits double, each shortened by chance, so that many ranks do not come
-    back at once."""
+    """How often and how long a read is tried. Waits double each time. Each is shortened at random, so that many ranks
+    do not retry at the same moment."""
 
     attempts: int = 50
-    """The most attempts at one read."""
+    """The most attempts for one read."""
     first_wait_s: float = 0.1
     longest_wait_s: float = 5.0
     deadline_s: float = 90.0
-    """The latest time after the first attempt at which another one may begin: a store, or a file of it, may be gone for
-    a minute."""
+    """No attempt begins later than this after the first one. A store, or one of its files, may be missing for a
+    minute."""
 
     def __post_init__(self) -> None:
         if self.attempts < 1:
@@ -75,14 +75,14 @@ class RetryPolicy:
                 raise ValueError(f"RetryPolicy.{name}: {getattr(self, name)} is not above 0")
 
     def wait_s(self, failed: int, chance: float) -> float:
-        """The wait after `failed` failed attempts; `chance` is uniform from 0 to 1."""
+        """The wait after `failed` failed attempts. `chance` is uniform from 0 to 1."""
         return (0.5 + chance / 2) * min(
             self.longest_wait_s, self.first_wait_s * 2.0 ** (failed - 1)
         )
 
 
 class Retrier:
-    """Runs reads under a policy. Threads share it."""
+    """Runs reads under a policy. Many threads can use it."""
 
     def __init__(
         self, policy: RetryPolicy, clock: Clock, chance: Callable[[], float] = random.random
@@ -92,12 +92,13 @@ class Retrier:
         self._chance = chance
         self._lock = threading.Lock()
         self.retries = 0
-        """The number of attempts that failed and were made again."""
+        """The number of failed attempts that were repeated."""
         self.gave_up = 0
         """The number of reads that failed for good."""
 
     def call(self, action: Callable[[], Result], description: str) -> Result:
-        """Calls `action()`, again after each OSError that may pass. `description` names it in the error."""
+        """Calls `action()`, and repeats it after each OSError that may be temporary. `description` names the action in
+        the error."""
         began, failed = self._clock.now(), 0
         while True:
             try:
@@ -113,7 +114,7 @@ class Retrier:
                         self.gave_up += 1
                     raise DeliveryError(
                         f"{description}: failed {failed} times within {spent:.1f} s (allowed: "
-                        f"{self._policy.attempts} attempts, {self._policy.deadline_s:g} s; more by "
+                        f"{self._policy.attempts} attempts, {self._policy.deadline_s:g} s; for more, use "
                         f"FileOpener(retry=RetryPolicy(deadline_s=…))); the last error: "
                         f"{type(error).__name__}: {error}"
                     ) from error

@@ -1,7 +1,7 @@
-"""A store that misbehaves on purpose: `Disturbance` says how, `FaultyFileSystem` does it to any other store.
+"""A store that is slow or faulty on purpose: `Disturbance` says how, and `FaultyFileSystem` wraps any other store.
 
-For tests, benchmarks, and people who want to know what their set-up does when a store is slow or fails. Nothing on disk
-is ever changed: a "corrupt" read is one flipped bit in what is handed on.
+Tests and benchmarks use it, and users who want to see how their set-up copes with a slow or failing store. It never
+changes anything on disk: a "corrupt" read flips one bit in the bytes that it returns.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ _READ: dict[str, Callable[[str], float]] = {"bandwidth": parse_bytes, "seed": in
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Disturbance:
-    """How a store misbehaves. In `latency:///data/table?latency_ms=50&error_rate=0.1` the names after the question mark
-    are these fields."""
+    """How a store misbehaves. In `latency:///data/table?latency_ms=50&error_rate=0.1`, the names after the question
+    mark are these fields."""
 
     latency_ms: float = 0.0
-    """The wait before each read and each opening."""
+    """The wait before each read and each opening of a file."""
     bandwidth: int = 0
-    """The bytes a second of one reader (`bandwidth=100MiB`); 0 means no limit."""
+    """The bytes a second of one reader (`bandwidth=100MiB`). 0: no limit."""
     error_rate: float = 0.0
-    """The share of reads and openings that fail with an error which may pass."""
+    """The share of reads and openings that fail with a temporary error."""
     short_rate: float = 0.0
-    """The share of reads that return half of what was requested."""
+    """The share of reads that return half of the requested bytes."""
     stall_rate: float = 0.0
     """The share of reads that take `stall_ms` longer."""
     stall_ms: float = 1000.0
@@ -59,7 +59,7 @@ class Disturbance:
 
 
 class FaultyFileSystem:
-    """Opens what `inner` opens, disturbed. It counts what it did, so that a test can see that it happened."""
+    """Opens the files of `inner` and makes them misbehave. It counts its faults, so that a test can check them."""
 
     def __init__(self, inner: FileSystem, how: Disturbance, clock: Clock):
         self._inner = inner
@@ -69,7 +69,7 @@ class FaultyFileSystem:
         self._chance = random.Random(how.seed)
         self._stalled_until = float("-inf")
         self.slowed_s = 0.0
-        """The seconds that each read and each opening waits beside what `how` says."""
+        """Seconds that each read and each opening waits in addition to `how`."""
         self._corrupt: str | None = None
         self.errors = self.shorts = self.stalls = self.corrupted = 0
 
@@ -78,12 +78,12 @@ class FaultyFileSystem:
         return _DisturbedSource(self, key, self._inner.open(key))
 
     def stall(self, seconds: float) -> None:
-        """Makes all reads that begin within `seconds` from now wait until these are over."""
+        """Makes all reads that begin within the next `seconds` wait until these are over."""
         with self._lock:
             self._stalled_until = self._clock.now() + seconds
 
     def slow(self, seconds: float) -> None:
-        """Makes each read and each opening from now on wait so much longer."""
+        """Makes each read and each opening from now on wait `seconds` longer."""
         with self._lock:
             self.slowed_s = seconds
 
@@ -96,7 +96,7 @@ class FaultyFileSystem:
         short = self._before(key, length)
         data = source.read(offset, length // 2 if short else length)
         with self._lock:
-            # The footer, at the end of a file, carries no checksum: it is left alone.
+            # The footer at the end of a file has no checksum, so it is not corrupted.
             if (
                 self._corrupt is None
                 or self._corrupt not in key
@@ -111,7 +111,7 @@ class FaultyFileSystem:
         return bytes(flipped)
 
     def _before(self, key: str, length: int) -> bool:
-        """Waits, or fails; returns True if the read shall come back short."""
+        """Waits, or raises. Returns whether the read shall come back short."""
         how = self._how
         with self._lock:
             wait = (
@@ -132,7 +132,7 @@ class FaultyFileSystem:
         if wait:
             self._clock.sleep(wait)
         if fails:
-            raise OSError(f"{key}: an error, as error_rate={how.error_rate:g} asks for")
+            raise OSError(f"{key}: an error injected by error_rate={how.error_rate:g}")
         return short
 
 

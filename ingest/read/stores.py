@@ -1,7 +1,7 @@
-"""Where bytes of files come from: `FileSystem` opens a key as a `RangeFile`; local files, S3, and whatever fsspec
-opens.
+"""The stores that files are read from: local files, S3, and all stores that fsspec knows.
 
-A source reads ranges and keeps no position, so a read can be tried again. This module does not try again itself.
+A `FileSystem` opens a key as a `RangeFile`, which reads ranges and keeps no position, so a read can be repeated. This
+module does not retry. `sluice.ingest.read.retry` does.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _S3_REQUEST_S, _S3_CONNECT_S = 30.0, 10.0
 
 
 class RangeFile(Protocol):
-    """One file to read ranges from. `tag` changes when the file does."""
+    """One file to read ranges from. `tag` changes when the file changes."""
 
     size: int
     tag: str
@@ -67,7 +67,7 @@ class S3Files:
         for name in ("anonymous", "allow_bucket_creation"):
             if name in settings:
                 settings[name] = settings[name].lower() in ("1", "true", "yes")
-        # Only `Retrier` tries again: its waits and counts are the ones that people see.
+        # Only `Retrier` retries, so that its counts show all attempts.
         self._files = S3FileSystem(
             retry_strategy=AwsStandardS3RetryStrategy(max_attempts=1),
             request_timeout=_S3_REQUEST_S,
@@ -80,7 +80,7 @@ class S3Files:
 
 
 def _endpoint() -> dict[str, str]:
-    """The endpoint that the environment names for all clients; Arrow's own looks there only when it is given a URI."""
+    """The endpoint that the environment sets for all clients. Arrow reads these variables only for URIs."""
     url = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or ""
     scheme, _, address = url.partition("://")
     return {"scheme": scheme, "endpoint_override": address.rstrip("/")} if address else {}
@@ -108,7 +108,7 @@ class _S3Source:
 
 
 def _translated(error: OSError, key: str) -> OSError:
-    """Turns a refusal into an error of its own; pyarrow's text alone distinguishes it from a hiccup."""
+    """Turns a refused access into a PermissionError. Only pyarrow's text tells it from a temporary error."""
     if _DENIED.search(str(error)):
         return PermissionError(
             f"s3://{key}: {error}; check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or the role"
@@ -117,7 +117,7 @@ def _translated(error: OSError, key: str) -> OSError:
 
 
 class FsspecFiles:
-    """Reads files in any store that fsspec knows by its scheme: gs, abfs, https, hdfs, memory, …"""
+    """Reads files in any store that fsspec knows, for instance gs, abfs, https, hdfs or memory."""
 
     def __init__(self, scheme: str, options: dict[str, str]):
         try:
@@ -130,7 +130,7 @@ class FsspecFiles:
             raise ValueError(f"{scheme}://: {error}") from None
         except ValueError as error:
             raise ValueError(
-                f"{scheme}://: {error} (local paths, s3, latency and whatever fsspec knows)"
+                f"{scheme}://: {error} (local paths, s3, latency and fsspec's schemes can be read)"
             ) from None
         self._scheme = scheme
 
@@ -146,7 +146,7 @@ class _FsspecSource:
             raise IsADirectoryError(f"{path} is a folder")
         if info.get("size") is None:
             raise ValueError(
-                f"{path}: the store does not tell its size, so it cannot be read in ranges"
+                f"{path}: the store does not report its size, so it cannot be read in ranges"
             )
         self.size = int(info["size"])
         self.tag = str(
@@ -164,10 +164,10 @@ class _FsspecSource:
         return bytes(self._try(self._files.cat_file, self._path, start=offset, end=offset + length))
 
     def close(self) -> None:
-        """Does nothing: no file is held open between reads."""
+        """Does nothing, because no file is held open between reads."""
 
     def _try(self, action: Any, *args: Any, **options: Any) -> Any:
-        """Turns the errors of network clients, which have their own, into OSError."""
+        """Turns a network client's own errors into OSError."""
         try:
             return action(*args, **options)
         except (OSError, ValueError, TypeError, NotImplementedError, MemoryError):

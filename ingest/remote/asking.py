@@ -1,5 +1,6 @@
-"""Reads row groups and calls functions by workers elsewhere, another one when the first is slow, silent, lost or wrong:
-`Asking`."""
+"""Reads row groups and calls functions on remote workers: `Asking`.
+
+If a worker is slow, silent, lost or wrong, the request goes to another one."""
 
 from __future__ import annotations
 
@@ -30,20 +31,20 @@ _FIRST_S = 10.0
 _LEAST_S = 0.5
 _TIMES = 4
 _TRIES = {SourceError: 2, WrongAnswer: 3, WorkerLost: 20}
-"""How often a unit may fail in which way. A store that one worker cannot see may be seen by another. So many workers
-that answered before, and are lost one after the other with the same unit, are lost by it."""
+"""How often a unit may fail, for each kind of failure. One worker may reach a store that another cannot. If this many
+working workers are lost in a row with the same unit, the unit is to blame."""
 _TIMEOUT_S, _LOOK_S = 60.0, 0.25
-_NOBODY_S = 20.0  # how long requests wait while no worker is there at all, or none answers
+_NOBODY_S = 20.0  # how long requests wait while no worker answers
 _QUIET_S, _PING_S = (
     0.5,
     0.75,
-)  # whoever has not answered for so long is asked whether it is there, and has so long
-_TELL = 3  # pings in a row that are not answered: a busy host may miss one
+)  # a worker that was silent for so long is pinged, and has so long to answer
+_TELL = 3  # unanswered pings in a row before the user is told; a busy host may miss one
 
 
 def slow_after(seconds_a_row: Sequence[float], rows: int) -> float:
-    """How long an answer of so many rows may take before another worker is asked as well: four times what nearly all of
-    the recent ones took."""
+    """How long an answer of `rows` rows may take before a second worker is asked too: four times the 95th percentile of
+    recent answers."""
     if len(seconds_a_row) < _FEW:
         return _FIRST_S
     usual = sorted(seconds_a_row)[int(0.95 * (len(seconds_a_row) - 1))]
@@ -52,7 +53,7 @@ def slow_after(seconds_a_row: Sequence[float], rows: int) -> float:
 
 @dataclass(eq=False)
 class _Race:
-    """One unit or call, and whoever was asked for it. The first right answer counts."""
+    """One unit or call, and the workers that were asked for it. The first right answer is used."""
 
     changed: threading.Condition
     asked: set[RemoteWorker] = field(default_factory=set)
@@ -62,11 +63,11 @@ class _Race:
     answer: Any = None
     error: BaseException | None = None
     over: bool = False
-    """Whether nobody waits for an answer any more."""
+    """Whether no thread waits for the answer any more."""
 
 
 class Received(Decoded):
-    """What a worker answered for a read: the rows of its parts, one part after the other."""
+    """A worker's answer to a read: the rows of its parts, one part after the other."""
 
     def __init__(self, task: ReadTask, unit: Unit, batch: pa.RecordBatch, charge: Charge):
         super().__init__(task, pa.Table.from_batches([batch]), charge, final=True)
@@ -81,7 +82,7 @@ class Received(Decoded):
 
 
 class Asking:
-    """Gets units from a fleet, and has functions called there, for any number of threads: a pipeline's
+    """Gets units from a fleet of workers, and calls functions there. Many threads can use it. It is a pipeline's
     `ingest.stages.completed_windows.RemoteWork`."""
 
     def __init__(
@@ -92,7 +93,7 @@ class Asking:
         clock: Callable[[], float] = time.monotonic,
         patience: Callable[[Sequence[float], int], float] = slow_after,
     ):
-        """What `groups` rescues of a file that cannot be read takes its place also if workers say so."""
+        """If a worker cannot read a file, the rescue of `groups` replaces its rows, as for local reads."""
         self._fleet = fleet
         self._groups = groups
         self._clock = clock
@@ -109,8 +110,9 @@ class Asking:
             threading.Thread(target=self._watch, daemon=True, name="sluice-remote-watch"),
         )
         self.counts: Counter[str] = Counter()
-        """Units, calls, bytes; `retries`: requests made again as a worker was lost, wrong or failed; `hedges`: another
-        worker asked as the first was slow or silent; `late`: right answers to what was there already."""
+        """Counts units, calls and bytes. `retries`: repeated requests after a worker was lost, wrong or failed.
+        `hedges`: requests to a second worker because the first was slow or silent. `late`: right answers that came
+        after another worker's."""
 
     def read(self, task: ReadTask, charge: Charge) -> ReadRows:
         unit = Unit.of(task)
@@ -131,8 +133,8 @@ class Asking:
         return found
 
     def get(self, unit: Unit | Call) -> Any:
-        """The rows of a unit, or the columns of a call. `Closed`, if this was closed meanwhile; `NobodyThere`, if no
-        worker has been there for a while."""
+        """Returns the rows of a unit, or the columns of a call. Raises `Closed` if this was closed meanwhile, and
+        `NobodyThere` if no worker has answered for a while."""
         fleet, race = self._fleet, _Race(threading.Condition(self._fleet.lock))
         try:
             while True:
@@ -152,7 +154,7 @@ class Asking:
                     wait_s = race.slow_at - now if any(not w.silent for w in race.asked) else 0.0
                     if (
                         wait_s > 0
-                    ):  # all but the answer is seen at the next look: there may be many who wait
+                    ):  # only the answer wakes this thread early; all else is seen at the next look
                         race.changed.wait(min(_LOOK_S, wait_s))
                         continue
                     worker = fleet.lease(race.asked | race.failed, unit.key) or fleet.lease(
@@ -175,11 +177,11 @@ class Asking:
             race.over = True
 
     def _look_for_workers(self, now: float) -> None:
-        """Notes whether no worker has been there for too long, and tells the user when that changes. Call it with the
-        lock held."""
+        """Notes whether all workers have been gone for too long, and tells the user when that changes. Call it with
+        the lock held."""
         if any(worker.is_there for worker in self._fleet.workers):
             if self._is_alone:
-                say("a worker is there: row groups are asked of workers again")
+                say("a worker answers again; row groups are read by workers again")
             self._alone_since, self._is_alone = None, False
             return
         self._alone_since = now if self._alone_since is None else self._alone_since
@@ -187,7 +189,7 @@ class Asking:
             self._is_alone = True
             say(
                 f"no worker was there for {_NOBODY_S:g} s ({self._fleet.why_alone}); this loader reads the rows itself "
-                "until one is there"
+                "until one answers"
             )
 
     def watch(self, charge: Callable[[int], None]) -> None:
@@ -213,7 +215,7 @@ class Asking:
             }
 
     def close(self) -> None:
-        """Ends all waiting, and the workers that are this process's own. Does nothing in a fork of it."""
+        """Ends all waiting and this process's own workers. Does nothing in a fork of the process."""
         if os.getpid() != self._pid:
             return
         with self._fleet.changed:
@@ -224,7 +226,7 @@ class Asking:
         self._fleet.close()
 
     def _watch(self) -> None:
-        """Asks workers from whom nothing came for a while whether they are there."""
+        """Pings workers that have been silent for a while."""
         while not self._over.wait(_QUIET_S):
             self._fleet.weigh()
             with self._fleet.lock:
@@ -254,14 +256,14 @@ class Asking:
                     worker.lost = ""
             else:
                 self._fleet.last_lost = (
-                    worker.lost or f"worker {worker.connection.address} does not even answer a ping"
+                    worker.lost or f"worker {worker.connection.address} does not answer a ping"
                 )
                 if worker.silent == _TELL:
                     self._fleet.tell(self._fleet.last_lost)
             self._fleet.changed.notify_all()
 
     def _ask(self, race: _Race, worker: RemoteWorker, unit: Unit | Call, timeout_s: float) -> None:
-        """Asks one worker, on a thread of its own."""
+        """Sends the request to one worker. Runs in its own thread."""
         began = self._clock()
         answer = None
         failed = Exception()
@@ -301,8 +303,10 @@ class Asking:
             race.slow_at = float("-inf")
         elif kind not in (WorkerLost, WrongAnswer):
             race.error = error
-        elif kind is WrongAnswer or not race.asked:  # whoever else was asked may answer yet
+        elif (
+            kind is WrongAnswer or not race.asked
+        ):  # other workers that were asked may still answer
             race.error = RemoteError(
                 f"worker {worker.connection.address}: {unit.said} was asked for "
-                f"{race.failures[kind]} times in vain; the last time: {error}"
+                f"{race.failures[kind]} times in vain; the last error: {error}"
             )

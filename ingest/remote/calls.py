@@ -1,7 +1,7 @@
-"""One call of a transform's function elsewhere: `Call` packs a batch, `Functions` answers.
+"""Calls of a transform's function on a remote worker: `Call` sends a batch, and `Functions` answers.
 
-Numbers cross as they lie in memory, with their CRC-32; the function goes by its name, with a hash of the source of its
-module. What it left unchanged does not come back."""
+Numbers are sent as they lie in memory, with their CRC-32. The function is named, with a hash of its module's source.
+Columns that it left unchanged are not sent back."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ _HEAD_BYTES = 2**18  # an error's text and traceback
 
 
 def source_digest(function: str) -> str:
-    """A hash of the source of the module in which `module:function` is defined, with the functions beside it."""
+    """A hash of the whole source of the module that defines `module:function`."""
     found = load(function)
     try:
         text = inspect.getsource(sys.modules[inspect.unwrap(found).__module__])
     except (AttributeError, KeyError, OSError, TypeError):
         raise RemoteError(
-            f"{function}: there is no source of it in Python by which two hosts could see that theirs is "
-            "the same; call it from a function of your own"
+            f"{function}: there is no source of it in Python, so two hosts cannot check that they have "
+            "the same function; call it from a function of your own"
         ) from None
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True, eq=False)
 class Call:
-    """A function, and the columns of a batch on which it is called."""
+    """A function and the columns of the batch that it is called with."""
 
     counted: ClassVar[str] = "calls"
     key: ClassVar[str] = ""
@@ -54,7 +54,7 @@ class Call:
     source: str
     arrays: Mapping[str, npt.NDArray[Any]]
     said: str
-    """The batch, in words."""
+    """The batch's description for messages."""
     rows: int
 
     def request(self) -> pa.Buffer:
@@ -63,7 +63,7 @@ class Call:
         )
 
     def answer(self, body: pa.Buffer) -> dict[str, npt.NDArray[Any]]:
-        """The columns that came back; the function's error, if it raised."""
+        """Returns the changed columns, or raises the function's error."""
         head, arrays = unpacked(body)
         if "error" in head:
             raise FunctionError.of(self.said, head["error"])
@@ -71,14 +71,14 @@ class Call:
 
 
 class Functions:
-    """Calls functions for loaders, as far as they are allowed and are the same here."""
+    """Calls functions for loaders, if they are allowed and their source is the same on this host."""
 
     def __init__(self, permission: Permission):
         self._known = cache(lambda name: (permission.load(name, "a loader"), source_digest(name)))
-        for (
-            name
-        ) in permission.functions:  # importing may take seconds, in which whoever asks would wait
-            with contextlib.suppress(Exception):  # it is told to whoever calls it
+        for name in (
+            permission.functions
+        ):  # importing may take seconds; the first call should not wait for it
+            with contextlib.suppress(Exception):  # a call of the function raises the error
                 self._known(name)
 
     def answer(self, body: pa.Buffer) -> pa.Buffer:
@@ -88,8 +88,8 @@ class Functions:
         if own != head["source"]:
             raise RemoteError(
                 f"function {head['function']}: the worker has another source of its module than the "
-                f"loader ({own} here, {head['source']} there): install one version on both, and start "
-                "the worker anew"
+                f"loader ({own} here, {head['source']} there); install the same version on both, and "
+                "restart the worker"
             )
         try:
             arrays = {name: array.copy() for name, array in given.items()}
@@ -102,12 +102,12 @@ class Functions:
                     if name not in given or not same_bytes(array, given[name])
                 },
             )
-        except BaseException as error:  # sys.exit() in a user's function is an error as well
+        except BaseException as error:  # sys.exit() in a user's function counts as an error too
             return packed({"error": protocol.describe(error)}, {})
 
 
 def packed(head: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) -> pa.Buffer:
-    """Arrays, one after the other, and what is said of them."""
+    """Encodes arrays, one after the other, and a head in JSON."""
     layout = protocol.RegionLayout(arrays)
     room = np.empty(layout.size + _HEAD_BYTES, np.uint8)
     index = layout.write(room[: layout.size])
@@ -118,7 +118,7 @@ def packed(head: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) -> p
 
 
 def unpacked(body: pa.Buffer) -> tuple[dict[str, Any], dict[str, npt.NDArray[Any]]]:
-    """What was packed. `WrongAnswer`, if it is anything else."""
+    """Decodes what `packed` encoded. Raises `WrongAnswer` if the bytes are not valid."""
     try:
         data = np.frombuffer(body, np.uint8)
         size = data.size - 4 - int.from_bytes(data[-4:].tobytes(), "little")
@@ -127,4 +127,4 @@ def unpacked(body: pa.Buffer) -> tuple[dict[str, Any], dict[str, npt.NDArray[Any
             raise ValueError("values that differ from their checksum (CRC-32)")
         return head, protocol.read(data[:size], head["index"])[0]
     except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError) as error:
-        raise WrongAnswer(f"a call that is not what was sent: {error}") from None
+        raise WrongAnswer(f"a call was damaged on its way: {error}") from None

@@ -1,4 +1,4 @@
-"""One worker as its asker sees it: `Connection`."""
+"""A loader's connection to one remote worker: `Connection`."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _ERRORS = (flight.FlightError, pa.ArrowException, OSError)
 
 
 class WorkerLost(Exception):
-    """A worker did not answer: it has ended, or cannot be reached. The message says why."""
+    """A worker did not answer because it has ended or cannot be reached. The message says why."""
 
 
 class Connection:
-    """Asks one worker for units of a job, from any number of threads."""
+    """Requests units of a job from one worker. Many threads can use it."""
 
     def __init__(
         self,
@@ -31,8 +31,8 @@ class Connection:
         authority: bytes | None = None,
         asker: tuple[str, str] = ("", ""),
     ):
-        """`address` is HOST:PORT; with an `authority` (its certificate in PEM) TLS is used. The `asker` is the loader's
-        rank, and a name that it alone has: loaders of one job and rank want the same units."""
+        """`address` is HOST:PORT. With `authority` (a certificate in PEM), TLS is used. `asker` is the loader's rank
+        and its unique name. Loaders of the same job and rank want the same units."""
         self.address = address
         self._job = job
         self._schema = job.schema
@@ -49,7 +49,8 @@ class Connection:
         )
 
     def ask(self, what: Unit | Call, timeout_s: float) -> Any:
-        """The rows of a unit, or what a function gave back. `WorkerLost`, `WrongAnswer`, or the worker's error."""
+        """Returns the rows of a unit, or the result of a function. Raises `WorkerLost`, `WrongAnswer`, or the worker's
+        error."""
         options = self._options(timeout_s)
         try:
             if isinstance(what, Call):
@@ -63,13 +64,13 @@ class Connection:
         return found
 
     def ping(self, within_s: float) -> int:
-        """How many units the worker makes at once; 0: it does not answer at all."""
+        """Returns how many units the worker makes at once. 0: it does not answer."""
         try:
             [answer] = self._client.do_action(flight.Action("ping", b""), self._options(within_s))
             return int(answer.body.to_pybytes())
         except (flight.FlightUnavailableError, flight.FlightTimedOutError):
             return 0
-        except (*_ERRORS, ValueError):  # whatever it says, it is there
+        except (*_ERRORS, ValueError):  # any answer shows that the worker is running
             return 1
 
     def close(self) -> None:
@@ -82,11 +83,11 @@ class Connection:
         if batch is None or len(chunks) > 1:
             wrong = f"{len(chunks)} batches where one was asked for"
         elif batch.num_rows != unit.rows or not batch.schema.equals(self._schema):
-            wrong = f"{batch.num_rows} rows of other columns than those of the {unit.rows} that were asked for"
+            wrong = f"{batch.num_rows} rows where {unit.rows} were asked for, or columns of other names or types"
         elif sent is None or int.from_bytes(sent.to_pybytes(), "little") != checksum(
             batch, self._job, unit
         ):
-            wrong = "values that differ from their checksum (CRC-32), or are of another table, version or request"
+            wrong = "values that differ from their checksum (CRC-32), or belong to another table, version or request"
         else:
             return batch
         reader.cancel()
@@ -98,7 +99,7 @@ class Connection:
     def _error(self, error: Exception) -> Exception:
         if isinstance(error, flight.FlightUnauthenticatedError):
             return RemoteError(
-                f"worker {self.address}: refuses this token: give the loader the one that the worker "
+                f"worker {self.address}: refuses this token; give the loader the token that the worker "
                 "was started with (--token-file)"
             )
         try:
@@ -111,7 +112,7 @@ class Connection:
         if self._tls and "handshake failed" in why:
             return RemoteError(
                 f"worker {self.address}: its certificate is not from the authority that ca=FILE names, "
-                f"or is another host's, or it does not speak TLS ({why})"
+                f"or belongs to another host, or the worker does not use TLS ({why})"
             )
-        hint = "" if self._tls or self._answered else " (if it speaks TLS, add &ca=FILE)"
+        hint = "" if self._tls or self._answered else " (if it uses TLS, add &ca=FILE)"
         return WorkerLost(f"worker {self.address}: {why}{hint}")

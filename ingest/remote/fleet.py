@@ -1,4 +1,5 @@
-"""Which workers there are: `Fleet`, those of other hosts by their addresses; `StartedFleet`, a loader's own."""
+"""The set of workers that a loader can ask: `Fleet` for workers at given addresses, `StartedFleet` for workers that the
+loader starts itself."""
 
 from __future__ import annotations
 
@@ -23,8 +24,8 @@ from sluice.ingest.remote.unit import RemoteError, RemoteJob
 from sluice.ingest.stages.transform_worker import anonymous_bytes
 
 _PROGRAM = "sluice.ingest.remote.worker:local"
-_REST_S = 1.0  # how long a worker that could not be reached is left alone
-_FAILED_STARTS = 3  # processes in a row that end before they listen
+_REST_S = 1.0  # how long a worker is not asked after it could not be reached
+_FAILED_STARTS = 3  # processes in a row that may end before they listen
 _LEAVE_S = 5.0
 _REST_MOST_S = 30.0
 
@@ -34,7 +35,7 @@ def say(line: str) -> None:
 
 
 class RunningWorker(contextlib.AbstractContextManager[Any], Protocol):
-    """A process, here or elsewhere, as `subprocess.Popen` has it."""
+    """A local or remote process with the interface of `subprocess.Popen`."""
 
     pid: int
     stdout: Any
@@ -46,25 +47,26 @@ class RunningWorker(contextlib.AbstractContextManager[Any], Protocol):
 
 @dataclass(eq=False)
 class RemoteWorker:
-    """One worker, and what it was asked for and has not answered yet."""
+    """One worker and the state of its requests."""
 
     connection: Connection
     process: RunningWorker | None = None
     threads: int = 0
-    """How many units it makes at once; 0: it has not said so yet."""
+    """How many units it makes at once. 0: not known yet."""
     asked: int = 0
+    """The requests that it has not answered yet."""
     rests_until: float = float("-inf")
     leaving: bool = False
     answered: bool = False
-    """Since it was last lost."""
+    """Whether it has answered since it was last lost."""
     lost: str = ""
     heard: float = float("-inf")
-    """When it was last known to be there."""
+    """When it last answered."""
     pinged: bool = False
     silent: int = 0
-    """How many pings it has not answered, since it did: others are asked instead, until it does."""
+    """Unanswered pings in a row. Above 0, other workers are asked instead."""
     bytes: int = 0
-    """What it is charged with on this host."""
+    """The memory that it is charged with on this host."""
 
     @property
     def load(self) -> float:
@@ -76,10 +78,11 @@ class RemoteWorker:
 
 
 class Fleet:
-    """Workers that others have started. `changed` is notified when one may be free, or all waiting shall end."""
+    """Workers that somebody else has started. `changed` is notified when a worker may be free, or at the end."""
 
     slack = 3.0
-    """By how many requests for each of its threads a worker may be busier that other loaders ask for the same."""
+    """A unit prefers the worker that other loaders ask for it too, even if that has this many more requests a thread
+    than the least busy one."""
 
     def __init__(
         self, connections: Sequence[Connection] = (), *, clock: Callable[[], float] = time.monotonic
@@ -88,9 +91,9 @@ class Fleet:
         self.changed = threading.Condition(self.lock)
         self.workers = [RemoteWorker(one) for one in connections]
         self.requests = REQUESTS_A_CORE * len(self.workers)
-        """How many units may be asked for at once to begin with."""
+        """How many units may be requested at once at the start."""
         self.error: BaseException | None = None
-        """Why there will be no workers any more."""
+        """Why no more workers will start."""
         self.last_lost = ""
         self.starting = 0
         self.closed = False
@@ -100,15 +103,14 @@ class Fleet:
         self._clock = clock
         self.charge: Callable[[int], None] = lambda _: None
         self.scale: dict[str, float] = {}
-        """Where the number of workers follows that of requests: how many requests go to a core, and how many seconds
-        workers take to start."""
+        """For fleets that start their own workers: requests a core, and the seconds that a worker takes to start."""
 
     def use(self, requests: int) -> None:
-        """Says how many units will be asked for at once."""
+        """Announces how many units will be requested at once."""
 
     def core_s(self) -> float:
-        """The cores that workers have held until now, at work or not, times seconds: what they cost. Call it with
-        the lock held, and before there are more of them or fewer."""
+        """The cost of all workers so far: cores held, busy or idle, times seconds. Call it with the lock held, and
+        before the number of workers changes."""
         now = self._clock()
         self._core_s += sum(max(1, worker.threads) for worker in self.workers) * (
             now - self._counted_at
@@ -117,19 +119,19 @@ class Fleet:
         return self._core_s
 
     def tell(self, why: str) -> None:
-        """Tells the user that a worker is lost, in a line."""
+        """Prints a line that a worker is lost."""
         self.last_lost = why
         if not self.closed:
-            say(f"{why}; what it was asked for is asked of others")
+            say(f"{why}; other workers get its requests")
 
     @property
     def why_alone(self) -> str:
-        """Why no worker is there, in words."""
+        """Why no worker answers, for messages."""
         return self.last_lost or "none has answered yet"
 
     def lease(self, others_than: Collection[RemoteWorker], key: str = "") -> RemoteWorker | None:
-        """The least busy worker, with one more request; of those that are hardly busier the one that other loaders ask
-        for the same `key`, too. None: there is none now. Call it with the lock held."""
+        """Returns a worker for one more request, or None if none is free. It is the least busy one or, with a `key`,
+        the one among nearly idle workers that other loaders also ask for this key. Call it with the lock held."""
         now = self._clock()
         free = [
             w
@@ -150,7 +152,7 @@ class Fleet:
         return worker
 
     def give_back(self, worker: RemoteWorker, lost: str = "") -> None:
-        """Ends a lease. `lost` says why the worker did not answer."""
+        """Ends a lease. `lost` is the reason if the worker did not answer."""
         with self.lock:
             worker.asked -= 1
             if not lost:
@@ -167,12 +169,12 @@ class Fleet:
 
     @property
     def here(self) -> dict[int, RemoteWorker]:
-        """The workers that are processes of this host, by their numbers."""
+        """The workers that are processes of this host, by process id."""
         return {}
 
     def weigh(self) -> None:
-        """Charges a worker of this host with the most memory that it was seen to have. Call it without the lock: the
-        account is the pipeline's."""
+        """Charges each worker of this host with the most memory that it was seen to use. Call it without the lock,
+        because the pipeline's account has a lock of its own."""
         for pid, worker in self.here.items():
             size = max(WORKER_PROCESS_BYTES, anonymous_bytes(pid))
             with self.lock:
@@ -188,8 +190,8 @@ class Fleet:
 
 
 class StartedFleet(Fleet):
-    """Processes that this one starts, of one core each. They are started when they are needed, replaced when they die,
-    and end with this process, however it ends."""
+    """Worker processes that the loader starts, each with one core. They are started when needed, replaced when they
+    die, and end with the loader."""
 
     slack = 0.0
 
@@ -206,10 +208,11 @@ class StartedFleet(Fleet):
         local: bool,
         leave: Callable[[], None] = lambda: None,
     ):
-        """A worker opens the `table`, or the files, and may call the `functions`. So many are there at `most`, and at
-        `first`; so many start `at_once`, as that takes a core each, and some shall be at work soon. `local` ones are
-        processes of this host: if they cannot start, the run ends. Others are tried again, after a while. `leave` is
-        called at the end."""
+        """- Each worker opens `table`, a feature table or a list of files, and may call the `functions`.
+        - `most` workers may run, and `first` run at the start.
+        - At most `at_once` start at the same time, because each takes a core to start.
+        - `local` workers are processes of this host. If they cannot start, the run ends. Others are tried again.
+        - `leave` is called at the end."""
         super().__init__()
         self._start = start
         self._job = job
@@ -229,8 +232,8 @@ class StartedFleet(Fleet):
             return {w.process.pid: w for w in self.workers if self._local and w.process is not None}
 
     def use(self, requests: int) -> None:
-        """Says how many units will be asked for at once. Where fewer workers are wanted, the least busy ones leave,
-        once they have answered."""
+        """Announces how many units will be requested at once. If fewer workers are needed, the least busy ones leave
+        after they have answered."""
         with self.lock:
             self._target = min(self._most, -(-requests // REQUESTS_A_CORE))
             staying = sorted((w for w in self.workers if not w.leaving), key=lambda w: -w.asked)
@@ -243,7 +246,7 @@ class StartedFleet(Fleet):
     def give_back(self, worker: RemoteWorker, lost: str = "") -> None:
         with self.lock:
             super().give_back(worker, lost)
-            worker.leaving = worker.leaving or bool(lost)  # it may hang: another takes its place
+            worker.leaving = worker.leaving or bool(lost)  # it may hang, so it is replaced
             self._let_go(worker)
 
     def close(self) -> None:
@@ -271,7 +274,7 @@ class StartedFleet(Fleet):
         )
 
     def _staff(self) -> None:
-        """Starts the workers that are missing, each by a thread that sees it through. Call it with the lock held."""
+        """Starts missing workers. A thread follows each from start to end. Call it with the lock held."""
         while (
             not self.closed
             and self.error is None
@@ -284,7 +287,7 @@ class StartedFleet(Fleet):
             thread.start()
 
     def _life(self) -> None:
-        """One worker, from its start to its end."""
+        """Runs one worker from its start to its end."""
         worker = None
         token = secrets.token_hex(16)
         me = threading.current_thread()
@@ -329,7 +332,8 @@ class StartedFleet(Fleet):
             self.charge(-worker.bytes)
 
     def _rest(self) -> None:
-        """Waits before a worker of another host is started after others could not. Call it with the lock held."""
+        """Waits before the next start if earlier workers could not start. Local workers do not wait. Call it with the
+        lock held."""
         if self._failed and not self._local:
             self.changed.wait_for(lambda: self.closed, min(_REST_MOST_S, 2.0**self._failed))
 
@@ -345,7 +349,7 @@ class StartedFleet(Fleet):
             if self._failed >= _FAILED_STARTS and self._local:
                 self.error = RemoteError(
                     f"{_FAILED_STARTS} worker processes in a row could not start; the last: "
-                    f"{why}, and said why on standard error"
+                    f"{why}. Standard error has its reason"
                 )
         self._staff()
         self.changed.notify_all()
@@ -357,7 +361,7 @@ class StartedFleet(Fleet):
 
 
 def started(given: dict[str, Any]) -> subprocess.Popen[bytes]:
-    """A process, which says on its standard output where it listens, and ends when its input is closed."""
+    """Starts a worker process. It prints its address on standard output, and ends when its input is closed."""
     process = subprocess.Popen(
         interpreter.command(_PROGRAM, os.getpid()),
         stdin=subprocess.PIPE,
@@ -365,7 +369,9 @@ def started(given: dict[str, Any]) -> subprocess.Popen[bytes]:
         process_group=0,
     )
     assert process.stdin is not None
-    with contextlib.suppress(BrokenPipeError):  # it has ended: who waits for what it says finds out
+    with contextlib.suppress(
+        BrokenPipeError
+    ):  # the process has ended; reading its output shows that
         process.stdin.write(json.dumps(given).encode() + b"\n")
         process.stdin.flush()
     return process

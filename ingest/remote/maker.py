@@ -1,5 +1,5 @@
-"""Both sides of a job describe it by the same function, so that any difference is found: `job_of`; and a worker makes
-its units: `UnitMaker`."""
+"""`job_of` describes a loader's job. Loader and worker both call it, so any difference between them is found.
+`UnitMaker` makes the units of a job on a worker."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from sluice.ingest.columns import Columns
 from sluice.ingest.memory.buffers import Buffers
 from sluice.ingest.memory.governor import Governor
 from sluice.ingest.read.parquet_files import ParquetFiles
-from sluice.ingest.read.reader import RowGroupReader, Work, source_of
+from sluice.ingest.read.reader import RowGroupReader, Work
+from sluice.ingest.read.sources import source_of
 from sluice.ingest.remote.unit import RemoteError, RemoteJob, Unit, package
 from sluice.ingest.row_order import EpochSchedule, Read, RowsPlan, Slice, Window, WindowPart
 from sluice.ingest.stages.scatter_kernel import load_compiled
@@ -37,11 +38,11 @@ def job_of(
     reader: str,
     sample: str | None,
 ) -> RemoteJob:
-    """A loader's job, as either side sees it."""
+    """Describes a loader's job, as seen from this side."""
     plain = source if isinstance(source, ParquetFiles) else None
     if plain and plain.spec is not None:
         raise RemoteError(
-            f"{source.uri}: plain Parquet with a spec is not read by workers elsewhere: give roles, or "
+            f"{source.uri}: remote workers do not read plain Parquet with a spec; give roles, or "
             "make a feature table of it"
         )
     kinds = dict.fromkeys(columns.floats, "float32") | {
@@ -56,7 +57,7 @@ def job_of(
     roles: dict[str, list[str]] = {}
     for recipe in plain.recipes if plain else ():
         roles.setdefault(recipe.role, []).append(recipe.name)
-    # Hosts may have the files under different paths.
+    # Hosts may have the files at different paths.
     files = [
         [file.path.rpartition("/")[2].partition("?")[0], file.bytes, file.content]
         for file in source.files_of(split)
@@ -80,12 +81,12 @@ def job_of(
 
 
 class UnitMaker:
-    """Makes the units of one job, on any number of threads. A unit is made the same each time."""
+    """Makes the units of one job. Many threads can use it. A unit has the same rows each time."""
 
     def __init__(self, job: RemoteJob, source: FeatureTable | ParquetFiles):
         self.job = job
         plain = source if isinstance(source, ParquetFiles) else None
-        # The loader's own transforms may have added columns: what is asked for are those that files hold.
+        # The loader's transforms may add columns. The job lists only those that files hold.
         fields = tuple(f for f in source.fields if f.name in job.columns)
         operators = Operators(fields, source.state() if any(f.online for f in fields) else None)
         columns = operators.filled(Columns.of(fields, job.fill, job.bags))
@@ -129,9 +130,7 @@ class UnitMaker:
         )
         load_compiled(bags=bool(columns.stored_bags))
         self._idle: deque[tuple[Work, Gatherer]] = deque()
-        self._governor = Governor(
-            2**62, 0
-        )  # a worker bounds what it does by the number of its threads
+        self._governor = Governor(2**62, 0)  # the number of threads limits a worker's memory
         rows.open(iter(()), self._take_work)
 
     def _take_work(self, _tasks: Any, make_work: Callable[[], Work]) -> Any:
@@ -139,7 +138,7 @@ class UnitMaker:
         return iter(())
 
     def rows(self, unit: Unit) -> pa.RecordBatch:
-        """The rows of all parts of a unit, one part after the other, as they are in batches."""
+        """Returns the rows of a unit's parts, one part after the other, as batches hold them."""
         groups = self._plan.groups
         rows = (
             groups[unit.file][unit.group]

@@ -1,9 +1,11 @@
-"""Workers that a Ray cluster places: `RayCluster`. Ray finds a host with a free core for each and says when one is
-lost. What the workers read comes by Arrow Flight, as from all others, and never through Ray's object store.
+"""Remote workers that a Ray cluster places: `RayCluster`.
 
-Only a child process imports Ray: Ray's client ends its own process, from C++, a minute after the cluster's head is
-lost. A worker is an actor of one core that starts a process such as `local:N` has on its host. Ray restarts no actor:
-the fleet replaces workers, as it does with its own processes."""
+Ray finds a host with a free core for each worker and reports when one is lost. Rows still come by Arrow Flight, as from
+all other workers, and never through Ray's object store.
+
+Only a child process imports Ray, because Ray's client ends its own process a minute after the cluster's head is lost. A
+worker is an actor with one core, which starts the same process as `local:N` on its host. Ray does not restart actors.
+The fleet replaces lost workers."""
 
 from __future__ import annotations
 
@@ -29,10 +31,10 @@ _CONNECT_S, _LEAVE_S = 5.0, 5.0
 
 
 class PlacedWorker(contextlib.AbstractContextManager[Any]):
-    """An actor as the fleet sees a process that it has started, and as what that says once it listens."""
+    """A Ray actor with the interface of a started process (`RunningWorker`). It is its own `stdout`."""
 
     pid = 0
-    """Of the process on its host."""
+    """The id of the process on its host."""
     returncode: int | None = None
 
     def __init__(self, cluster: RayCluster, number: int):
@@ -40,10 +42,10 @@ class PlacedWorker(contextlib.AbstractContextManager[Any]):
         self._number = number
         self.stdout = self
         self.told: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
-        """What the child says of it: that it listens, then that it has ended."""
+        """The child's messages about this worker: first that it listens, then that it has ended."""
 
     def readline(self) -> bytes:
-        """Waits until Ray has found a place and the worker listens; nothing comes if it has ended."""
+        """Waits until Ray has placed the worker and it listens. Returns b"" if it has ended."""
         said = self.told.get()
         if "line" not in said:
             self.told.put(said)
@@ -56,17 +58,17 @@ class PlacedWorker(contextlib.AbstractContextManager[Any]):
         return self.returncode
 
     def kill(self) -> None:
-        """Ends the actor, and so its process."""
+        """Ends the actor and its process."""
         if self.returncode is None:
             self.returncode = -signal.SIGKILL
         self._cluster.tell({"number": self._number})
 
     def __exit__(self, *_: object) -> None:
-        """Nothing is open."""
+        """Does nothing, because nothing is open."""
 
 
 class RayCluster:
-    """The cluster at `address`, the HOST:PORT that `ray start --address` takes; this host is one of its nodes."""
+    """The cluster at `address`, the HOST:PORT for `ray start --address`. This host must be one of its nodes."""
 
     def __init__(self, address: str):
         self._address = address
@@ -77,7 +79,7 @@ class RayCluster:
         self._closed = False
 
     def join(self) -> None:
-        """Starts the child, and waits until it has joined the cluster. RemoteError if it cannot."""
+        """Starts the child and waits until it has joined the cluster. RemoteError if it cannot join."""
         named = f"workers='ray://{self._address}'"
         if importlib.util.find_spec("ray") is None:
             raise RemoteError(f"{named}: Ray is not installed here: {install_command('ray')}")
@@ -85,7 +87,7 @@ class RayCluster:
         try:
             with socket.create_connection(
                 (host, int(port)), _CONNECT_S
-            ):  # Ray itself would try for minutes
+            ):  # Ray itself would retry for minutes
                 pass
             child = subprocess.Popen(
                 interpreter.command(
@@ -102,14 +104,14 @@ class RayCluster:
                 raise RuntimeError(said["error"])
         except (OSError, RuntimeError, ValueError) as error:
             raise RemoteError(
-                f"{named}: no Ray cluster of which this host is a node (ray start "
+                f"{named}: this host is not a node of a Ray cluster at this address (ray start "
                 f"--address={self._address} makes it one): {error}"
             ) from None
         self._child = child
         threading.Thread(target=self._listen, args=(child,), daemon=True, name="sluice-ray").start()
 
     def start(self, given: dict[str, Any]) -> PlacedWorker:
-        """Has a worker placed. RemoteError if the child has ended, and the cluster cannot be joined again."""
+        """Places a worker. RemoteError if the child has ended and the cluster cannot be joined again."""
         with self._lock:
             if self._closed:
                 raise RemoteError("the loader was closed")
@@ -121,21 +123,21 @@ class RayCluster:
         return worker
 
     def tell(self, what: dict[str, Any]) -> None:
-        """Sends the child a line. One that has ended hears nothing: whoever waits for an answer has it already."""
+        """Sends a line to the child. Does nothing if the child has ended: `_listen` then answers for it."""
         with self._lock, contextlib.suppress(OSError, ValueError):
             if self._child is not None and self._child.stdin is not None:
                 self._child.stdin.write(json.dumps(what).encode() + b"\n")
                 self._child.stdin.flush()
 
     def close(self) -> None:
-        """Ends the child, and so all that it has placed."""
+        """Ends the child, and with it all workers that it has placed."""
         with self._lock:
             self._closed, child = True, self._child
         if child is not None:
             self._end(child)
 
     def _listen(self, child: subprocess.Popen[bytes]) -> None:
-        """Hands on what the child says. Once it has ended, so have its workers."""
+        """Passes the child's messages to the workers. When the child has ended, so have its workers."""
         assert child.stdout is not None
         for line in child.stdout:
             said = json.loads(line)
@@ -154,8 +156,8 @@ class RayCluster:
             closed = self._closed
         if not closed:
             print(
-                f"sluice: the process that speaks with Ray has ended (exit code {child.returncode}), and so have its "
-                f"{len(lost)} workers: was the head of the cluster at {self._address} lost?",
+                f"sluice: the process that talks to Ray has ended (exit code {child.returncode}), and with it its "
+                f"{len(lost)} workers; check the head of the cluster at {self._address}",
                 file=sys.stderr,
                 flush=True,
             )
@@ -178,7 +180,7 @@ class RayCluster:
 
 
 class WorkerHost:
-    """What an actor does, on whatever host it is."""
+    """The actor's side: runs one worker process on its host."""
 
     def __init__(self, given: dict[str, Any]):
         import ray
@@ -187,20 +189,22 @@ class WorkerHost:
         self._process = started({**given, "listen": listen})
 
     def announced(self) -> tuple[bytes, int]:
-        """What the worker says once it listens, and the number of its process."""
+        """The line that the worker prints once it listens, and its process id."""
         assert self._process.stdout is not None
         return self._process.stdout.readline(), self._process.pid
 
     def wait(self) -> int:
-        """The exit code of the worker, once it has ended."""
+        """Waits for the worker to end and returns its exit code."""
         return self._process.wait()
 
 
 def place(_owner: str, address: str) -> None:
-    """Places workers as lines of standard input ask for them, until the input ends: `number` with what a worker is
-    `given` places one, `number` alone ends it. A line of standard output says of each that it listens, or has ended."""
+    """The child's program: places and ends workers as lines of standard input ask, until the input ends.
+
+    A line with `number` and `given` places a worker, and a line with `number` alone ends it. The child prints a line
+    when a worker listens and when it has ended."""
     told = os.dup(1)
-    os.dup2(2, 1)  # what others print
+    os.dup2(2, 1)  # other code's prints go to standard error
     lock = threading.Lock()
 
     def tell(**what: Any) -> None:
@@ -219,9 +223,7 @@ def place(_owner: str, address: str) -> None:
     actors: dict[int, Any] = {}
 
     def attend(number: int, actor: Any) -> None:
-        code = (
-            -signal.SIGKILL
-        )  # unless the worker itself says otherwise, its actor or its host has ended
+        code = -signal.SIGKILL  # assumed if its actor or host ended before it reported an exit code
         try:
             line, pid = ray.get(actor.announced.remote())
             if line:
@@ -251,9 +253,7 @@ def place(_owner: str, address: str) -> None:
             threading.Thread(target=attend, args=(number, actors[number]), daemon=True).start()
         else:
             end(number)
-    leaving = threading.Thread(
-        target=ray.shutdown, daemon=True
-    )  # it may wait for a head that is lost
+    leaving = threading.Thread(target=ray.shutdown, daemon=True)  # it may wait for a lost head
     leaving.start()
     leaving.join(_LEAVE_S / 2)
     os._exit(0)

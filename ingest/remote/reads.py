@@ -1,4 +1,4 @@
-"""What a pipeline reads elsewhere by, of the workers that a user names: `remote_reads`."""
+"""Connects a pipeline to the remote workers that a user names: `remote_reads`."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ def remote_reads(
     rank: str,
     functions: Sequence[str],
 ) -> Asking:
-    """Reads by the `workers` that a user names, for one loader. What is in `local_only` cannot be done elsewhere; the
-    `functions` can. A loader's `rank` says which rows of a job it wants."""
+    """Makes what one loader reads by, from the text in `workers`. Remote workers cannot do what is in `local_only`, and
+    can call the `functions`. A loader's `rank` says which rows of a job it wants."""
     for what, given in local_only.items():
         if given:
             raise RemoteError(
-                f"workers={workers!r}: {what} is of this process alone; leave one of the two out"
+                f"workers={workers!r}: {what} works only in this process; leave one of the two out"
             )
     job = job_of(source, plan=plan, split=split, columns=columns, reader=reader, sample=sample)
     kind, _, rest = workers.partition(":")
@@ -56,7 +56,7 @@ def remote_reads(
     if kind == "local":
         if not rest.isdigit() or not 1 <= int(rest) <= _MOST:
             raise RemoteError(
-                f"workers={workers!r}: {rest!r} is no number of workers from 1 to {_MOST}"
+                f"workers={workers!r}: {rest!r} is not a number of workers from 1 to {_MOST}"
             )
         return Asking(
             StartedFleet(
@@ -85,16 +85,16 @@ def remote_reads(
                 most=_MOST,
                 first=1,
                 local=False,
-                at_once=_MOST,
+                at_once=_MOST,  # the cores of other hosts start them
                 leave=cluster.close,
             ),
             groups,
-        )  # their hosts' cores start them
+        )
     return Asking(Fleet(_connections(workers, job, (rank, secrets.token_hex(8)))), groups)
 
 
 def _connections(workers: str, job: RemoteJob, asker: tuple[str, str]) -> list[Connection]:
-    """Connections to `HOST:PORT,…?token=FILE[&ca=FILE]`."""
+    """Makes the connections for `HOST:PORT,…?token=FILE[&ca=FILE]`."""
     named, _, query = workers.partition("?")
     addresses, options = named.split(","), parse_qs(query)
     if "token" not in options or options.keys() - {"token", "ca"}:
@@ -105,9 +105,7 @@ def _connections(workers: str, job: RemoteJob, asker: tuple[str, str]) -> list[C
     for address in addresses:
         host, _, port = address.rpartition(":")
         if not host or not port.isdigit():
-            raise RemoteError(
-                f"workers={workers!r}: {address!r} is no HOST:PORT, and neither is it local:N"
-            )
+            raise RemoteError(f"workers={workers!r}: {address!r} is neither HOST:PORT nor local:N")
     try:
         token = Path(options["token"][0]).read_text("utf-8").strip()
         authority = Path(options["ca"][0]).read_bytes() if "ca" in options else None

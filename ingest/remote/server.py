@@ -1,4 +1,5 @@
-"""A worker's Arrow Flight server: `WorkerServer`. It holds nothing but opened jobs; who asks again gets the same."""
+"""A remote worker's Arrow Flight server: `WorkerServer`. It keeps only opened jobs and recently made units. A repeated
+request gets the same answer."""
 
 from __future__ import annotations
 
@@ -22,14 +23,14 @@ from sluice.ingest.remote.maker import UnitMaker
 from sluice.ingest.remote.unit import KINDS, RemoteError, RemoteJob, Unit, checksum
 
 _JOBS = 8
-"""How many jobs stay opened; the one that was asked for longest ago is opened anew."""
-_GONE_S = 30.0  # after so long a silence nobody keeps anything for a loader
+"""How many jobs stay open. The least recently used one is closed first."""
+_GONE_S = 30.0  # a loader that was silent for so long counts as gone
 Made = tuple[Any, bytes]
 """A unit's rows, and their checksum."""
 
 
 class _Token(flight.ServerMiddlewareFactory):  # type: ignore[misc]
-    """Lets in only who has the token."""
+    """Lets in only requests with the token."""
 
     def __init__(self, token: str):
         self._wanted = f"Bearer {token}".encode()
@@ -43,7 +44,7 @@ class _Token(flight.ServerMiddlewareFactory):  # type: ignore[misc]
 
 
 class WorkerServer(flight.FlightServerBase):  # type: ignore[misc]
-    """Answers requests for units. It serves as soon as it is made."""
+    """Answers requests for units. It serves requests as soon as it is constructed."""
 
     def __init__(
         self,
@@ -56,9 +57,12 @@ class WorkerServer(flight.FlightServerBase):  # type: ignore[misc]
         permission: Permission = NOTHING,
         share_bytes: int = 2**28,
     ):
-        """It listens at HOST:PORT. `open_job` opens the table for a job, or refuses it. So many units are made at once.
-        `certificate` is TLS's, with its key, both in PEM. The functions that loaders may call need the `permission`. So
-        many bytes of units are kept for other loaders of a job."""
+        """- `listen` is HOST:PORT.
+        - `open_job` opens the table for a job, or refuses the job.
+        - `threads` units are made at once.
+        - `certificate` is a TLS certificate and its key, both in PEM.
+        - `permission` says which functions loaders may call.
+        - `share_bytes` of units are kept for other loaders of a job."""
         self._shared, self._functions = SharedUnits(share_bytes), Functions(permission)
         self._open_job, self._threads = open_job, threads
         self._jobs: OrderedDict[str, UnitMaker] = OrderedDict()
@@ -69,12 +73,12 @@ class WorkerServer(flight.FlightServerBase):  # type: ignore[misc]
                 middleware={"token": _Token(token)},
                 tls_certificates=[certificate] if certificate else None,
             )
-        except Exception as error:  # Arrow has no class of its own for it
+        except Exception as error:  # Arrow has no specific class for this error
             raise UsageError(f"cannot listen at {listen}: {error}") from None
         self.address = f"{listen.rpartition(':')[0]}:{self.port}"
 
     def do_action(self, context: Any, action: Any) -> Iterator[bytes]:
-        """`call` calls a function; `ping` says how many units are made at once."""
+        """Handles `call`, which calls a function, and `ping`, which returns how many units are made at once."""
         if action.type == "ping":
             return iter([str(self._threads).encode()])
         with _telling():
@@ -84,7 +88,8 @@ class WorkerServer(flight.FlightServerBase):  # type: ignore[misc]
                 return iter([self._functions.answer(action.body)])
 
     def do_get(self, context: Any, ticket: Any) -> Any:
-        """The rows of a unit in one batch, with its checksum: a batch for each part would cost the trainer twice."""
+        """Returns the rows of a unit as one batch with its checksum. One batch for each part would cost the loader
+        twice as much."""
         with _telling():
             job, rank, loader, unit = Unit.from_request(ticket.ticket)
             maker = self.open(job)
@@ -98,8 +103,8 @@ class WorkerServer(flight.FlightServerBase):  # type: ignore[misc]
         return flight.GeneratorStream(job.schema, iter([made]))
 
     def open(self, job: RemoteJob) -> UnitMaker:
-        """Who makes the job's units."""
-        with contextlib.suppress(KeyError):  # nobody waits while another's job is opened
+        """Returns what makes the job's units. Opens the job if it is not open."""
+        with contextlib.suppress(KeyError):  # an open job need not wait for the lock
             self._jobs.move_to_end(job.digest)
             return self._jobs[job.digest]
         with self._opening:
@@ -110,7 +115,7 @@ class WorkerServer(flight.FlightServerBase):  # type: ignore[misc]
             return self._jobs[job.digest]
 
     def close(self) -> None:
-        """Ends serving, and closes the jobs' files."""
+        """Stops serving and closes the jobs' files."""
         self.shutdown()
         with self._opening:
             while self._jobs:
@@ -119,7 +124,7 @@ class WorkerServer(flight.FlightServerBase):  # type: ignore[misc]
 
 @contextlib.contextmanager
 def _telling() -> Iterator[None]:
-    """Sends an error of this side to who asked."""
+    """Sends errors of this side to the client."""
     try:
         yield
     except Exception as error:
@@ -133,7 +138,7 @@ def _telling() -> Iterator[None]:
 
 @dataclass(eq=False)
 class _Kept:
-    """One unit, and which loaders have had it."""
+    """One unit, and the loaders that have received it."""
 
     made: Future[Made] = field(default_factory=Future)
     had: set[str] = field(default_factory=set)
@@ -148,11 +153,11 @@ class _Kept:
 
 
 class SharedUnits:
-    """The units that a worker keeps for others, in so many bytes at most.
+    """Units that a worker keeps for other loaders, up to a limit in bytes.
 
-    A unit that several loaders of one job want is made once. It is kept until each loader that was heard of lately has
-    had it, or until there is no room: then the oldest goes, and a loader that lags makes it anew. So a loader that dies
-    or lags holds up nobody."""
+    A unit that several loaders of one job want is made only once. It is kept until every recently active loader has
+    received it. If the limit is reached, the oldest unit is dropped, and made again if a slow loader asks for it. So a
+    dead or slow loader never delays the others."""
 
     def __init__(self, limit_bytes: int, clock: Callable[[], float] = time.monotonic):
         self._limit = limit_bytes
@@ -166,7 +171,8 @@ class SharedUnits:
         return sum(kept.bytes for kept in self._kept.values())
 
     def get(self, kin: str, loader: str, unit: str, make: Callable[[], Made]) -> Made:
-        """A unit for a loader. Loaders of one `kin` want the same units: who asks while one is made waits for it."""
+        """Returns a unit for a loader. Loaders with the same `kin` want the same units. If a unit is being made for one
+        of them, the others wait for it."""
         with self._lock:
             self._heard.setdefault(kin, {})[loader] = self._clock()
             alone = self._tidied(kin) == 1
@@ -174,14 +180,14 @@ class SharedUnits:
             mine = kept is None
             if kept is None:
                 kept = _Kept()
-                if not alone:  # otherwise there is nobody to keep it for
+                if not alone:  # a single loader does not need the unit again
                     self._kept[kin, unit] = kept
         if mine:
             try:
                 kept.made.set_result(make())
             except BaseException as error:
                 with self._lock:
-                    self._kept.pop((kin, unit), None)  # who asks again may fare better
+                    self._kept.pop((kin, unit), None)  # the next request tries again
                 kept.made.set_exception(error)
         found = kept.made.result()
         with self._lock:
@@ -190,7 +196,8 @@ class SharedUnits:
         return found
 
     def _tidied(self, kin: str) -> int:
-        """Drops what nobody may still want, and what there is no room for; the number of loaders heard of lately."""
+        """Drops units that no loader still needs, and the oldest ones beyond the limit. Returns the number of recently
+        active loaders."""
         heard, since = self._heard[kin], self._clock() - _GONE_S
         for loader in [one for one, at in heard.items() if at < since]:
             del heard[loader]

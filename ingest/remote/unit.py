@@ -1,8 +1,8 @@
-"""What is asked of a worker, by its address: a `RemoteJob` (which table and order) and a `Unit`, one read of an epoch.
+"""A request to a remote worker: a `RemoteJob` (the table and the order of its rows) and a `Unit` (one read).
 
-A unit's rows follow from its address alone, so it does not matter who makes them, nor how often. A unit is one read,
-not the windows that share reads: those may chain, and a read that was done here and one that was done elsewhere can
-meet in one window. Both are JSON on the wire; nothing is unpickled.
+Job and unit together determine the rows, so any worker can make them, any number of times. A unit is one read and not
+one window. A window may combine reads that were done here with reads of remote workers. Both are sent as JSON, and
+nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from sluice.ingest.stages.shuffle import ReadTask
 
 
 class RemoteError(LoadingError):
-    """What workers elsewhere cannot do, or did wrong: the message names the worker and what would do."""
+    """Something that remote workers cannot do, or did wrong. The message names the worker and says what to do."""
 
 
 class WrongAnswer(Exception):
-    """What came is not what was asked for, or not what was sent: the message says in what."""
+    """An answer is not what was requested, or was damaged on its way. The message says how."""
 
 
 KINDS: Mapping[str, type[Exception]] = {
@@ -38,28 +38,29 @@ KINDS: Mapping[str, type[Exception]] = {
     "column": ColumnError,
     "damaged": WrongAnswer,
 }
-"""The errors that cross as they are; any other one comes as a RemoteError."""
+"""The errors that keep their type when they are sent. All others become a RemoteError."""
 
 
-@cache  # it is part of every call, and read from a file
+@cache  # every request holds it, and it is read from a file
 def package() -> str:
     return metadata.version(DISTRIBUTION)
 
 
 def check_package(given: Any) -> None:
-    """RemoteError, if the other side has another version."""
+    """Raises RemoteError if the other side has another version of sluice."""
     if given != package():
         raise RemoteError(
-            f"the worker has sluice {package()}, the loader {given}: install one version on both"
+            f"the worker has sluice {package()}, the loader {given}; install the same version on both"
         )
 
 
 @dataclass(frozen=True, kw_only=True)
 class RemoteJob:
-    """Which rows a loader reads, in which order and as what. A worker that finds anything else than this refuses it.
-    Digests stand for the files (names, sizes, and what is known of their content), the plan of rows with all row groups
-    (`order`), and the operators that make columns of what is stored (`made`). Only plain Parquet has `roles`: a feature
-    table says them itself."""
+    """Which rows a loader reads, in which order, and in which columns. A worker refuses a job that differs from what it
+    finds itself.
+
+    Three fields are digests: `files` (names, sizes and known content), `order` (the plan and its row groups) and `made`
+    (the operators that make columns). Only plain Parquet has `roles`, because a feature table holds its own."""
 
     package: str
     version: str
@@ -72,7 +73,7 @@ class RemoteJob:
     plan: Mapping[str, Any]
     order: str
     columns: Mapping[str, str]
-    """Each column, and the type of its numbers, or of the ids in its bags, in a batch."""
+    """Each column, and the type in a batch of its numbers or of the ids in its bags."""
     bags: Mapping[str, float]
     fill: Mapping[str, float]
     made: str
@@ -83,7 +84,7 @@ class RemoteJob:
 
     @property
     def schema(self) -> pa.Schema:
-        """That of every batch of it."""
+        """The schema of every batch of the job."""
         kinds = {name: pa.type_for_alias(kind) for name, kind in self.columns.items()}
         return pa.schema(
             [
@@ -98,19 +99,19 @@ class RemoteJob:
 
     @classmethod
     def of(cls, given: Any) -> Self:
-        """A job as another program sent it. RemoteError if it is none of this version's."""
+        """Parses a job that another program sent. RemoteError if it does not fit this version of sluice."""
         if isinstance(given, dict):
             check_package(given.get("package"))
         if not isinstance(given, dict) or given.keys() != {field.name for field in fields(cls)}:
             raise RemoteError(
-                "a job that lacks fields, or has unknown ones: install one version of sluice on both "
+                "a job lacks fields or has unknown ones; install the same version of sluice on both "
                 "sides"
             )
         return cls(**given)
 
 
 class Part(NamedTuple):
-    """The rows `start` to `stop` of a row group, which all lie in one window: the whole window, or some of it."""
+    """The rows `start` to `stop` of a row group, which all lie in one window. `whole`: they are the whole window."""
 
     stream: int
     window: int
@@ -141,7 +142,7 @@ class Unit:
 
     @property
     def key(self) -> str:
-        """What is the same wherever it is asked for."""
+        """A text that is the same for every loader that wants this unit."""
         return json.dumps([self.epoch, self.file, self.group, self.draw, self.parts])
 
     @classmethod
@@ -165,13 +166,13 @@ class Unit:
         )
 
     def request(self, job: RemoteJob, rank: str, loader: str) -> bytes:
-        """A request by a loader of a job, which has this rank. Each holds the job: a worker that has just come, or has
-        forgotten it, opens it."""
+        """Encodes a request of `loader`, which has this `rank`. Each request holds the job, so that a new worker, or
+        one that has forgotten the job, can open it."""
         return b"\n".join((job.json, json.dumps([rank, loader]).encode(), self.key.encode()))
 
     @classmethod
     def from_request(cls, data: bytes) -> tuple[RemoteJob, str, str, Self]:
-        """The job, rank, loader and unit. RemoteError if it is no request."""
+        """Decodes a request into its job, rank, loader and unit. RemoteError if it is not a valid request."""
         try:
             job, (rank, loader), (*address, parts) = map(json.loads, data.split(b"\n"))
             epoch, file, group, draw = map(_number, address)
@@ -188,13 +189,15 @@ class Unit:
                 ),
             )
         except (TypeError, ValueError, RecursionError):
-            raise RemoteError("a request that is none of this version of sluice") from None
+            raise RemoteError(
+                "a request that this version of sluice cannot read; install the same version on both sides"
+            ) from None
         return RemoteJob.of(job), str(rank), str(loader), unit
 
 
 def checksum(batch: pa.RecordBatch, job: RemoteJob, unit: Unit) -> int:
-    """CRC-32 of a unit of a job, and of all values of the batch that was made of it, which has no empty ones. An answer
-    to another request has another one."""
+    """CRC-32 of the job, the unit and all values of the unit's batch, which has no nulls. An answer to another request
+    has another checksum."""
     found = crc32(f"{job.digest} {unit.key}".encode())
     for column in batch.columns:
         for part in column.buffers():
@@ -204,5 +207,5 @@ def checksum(batch: pa.RecordBatch, job: RemoteJob, unit: Unit) -> int:
 
 def _number(value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**64:
-        raise ValueError(f"{value!r} is no number of a row")
+        raise ValueError(f"{value!r} is not a row's number")
     return value

@@ -1,7 +1,7 @@
-"""The program of a worker: `sluice worker --table … --listen HOST:PORT --token-file FILE`; and `local`, the same as a
-process of a loader on this host.
+"""The program of a remote worker: `sluice worker --table … --listen HOST:PORT --token-file FILE`. `local` is the same
+worker as a process that a loader starts on its own host.
 
-It opens the table itself, and holds nothing that a loader would miss if it ended."""
+A worker opens the table itself. It keeps no state that a loader would miss if the worker ended."""
 
 from __future__ import annotations
 
@@ -29,37 +29,37 @@ from sluice.ingest.remote.maker import UnitMaker
 from sluice.ingest.remote.server import WorkerServer
 from sluice.ingest.remote.unit import RemoteError, RemoteJob
 
-_DESCRIPTION = """Reads and shuffles row groups for loaders on other hosts, until it is ended. It prints one JSON object
-with its address first."""
+_DESCRIPTION = """Reads and shuffles row groups for loaders on other hosts until it is stopped. It first prints one JSON
+object with its address."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerOptions:
-    """What a worker reads, where it listens and whom it lets in."""
+    """What a worker reads, where it listens, and who may connect."""
 
     title = "worker"
     table: str = setting(
-        help="the feature table, or folder, glob or file of Parquet, that it reads", metavar="TABLE"
+        help="the feature table, or the folder, glob or file of Parquet, to read", metavar="TABLE"
     )
     listen: str = setting(
-        "127.0.0.1:0", "where it listens; port 0: any that is free", metavar="HOST:PORT"
+        "127.0.0.1:0", "the address to listen at; port 0 takes any free port", metavar="HOST:PORT"
     )
-    token_file: str = setting(help="a file whose text whoever asks must know", metavar="FILE")
+    token_file: str = setting(help="a file with the token that loaders must send", metavar="FILE")
     share: int = setting(
         2**28,
-        "how much of what one loader was given is kept for others of the same table and plan",
+        "how many bytes of results to keep for other loaders of the same table and plan",
         metavar="BYTES",
         parse=parse_bytes,
         least=0,
     )
     threads: int = setting(
         0,
-        "how many row groups it reads at once (default: one for each core that its control group "
+        "how many row groups to read at once (default: one for each core that its control group "
         "allows)",
         least=0,
     )
-    tls_certificate: str = setting("", "speak TLS, with this certificate (PEM)", metavar="FILE")
-    tls_key: str = setting("", "and its key", metavar="FILE")
+    tls_certificate: str = setting("", "use TLS with this certificate (PEM)", metavar="FILE")
+    tls_key: str = setting("", "the certificate's key (PEM)", metavar="FILE")
     code: CodeOptions = field(default_factory=CodeOptions)
 
     def __post_init__(self) -> None:
@@ -75,7 +75,9 @@ def main(argv: list[str]) -> dict[str, Any]:
     options = parse(WorkerOptions, argv=argv, prog="sluice worker", description=_DESCRIPTION)
     token = _file(options.token_file).decode().strip()
     if not token:
-        raise UsageError(f"--token-file {options.token_file}: is empty")
+        raise UsageError(
+            f"--token-file {options.token_file}: the file is empty; write a token in it"
+        )
     certificate = (
         (_file(options.tls_certificate), _file(options.tls_key))
         if options.tls_certificate
@@ -92,16 +94,16 @@ def main(argv: list[str]) -> dict[str, Any]:
         share_bytes=options.share,
     )
     print(json.dumps({"listening": server.address}), flush=True)
-    say(f"reads {options.table} for who has the token; listens at {server.address}")
+    say(f"listening at {server.address}; reads {options.table} for loaders that have the token")
     server.serve()
     return {"listening": server.address}
 
 
 def local(_owner: str) -> None:
-    """A loader's own worker. A line of standard input tells it of its table and token; it says on standard output where
-    it listens, and ends with the loader, which holds the other end of its input."""
+    """Runs a loader's own worker. It reads its table and token from one line of standard input, and prints its address
+    on standard output. It ends when the loader, which holds the other end of its input, ends."""
     told = os.dup(1)
-    os.dup2(2, 1)  # what others print
+    os.dup2(2, 1)  # other code's prints go to standard error
     line = sys.stdin.buffer.readline()
     if not line:
         return  # the loader has ended already
@@ -113,15 +115,15 @@ def local(_owner: str) -> None:
         partial(opened, given["table"], NOTHING),
         permission=Permission(functions=frozenset(given["functions"])),
     )
-    if given["job"]:  # opening takes seconds, in which others can answer
-        with contextlib.suppress(Exception):  # whoever asks is told
+    if given["job"]:  # opening takes seconds, so it is done before the loader sends requests
+        with contextlib.suppress(Exception):  # the first request raises the error
             server.open(RemoteJob.of(given["job"]))
     os.write(told, json.dumps({"listening": server.address}).encode() + b"\n")
     threading.Event().wait()
 
 
 def opened(table: str | list[str], permission: Permission, job: RemoteJob) -> UnitMaker:
-    """Who makes the units of a job on this table."""
+    """Opens the table for a job and returns what makes the job's units."""
     if isinstance(table, str) and is_table(table):
         from sluice.etl.table.table import (
             FeatureTable,
@@ -129,7 +131,7 @@ def opened(table: str | list[str], permission: Permission, job: RemoteJob) -> Un
 
         if not job.version.isdigit():
             raise RemoteError(
-                f"{table}: the loader reads plain Parquet, and this worker has a feature table"
+                f"{table}: the loader reads plain Parquet, but this worker was given a feature table"
             )
         return UnitMaker(job, FeatureTable.open(table, int(job.version), allow_code=permission))
     source = ParquetFiles.open(
@@ -138,7 +140,7 @@ def opened(table: str | list[str], permission: Permission, job: RemoteJob) -> Un
     if source.version != job.version:
         raise RemoteError(
             f"{source.uri}: other files than the loader has (version {source.version} here, "
-            f"{job.version} there)"
+            f"{job.version} there); give both the same files"
         )
     return UnitMaker(job, source)
 
@@ -151,7 +153,7 @@ def _file(path: str) -> bytes:
 
 
 def program() -> NoReturn:
-    """Runs the whole program, as its command does."""
+    """Runs the program `sluice worker`."""
     run(main)
 
 

@@ -1,4 +1,4 @@
-"""Bags of ids, several a row: `Bags`, a column's values one after the other, and where each row's values begin."""
+"""Bags of ids, several a row: `Bags` holds a column's ids one after the other, and where each row's ids begin."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from sluice.ingest.stages.scatter_kernel import (
 )
 
 _ID = 4  # bytes of an id
-_SMALL = 48  # bytes of a bag
+_SMALL = 48  # bytes; bags up to this size are copied together before they are moved
 
 
 class BagError(ValueError):
-    """Bags that do not hold ids: the message says what they hold."""
+    """Bags do not hold ids. The message says what they hold."""
 
     def __init__(self, text: str, column: str = "", piece: int = 0):
         super().__init__(text)
@@ -34,8 +34,8 @@ class BagError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Bags:
-    """Row n has the ids `values[offsets[n]:offsets[n + 1]]`; without `offsets`, every row has `each` of them. Ids that
-    do not fit int32 are the same words."""
+    """Row n has the ids `values[offsets[n]:offsets[n + 1]]`. Without `offsets`, every row has `each` ids. Ids beyond
+    int32 are stored as the same 32 bits."""
 
     values: npt.NDArray[np.int32]
     offsets: npt.NDArray[Any] | None
@@ -55,7 +55,7 @@ class Bags:
         return row * self.each if self.offsets is None else int(self.offsets[row])
 
     def as_arrow(self, rows: int, kind: type[np.int32 | np.uint32]) -> pa.Array:
-        """The bags of its `rows` rows as Arrow has them, with ids of that kind, without a copy of the ids."""
+        """Returns the bags as an Arrow array with ids of type `kind`. The ids are not copied."""
         ends = (
             np.arange(rows + 1, dtype=np.int64) * self.each
             if self.offsets is None
@@ -72,15 +72,15 @@ class Bags:
 
 @dataclass(frozen=True, slots=True)
 class PackedBags:
-    """The bags of some rows of a packed column, from row `start` on: they are unpacked where they are moved."""
+    """The bags of `rows` rows of a packed column, starting with row `start`. They are unpacked when they are moved."""
 
     stored: int
-    ids: npt.NDArray[np.int64]
-    """The address of what is packed, and what describes the ids there, for `unpacked`."""
+    ids: np.void
+    """The address of the packed data, and the description of the ids' part, for `unpacked`."""
     each: int
-    """The bytes of every bag; below 0: they differ."""
+    """The bytes of every bag. Below 0: they differ."""
     ends: npt.NDArray[Any] | None
-    """If they differ: where each bag of the column begins, and the last one ends, counted in `unit` bytes."""
+    """If the bags' sizes differ: where each bag begins, and the last one ends, in units of `unit` bytes."""
     unit: int
     start: int
     rows: int
@@ -89,8 +89,8 @@ class PackedBags:
         return self.rows
 
     def offsets(self, alike: bool) -> npt.NDArray[Any]:
-        """Where the bags begin and end from the first of these rows on, counted in `unit` bytes. Of bags that are all
-        `alike`, only the first and the last number."""
+        """Where the bags begin and end, relative to the first of these rows, in units of `unit` bytes. If all bags have
+        one size (`alike`), only the first and the last offset."""
         if self.ends is None:
             return np.arange(0, self.rows + 1, max(1, self.rows if alike else 1)) * (
                 self.each // self.unit
@@ -101,7 +101,7 @@ class PackedBags:
         return found
 
     def unpack(self, into: npt.NDArray[np.int32]) -> None:
-        """Unpacks their ids."""
+        """Unpacks all ids of these rows."""
         first = (
             self.start * self.each if self.ends is None else int(self.ends[self.start]) * self.unit
         )
@@ -109,7 +109,7 @@ class PackedBags:
 
 
 def unit_of(kind: pa.DataType) -> int:
-    """The bytes that an offset counts in a column of bags; 0: it is none, or none whose ids can stay packed."""
+    """The bytes that an offset counts in a column of bags. 0: not a column of bags, or its ids cannot stay packed."""
     if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
         return 1
     lists = pa.types.is_list(kind) or pa.types.is_large_list(kind)
@@ -122,8 +122,8 @@ def shuffled(
     buffers: Buffers,
     kind: Callable[[str], type[np.int32 | np.uint32]] = lambda _: np.int32,
 ) -> dict[str, Bags]:
-    """The bags of a window's columns in `order` (as they are stored if None), moved once, out of all the pieces in
-    which Arrow has them. A missing bag is an empty one. `kind` is the type of a column's ids."""
+    """Puts the bags of a window's columns in `order`. None: in the stored order. Each id is moved once, out of Arrow's
+    pieces. A missing bag becomes an empty one. `kind` returns the type of a column's ids."""
     if not columns:
         return {}
     stored = {name: _Column(name, arrays, kind(name)) for name, arrays in columns.items()}
@@ -167,7 +167,7 @@ _Part = tuple[npt.NDArray[Any], npt.NDArray[np.int32] | PackedBags, int]
 
 
 class _Column:
-    """The bags of one column in the pieces of a window, where they are stored."""
+    """The stored bags of one column, in all pieces of a window."""
 
     def __init__(
         self, name: str, arrays: Sequence[pa.Array | PackedBags], kind: type[np.int32 | np.uint32]
@@ -188,18 +188,18 @@ class _Column:
         wide = np.array([offsets.itemsize == 8 for offsets, _, _ in self._parts], np.int64)
         unit = np.array([unit for _, _, unit in self._parts], np.int64)
         self.offsets = offsets, wide, unit
-        """For each piece: the address of its offsets, whether these have 8 bytes, and their unit."""
+        """For each piece: the address of its offsets, whether an offset has 8 bytes, and its unit."""
         self.size: int
         self.size, piece, row = (
             (sizes.pop(), 0, 0)
             if alike
             else bag_size(offsets, wide, unit, np.array([len(array) for array in arrays], np.int64))
         )
-        """The bytes of every bag; below 0: they differ."""
+        """The bytes of every bag. Below 0: they differ."""
         if self.size < -1:
             begin, end = self._parts[piece][0][row : row + 2]
             raise BagError(
-                f"a bag of {end - begin} bytes, which is no whole number of ids of four bytes",
+                f"a bag of {end - begin} bytes, which is not a multiple of the four bytes of an id",
                 name,
                 piece,
             )
@@ -213,11 +213,11 @@ class _Column:
             for (first, last), (_, stored, _) in zip(self._spans, self._parts, strict=True)
             if self._near or isinstance(stored, PackedBags)
         )
-        """How many ids are put into other memory before they are moved."""
+        """How many ids are copied or unpacked into other memory before they are moved."""
 
     def values(self, room: npt.NDArray[np.int32]) -> list[npt.NDArray[np.int32]]:
-        """The ids of each piece from its first bag to its last; in `room` those that are unpacked, and small bags,
-        which stay in the core's cache there while they are moved one by one."""
+        """The ids of each piece, from its first bag to its last. Packed ids and small bags are put into `room`, where
+        they stay in the core's cache while they are moved one by one."""
         found, done = [], 0
         for (_, stored, _), (first, last) in zip(self._parts, self._spans, strict=True):
             if isinstance(stored, PackedBags) or self._near:
@@ -233,7 +233,7 @@ class _Column:
         return found
 
     def as_stored(self, buffers: Buffers) -> Bags:
-        """The bags of the only piece, without a copy."""
+        """The bags of the only piece, in the stored order. Only packed ones are copied."""
         [(offsets, stored, unit)], [(first, last)] = self._parts, self._spans
         values = (
             stored[first:last]
@@ -249,13 +249,13 @@ class _Column:
         )
 
     def begins(self) -> npt.NDArray[np.uint64]:
-        """How many bytes of values lie before the first bag of each piece."""
+        """The bytes of values before the first bag of each piece."""
         return np.array([int(offsets[0]) * unit for offsets, _, unit in self._parts], np.uint64)
 
     def ends(
         self, pieces: npt.NDArray[np.uint32], rows: npt.NDArray[np.uint32]
     ) -> npt.NDArray[np.int64]:
-        """Where the ids of the bags to come begin, and where those of the last one end."""
+        """Where each bag's ids begin in the result, and where the last bag's ids end."""
         ends = np.empty(len(rows) + 1, np.int64)
         bag_ends(*self.offsets, pieces, rows, ends)
         return ends
@@ -270,8 +270,8 @@ def _addresses(arrays: Sequence[npt.NDArray[Any]]) -> npt.NDArray[np.uint64]:
 
 
 def _parts(array: pa.Array, kind: type[np.int32 | np.uint32]) -> _Part:
-    """Where each bag begins and ends among the values, the values, and the bytes that an offset counts: without a copy,
-    if the ids are of that kind already."""
+    """Returns the offsets of the bags, their ids, and the bytes that an offset counts. Nothing is copied if the ids
+    already have the type `kind`."""
     if pa.types.is_large_binary(array.type) or pa.types.is_binary(array.type):
         offset = np.int64 if pa.types.is_large_binary(array.type) else np.int32
         _, offsets, data = array.buffers()

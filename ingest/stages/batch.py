@@ -1,6 +1,6 @@
-"""Makes what a trainer takes out of blocks: `cuts`, `Cutter`, `Collator`.
+"""Makes batches from blocks: `cuts`, `Cutter`, `Collator`.
 
-Work is handed over in stretches of several consecutive batches, so that small batches do not pay for a hand-over
+Stages hand over several consecutive batches at a time (a `Stretch`), so that small batches do not pay for a hand-over
 each.
 """
 
@@ -26,14 +26,14 @@ from sluice.ingest.stages.shuffle import Block, Chunk, Chunks, chunk_steps
 
 STRETCH_ROWS = 65536
 LONG_S, SHORT_S = 0.25, 0.02
-"""The seconds that a user's function may take over a piece of work, by all its workers together, and by one of them at
-least: so what takes long comes steadily, and a short epoch has work for all."""
-_UNKNOWN = 2  # batches at most that pass a function together before it is known how long it takes
+"""How long a user's function may take for one stretch: LONG_S divided by the number of its workers, and at least
+SHORT_S. So slow functions deliver steadily, and short epochs have work for all workers."""
+_UNKNOWN = 2  # most batches a stretch while the time of a function is not known
 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Consecutive batches whose rows are all there: for each stream (block, first row, row after the last)."""
+    """Consecutive batches whose rows are complete. `pieces` has (block, first row, end row) for each stream."""
 
     schedule: EpochSchedule
     step: int
@@ -44,12 +44,12 @@ class Cut:
 
 @dataclass(frozen=True, slots=True)
 class Ids:
-    """The ids of one batch: those of a column from `starts` on, in one array of int32, or of the same words where a
-    column's do not fit that."""
+    """The ids of one batch in one array, column by column. Column n begins at `starts[n]`. Ids beyond int32 are stored
+    as the same 32 bits."""
 
     values: npt.NDArray[Any]
     lengths: npt.NDArray[Any] | None
-    """The number of ids of each row, column by column; None if every row has one id of each column."""
+    """The number of ids of each row, column by column. None: every row has one id in each column."""
     starts: tuple[int, ...]
 
     def of(self, column: int) -> npt.NDArray[Any]:
@@ -76,7 +76,8 @@ class Ids:
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """Batches `step` to `step + steps`: floats [batch, column, row], the ids of each, and weights [batch, row]."""
+    """Several consecutive batches, `step` to `step + steps`: floats [batch, column, row], the ids of each batch, and
+    weights [batch, row]."""
 
     schedule: EpochSchedule
     step: int
@@ -87,7 +88,7 @@ class Stretch:
     checksums: tuple[int, ...]
     charge: Charge
     done: int = 0
-    """The number of stages of transforms that it has been through."""
+    """The number of transform stages that are done."""
 
     @property
     def steps(self) -> int:
@@ -106,7 +107,7 @@ class Stretch:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """Batches for the consumer, and the memory that they hold until it has asked for the batch after them."""
+    """Batches for the consumer. Their memory is charged until the consumer asks for the next batch after them."""
 
     batches: tuple[Batch, ...]
     nbytes: int
@@ -114,13 +115,13 @@ class Ready:
 
 
 def most_steps(plan: RowsPlan, ranks: int) -> int:
-    """The most batches that a stretch may have."""
+    """The most batches of a stretch."""
     return max(1, STRETCH_ROWS * ranks // plan.batch_size)
 
 
 def at_once(most: int, batch_rows: int, work: Iterable[tuple[float, int, int]]) -> int:
-    """How many batches, `most` at most, pass users' functions together. `work` has the seconds and the rows of each
-    function so far, and its workers."""
+    """How many batches, at most `most`, a stretch should have. `work` has for each user's function the seconds and rows
+    so far, and the number of its workers."""
     for busy_s, rows, workers in work:
         longest_s = max(SHORT_S, LONG_S / workers)
         known = (
@@ -133,19 +134,19 @@ def at_once(most: int, batch_rows: int, work: Iterable[tuple[float, int, int]]) 
 def cuts(
     blocks: Iterable[Block], plan: RowsPlan, ranks: int, chunks: Chunks, most: Callable[[], int]
 ) -> Iterator[Cut]:
-    """Yields a stretch of at most `most()` batches as soon as all its rows are there. Blocks come in the order of need.
+    """Yields cuts of at most `most()` batches as soon as all their rows are there. Blocks come in the order of need.
 
-    The last batch of an epoch may be padding alone on some ranks, so its chunk is taken by its number. The first
-    stretches of a run are short, one batch, then twice as many each time: so the first batch comes early."""
+    The first cut has one batch, and each further one has up to twice as many, so that the first batch comes early. On
+    some ranks the last batch of an epoch is only padding, so its chunk is taken by number and not from a block."""
     each = plan.stream_rows
     inside = chunk_steps(plan, ranks)
     longest = most_steps(plan, ranks)
     schedule: EpochSchedule | None = None
     queues: dict[
         int, deque[tuple[Block, int]]
-    ] = {}  # for each stream: blocks, and the first row not yet cut
-    held: dict[int, int] = {}  # rows of each stream that are there
-    wanted: dict[int, int] = {}  # rows that a stream has left in this epoch
+    ] = {}  # for each stream: its blocks, and the first row of each that is not yet cut
+    held: dict[int, int] = {}  # rows of each stream that have come
+    wanted: dict[int, int] = {}  # rows of each stream that are left in this epoch
     step, wished = 0, 1
     for block in blocks:
         if block.schedule is not schedule:
@@ -186,7 +187,7 @@ def _slices(queue: deque[tuple[Block, int]], count: int) -> Iterator[tuple[Block
 
 
 class Cutter:
-    """One worker of the batch stage: it finishes batches whose rows are there, and puts bags into them."""
+    """One worker of the batch stage. It completes batches: padding, weights and bags."""
 
     def __init__(self, plan: RowsPlan, columns: Columns, share: RankShare, buffers: Buffers):
         self._plan = plan
@@ -205,7 +206,7 @@ class Cutter:
         self._starts = tuple(range(0, (len(columns.sparse) + 1) * self._rows, self._rows))
 
     def size(self, cut: Cut) -> int:
-        """The size of the batches in bytes."""
+        """The bytes of the batches of a cut."""
         columns = self._columns
         bags = sum(
             4 * block.bags[name].count(start, stop)
@@ -223,7 +224,7 @@ class Cutter:
         floats, scalars = (a[begin : begin + steps] for a in (cut.chunk.floats, cut.chunk.ids))
         for array, added in zip((floats, scalars), self._added, strict=True):
             if added:
-                array[:, added] = 0  # until a transform has given them
+                array[:, added] = 0  # until a transform sets them
         weights = None
         if not columns.weight:
             weights = self._buffers.take((self._most, self._rows), np.float32)[:steps]
@@ -260,8 +261,8 @@ class Cutter:
         weights: npt.NDArray[Any] | None,
         real: tuple[int, ...],
     ) -> tuple[npt.NDArray[Any], tuple[Ids, ...], npt.NDArray[Any] | None, tuple[int, ...]]:
-        """The rows that this rank takes of a stream that it shares with others. Rows that only fill a batch are the
-        last of the stream."""
+        """Returns this rank's rows of a stream that it shares with other ranks. Padding rows are the last of the
+        stream."""
         own, columns = self._share.bounds, len(self._columns.sparse)
         return (
             np.ascontiguousarray(floats[:, :, own]),
@@ -277,8 +278,7 @@ class Cutter:
         scalars: npt.NDArray[Any],
         weights: npt.NDArray[Any] | None,
     ) -> tuple[int, ...]:
-        """Puts zeros where rows are missing in the last batch of an epoch. Returns the number of real rows of each
-        batch."""
+        """Pads the last batch of an epoch with zeros. Returns the number of real rows of each batch."""
         each = self._plan.stream_rows
         real = [self._rows] * cut.steps
         for lane, pieces in enumerate(cut.pieces):
@@ -293,7 +293,7 @@ class Cutter:
         return tuple(real)
 
     def _with_bags(self, cut: Cut, number: int, scalars: npt.NDArray[Any]) -> Ids:
-        """The ids of one batch. Rows that only fill the batch have empty bags."""
+        """Puts the ids of one batch together. Padding rows have empty bags."""
         columns, each = self._columns, self._plan.stream_rows
         lanes = [
             (lane, at, block, start, stop)
@@ -326,7 +326,8 @@ class Cutter:
 def _within(
     pieces: tuple[tuple[Block, int, int], ...], first: int, count: int
 ) -> Iterator[tuple[Block, int, int, int]]:
-    """The parts within `count` rows from `first` on, counted over all pieces, and how far after `first` each begins."""
+    """Yields the parts of pieces within `count` rows from row `first` on, counted over all pieces, and each part's
+    distance from `first`."""
     done = 0
     for block, start, stop in pieces:
         low, high = max(first, done), min(first + count, done + stop - start)
@@ -336,7 +337,7 @@ def _within(
 
 
 class Collator:
-    """One worker of the collate stage: it returns batches as tensors, without a copy unless ids are wide."""
+    """One worker of the collate stage. It returns batches as tensors. Only ids beyond int32 are copied."""
 
     def __init__(self, columns: Columns, rows: int):
         self._columns, self._wide = columns, columns.wide
@@ -348,7 +349,7 @@ class Collator:
         weights = (
             floats[:, dense + 1] if stretch.weights is None else torch.from_numpy(stretch.weights)
         )
-        # One call for all batches: small ones would pay more for their views than for their rows.
+        # One call makes the views of all batches, because views cost small batches more than their rows.
         views = zip(
             floats[:, :dense].transpose(1, 2).unbind(),
             floats[:, dense].unbind(),
@@ -376,18 +377,18 @@ class Collator:
         return Ready(batches, self.size(stretch), charge)
 
     def size(self, stretch: Stretch) -> int:
-        """The size of its batches in bytes."""
+        """The bytes of the batches of a stretch."""
         return stretch.nbytes + (sum(ids.values.nbytes for ids in stretch.ids) if self._wide else 0)
 
     def _values(self, ids: Ids) -> torch.Tensor:
-        """A batch's ids: where some do not fit int32, all of them as int64."""
+        """A batch's ids as int32, or all as int64 if some do not fit int32."""
         return torch.from_numpy(
             ids.values.view(np.uint32).astype(np.int64) if self._wide else ids.values
         )
 
 
 def columns_of(stretch: Stretch, number: int, columns: Columns) -> dict[str, npt.NDArray[Any]]:
-    """Batch `number` of a stretch as arrays by column name, views of the stretch; a bag column also has
+    """Returns batch `number` of a stretch as a dict of arrays, which are views. A column of bags also has
     `NAME.lengths`."""
     ids = stretch.ids[number]
     arrays: dict[str, npt.NDArray[Any]] = dict(
@@ -405,7 +406,7 @@ def lengths_name(column: str) -> str:
 
 
 def joined(columns: Columns, arrays: Mapping[str, npt.NDArray[Any]], rows: int) -> Ids:
-    """Puts the ids of a batch together anew, after bags have got other lengths."""
+    """Joins the ids of a batch again after lengths of bags have changed."""
     parts = [arrays[name].view(np.int32) for name in columns.sparse]
     lengths = np.ones((len(parts), rows), np.int32)
     for column, name in enumerate(columns.sparse):

@@ -1,9 +1,9 @@
-"""Which windows have all their rows: `CompletedWindows`, and `ReadWorker`, which reads here or by `RemoteWork` and may
-place a window's rows at once.
+"""Collects row groups until windows are complete: `CompletedWindows`. `ReadWorker` reads, in this process or through
+`RemoteWork`, and may place a complete window's rows at once.
 
-A row group that is read brings rows of some windows. Whoever brings a window's last row group places its rows on the
-spot if the shuffle stage is fused with the read stage, without a hand-over; otherwise the shuffle stage's own workers
-do it. Windows may be complete out of order, and `in_order` puts them right again.
+Each row group holds rows of some windows. If the shuffle stage is fused with the read stage, the worker that reads a
+window's last row group also places the window's rows. Otherwise the shuffle stage's own workers do. Windows may be
+complete out of order, and `in_order` restores the order.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from sluice.ingest.stages.shuffle import Block, Gatherer, Gathering, ReadRows, R
 from sluice.ingest.stages.transform import Arrays
 
 CompleteWindow = Gathering | Block | BaseException
-"""A window that has all its rows; or the error with which placing them failed, which comes in the window's turn."""
+"""A window with all its rows, or the error that placing them raised, which is raised in the window's turn."""
 
 
 @dataclass(slots=True)
 class ReadDone:
-    """What came of one read: the windows that it completed, by their numbers in the schedule, placed or not."""
+    """The result of one read: the windows that it completed, by number in the schedule, placed or not."""
 
     schedule: EpochSchedule
     rows: int
@@ -37,7 +37,7 @@ class ReadDone:
 
 
 class CompletedWindows:
-    """The windows of a run that are under way."""
+    """The windows of a run that are not complete yet."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -47,7 +47,7 @@ class CompletedWindows:
         self._due: tuple[EpochSchedule, int] | None = None
 
     def add(self, read: ReadRows) -> list[tuple[int, CompleteWindow]]:
-        """Adds the pieces of a read, and returns the windows that have all their rows by it."""
+        """Adds the pieces of a read. Returns the windows that are complete now."""
         schedule, complete = read.task.schedule, list[tuple[int, CompleteWindow]]()
         with self._lock:
             for part, piece in zip(read.task.read.parts, read.pieces(), strict=True):
@@ -63,7 +63,7 @@ class CompletedWindows:
         return complete
 
     def ahead(self, gathering: Gathering) -> int:
-        """How many rows of a stream lie between the window that is due and the end of this one."""
+        """The number of rows of a stream from the next due window to the end of this one."""
         schedule, number = self._due or (gathering.schedule, 0)
         end = gathering.window.first + gathering.window.rows - _first(schedule, number)
         return (
@@ -73,7 +73,7 @@ class CompletedWindows:
         )
 
     def in_order(self, reads: Iterator[ReadDone]) -> Iterator[Gathering | Block]:
-        """Yields windows in the order in which they are needed, as the reads come in that complete them."""
+        """Yields windows in the order of need, as reads complete them."""
         for schedule, group in itertools.groupby(reads, lambda read: read.schedule):
             waiting: dict[int, CompleteWindow] = {}
             due = 0
@@ -94,34 +94,34 @@ def _without_error(window: CompleteWindow) -> Gathering | Block:
 
 
 def _first(schedule: EpochSchedule, number: int) -> int:
-    """The row of its stream with which a window begins; after the last window, its end."""
+    """The first row of a window in its stream. After the last window, the end of that."""
     if number < len(schedule.windows):
         return schedule.windows[number].first
     return schedule.windows[-1].first + schedule.windows[-1].rows
 
 
 class NobodyThere(Exception):
-    """No worker of another process or host answers: the caller does the work itself."""
+    """No remote worker answers. The caller does the work itself."""
 
 
 class RemoteWork(Protocol):
-    """Workers of other processes or hosts (`ingest/remote`). All may be called from any thread. Work that is asked for
-    while none of them is there raises `NobodyThere`."""
+    """Remote workers (`ingest/remote`). Any thread may call all methods. `call` and `read` raise `NobodyThere` if no
+    worker answers."""
 
     requests: int
-    """How many reads are asked for at once to begin with."""
+    """How many reads to request at once at the start."""
 
     def call(self, function: str, arrays: Arrays, where: str) -> Arrays:
-        """The columns that a function, as `module:function`, changed or gave; `arrays` are not written."""
+        """Calls `module:function` and returns the columns that it changed or added. Does not write to `arrays`."""
 
     def read(self, task: ReadTask, charge: Charge) -> ReadRows:
-        """What came of a read that some worker did."""
+        """Returns the rows of a read that a worker did."""
 
     def use(self, requests: int) -> None:
-        """Says how many reads and calls will be asked for at once from now on; 0: none, so that no worker is needed."""
+        """Announces how many reads and calls will be requested at once. 0: no worker is needed."""
 
     def watch(self, charge: Callable[[int], None]) -> None:
-        """`charge` is called from now on with memory that workers on this host take (+) and give back (-)."""
+        """Sets the function that is called with memory that workers on this host take (+) and give back (-)."""
 
 
 def switched(
@@ -129,7 +129,8 @@ def switched(
     remote: RemoteWork | None,
     backend: Callable[[], str],
 ) -> Callable[[ReadTask, Charge], ReadRows]:
-    """Reads here or elsewhere, as `backend` says at that moment; here if nobody is there elsewhere."""
+    """Returns a function that reads on a remote worker if `backend` says so at that moment and a worker answers.
+    Otherwise it reads in this process."""
     if remote is None:
         return read
 
@@ -155,7 +156,7 @@ class ReadWorker:
         shuffle: StageCounters,
         room: Callable[[Gathering], Charge | None],
     ):
-        """`room` returns a charge for a window if it is to be placed here."""
+        """`room` returns a charge for a window if this worker is to place it."""
         self._read = read
         self._windows = windows
         self._gather = gather
@@ -167,7 +168,7 @@ class ReadWorker:
         size = read.nbytes
         charge.correct(
             size
-        )  # at once: from here on others may gather its rows, and give its bytes back
+        )  # before `add`, because other workers may then use its rows and free its bytes
         done = ReadDone(task.schedule, task.read.rows, size, self._windows.add(read))
         del read
         for place, (number, window) in enumerate(done.windows):
@@ -191,5 +192,5 @@ class ReadWorker:
 
 
 def placed(window: Gathering | Block) -> bool:
-    """Whether the window's rows are in their batches already."""
+    """Whether the window's rows are already in their batches."""
     return isinstance(window, Block)

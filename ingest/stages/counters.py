@@ -1,5 +1,5 @@
-"""Counts what the workers of a stage did, in counters that never fall: `StageCounters`; through a `WorkerClock` one
-worker adds to them."""
+"""Counts the work of a stage in counters that never fall: `StageCounters`. Each worker adds to them through a
+`WorkerClock`."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from sluice.ingest.stats import StageStats
 
 
 class StageCounters:
-    """Counts how many workers were busy or waiting since the start, integrated over time.
+    """Adds up the time that workers were busy or waiting since the start.
 
-    It outlives the pools of its stage (a pipeline starts anew after an abandoned epoch)."""
+    It outlives the pools of its stage, because a pipeline makes new pools after an abandoned epoch."""
 
     def __init__(self, name: str, clock: Callable[[], float] = time.monotonic):
         self.name, self._clock = name, clock
@@ -25,7 +25,7 @@ class StageCounters:
         self.busy_s = self.cpu_s = self.core_wait_s = self.wait_input_s = self.wait_output_s = 0.0
 
     def change(self, *, busy: int = 0, waiting: int = 0, blocked: bool | None = None) -> None:
-        """Notes that workers went over to another state. `blocked`: those that wait do so for room, not for input."""
+        """Notes that workers changed their state. `blocked`: they wait for space after the stage, not for input."""
         now = self._clock()
         elapsed, self._at = now - self._at, now
         self.busy_s += elapsed * self._busy
@@ -39,7 +39,7 @@ class StageCounters:
             self._blocked = blocked
 
     def passed(self, rows: int, size: int) -> None:
-        """Counts an item that is done."""
+        """Counts a finished item."""
         self.items += 1
         self.rows += rows
         self.bytes += size
@@ -67,7 +67,7 @@ class StageCounters:
 
 
 class WorkerClock:
-    """Measures one worker's time. It waits for its own stage; while it has an item it may work for others as well."""
+    """Measures one worker's time. Its waiting counts for its own stage. It may also work for other stages."""
 
     def __init__(self, tally: StageCounters, lock: threading.RLock):
         """`lock` guards all counters of a pipeline."""
@@ -76,18 +76,18 @@ class WorkerClock:
         self._cpu_s = self._core_wait_s = 0.0
 
     def begin(self) -> None:
-        """Notes that an item came."""
+        """Notes that the worker got an item."""
         with self._lock:
             self._own.change(waiting=-1, busy=1)
         self._cpu_s, self._core_wait_s = time.thread_time(), core_wait_s()
 
     def go_over(self, tally: StageCounters) -> None:
-        """Counts what is done from here on as work of that stage."""
+        """Counts the time from now on as work of that stage."""
         if tally is not self._for:
             self._turn(tally)
 
     def passed(self, tally: StageCounters, rows: int, size: int) -> None:
-        """Counts an item of another stage that is done."""
+        """Counts a finished item of another stage."""
         with self._lock:
             tally.passed(rows, size)
 

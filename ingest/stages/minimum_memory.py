@@ -1,4 +1,4 @@
-"""How much memory a plan needs when everything is done one after the other: `MinimumMemory`. Pure."""
+"""Computes the memory that a plan needs if all work is done one after the other: `MinimumMemory`. Does no I/O."""
 
 from __future__ import annotations
 
@@ -16,29 +16,28 @@ from sluice.ingest.stages.shuffle import chunk_steps
 if TYPE_CHECKING:
     from sluice.ingest.read.decoding import Decoding
 
-_ORDERS = 16  # bytes for a row in the order of its window: two halves put together
-_PIECES = 8  # bytes for a row of bags: the piece that it is in, and its row there
+_ORDERS = 16  # bytes a row for the order of its window: two combined permutations
+_PIECES = 8  # bytes a row of bags: its piece and its row there
 _KEPT, _KEPT_PART = (
     4 * 2**20,
     8,
-)  # what Arrow's allocator was seen to keep: so much, and a part of what it gave out
+)  # memory that Arrow's allocator keeps: a constant, and one part in eight of what it allocated
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MinimumMemory:
-    """The least memory of a run, in bytes, by what it is for. Computed from figures that are bounds, so a run may take
-    less."""
+    """The least memory of a run in bytes, by purpose. It is computed from upper bounds, so a run may use less."""
 
     row_groups: int
-    """Decoded row groups that are held together, including one that is read ahead."""
+    """Decoded row groups that are held at the same time, including one that is read ahead."""
     decoding: int
-    """What decoding the largest row group takes besides its result."""
+    """What decoding the largest row group needs in addition to its result."""
     batches: int
     """Windows, and batches on their way to the consumer."""
     orders: int
     """The orders of the rows in the windows."""
     kept: int
-    """Memory that allocators have not yet given back, and what the kernel keeps for itself."""
+    """Memory that allocators and the kernel keep after it was freed."""
 
     @property
     def total(self) -> int:
@@ -62,11 +61,11 @@ def footprint_of(
     converted: int,
     epochs: int,
 ) -> MinimumMemory:
-    """Computes the footprint. `converted` is the number of columns whose values cannot be moved as they are stored in a
-    file; with several `epochs`, one follows the other at once."""
+    """Computes the minimum memory. `converted` is the number of columns that must be converted before their values are
+    moved. With several `epochs`, the next epoch begins before the last one has ended."""
     rank, ranks = share.reader, share.readers
     windows, reads = _way(plan, decoding, rank, ranks, epochs)
-    together = most_steps(plan, ranks) * plan.stream_rows  # rows of a stream that are cut at a time
+    together = most_steps(plan, ranks) * plan.stream_rows  # rows of a stream that are cut together
     row_groups, rows = _held(
         windows,
         reads,
@@ -75,7 +74,7 @@ def footprint_of(
     )
     band = rows * len(plan.streams_of(rank, ranks))
     a_rank = plan.batch_size // ranks
-    chunk = chunk_steps(plan, ranks) * a_rank  # a chunk may have to be begun on either side
+    chunk = chunk_steps(plan, ranks) * a_rank  # a chunk may be partly used on either side
     stretch = most_steps(plan, ranks) * a_rank * (columns.row_bytes + 4)
     # After each of these stages one stretch is done, and the next stage works on another.
     holding, transforms = sum(s.holds_stretches for s in stages), sum(s.transforms for s in stages)
@@ -95,23 +94,23 @@ def footprint_of(
 def _held(
     windows: list[tuple[int, int]], reads: list[tuple[int, int, int]], row_bytes: int, behind: int
 ) -> tuple[int, int]:
-    """The bytes of the row groups that are held, and the rows of each stream, when both together take the most.
-    `row_bytes` are those of a row of each stream; windows that end `behind` rows before another one begins are gone by
-    then."""
+    """Returns the bytes of held row groups and the held rows of each stream, at the moment when both together are
+    largest. `row_bytes` has the bytes of one row of each stream. A window that ends `behind` rows before the current
+    one is no longer held."""
     decoded: dict[
         int, tuple[int, int]
-    ] = {}  # per read held: the window that needs it last, its bytes
+    ] = {}  # for each read that is held: the last window that needs it, and its bytes
     most = (0, 0)
     next_read = 0
     oldest = 0
     furthest = 0
     for number, (first, last) in enumerate(windows):
-        # While a window is shuffled, a worker waits with the rows of the next one, and the read after them is done.
+        # While a window is shuffled, the next window's rows are decoded, and one more read is done.
         while next_read < len(reads) and reads[next_read][0] <= number + 1:
             decoded[next_read] = reads[next_read][1:]
             next_read += 1
         ahead = reads[next_read][2] if next_read < len(reads) else 0
-        # Batches are held until every stream has filled them; windows come in the order of need.
+        # Batches are held until every stream has filled them. Windows come in the order of need.
         while windows[oldest][0] + behind <= first:
             oldest += 1
         furthest = max(furthest, last)
@@ -124,8 +123,10 @@ def _held(
 def _way(
     plan: RowsPlan, decoding: Decoding, rank: int, ranks: int, epochs: int
 ) -> tuple[list[tuple[int, int]], list[tuple[int, int, int]]]:
-    """The windows of an epoch, and of the next one if that follows at once: from which row of its stream to which,
-    counted on. And the reads: the first window that needs it, the last one that does, and its bytes."""
+    """Returns the windows and the reads of an epoch, and of the next one if that follows at once.
+
+    A window is its first and last row in its stream, counted on through both epochs. A read is the first window that
+    needs it, the last one, and its bytes."""
     windows: list[tuple[int, int]] = []
     reads: list[tuple[int, int, int]] = []
     for epoch in range(min(2, epochs)):

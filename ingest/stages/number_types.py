@@ -1,5 +1,5 @@
-"""Converts numbers of any type to those of a batch, float32, int32 or uint32: `numbers` refuses what would become
-another value."""
+"""Converts numbers of any type to a batch's types (float32, int32, uint32): `numbers`. It rejects values that would
+change."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _LARGEST = float(np.finfo(np.float32).max)
 
 
 class ValueRefused(ValueError):
-    """A value that does not fit: the message holds it and says what would do."""
+    """A value does not fit. The message holds the value and says what to do."""
 
     def __init__(self, at: int, text: str):
         super().__init__(text)
@@ -22,7 +22,7 @@ class ValueRefused(ValueError):
 
 
 def numbers(array: npt.NDArray[Any], kind: Any) -> npt.NDArray[Any]:
-    """Returns `array` as float32, or as the ids that it holds; without a copy if it has that type already."""
+    """Returns `array` as float32 or as ids. Does not copy it if it already has that type."""
     if array.dtype.kind not in "biuf":
         raise ValueRefused(
             0,
@@ -43,7 +43,8 @@ def numbers(array: npt.NDArray[Any], kind: Any) -> npt.NDArray[Any]:
 
 
 def held(made: npt.NDArray[Any] | pa.Array) -> npt.NDArray[Any] | pa.Array:
-    """What a spec's operators made of a column, its numbers as a batch holds them. ValueRefused if it cannot."""
+    """Converts what a spec's operators made of a column to a batch's types. Raises ValueRefused for a value that does
+    not fit."""
     is_number = isinstance(made, np.ndarray) and made.dtype == np.float64
     return numbers(made, np.float32) if is_number else made
 
@@ -74,7 +75,7 @@ def _ids(array: npt.NDArray[Any], kind: Any) -> npt.NDArray[Any]:
 
 
 def same_bytes(one: npt.NDArray[Any], other: npt.NDArray[Any]) -> bool:
-    """Whether two arrays hold the same bytes: NaN is the same as NaN."""
+    """Whether two arrays hold the same bytes, so NaN equals NaN."""
     return (
         one.dtype == other.dtype
         and one.shape == other.shape

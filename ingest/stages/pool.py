@@ -1,9 +1,8 @@
-"""The workers of one stage: `Pool`, an iterator over results in the order in which the work came in.
+"""The workers of one stage: `Pool`, an iterator over results in the order of the input.
 
-Workers pull their own input, one at a time and in order, so stages chain without threads between them. Only the pull is
-serial: with the first item stuck in its work, the others still complete, as far as the limit on bytes allows that may
-wait after the stage. Room for a result is reserved in order, before its work begins, so that a later item never takes
-the room which an earlier one needs.
+Workers pull their own input, one at a time and in order, so stages need no threads between them. Only the pull is
+serial. If one item takes long, later items still complete, up to the limit on waiting bytes. Memory for a result is
+reserved in order, before its work begins, so a later item never takes memory that an earlier one needs.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ Out = TypeVar("Out")
 
 
 class Closed(Exception):
-    """The pool was closed while somebody waited for it."""
+    """The pool was closed while a thread waited for it."""
 
 
 class _Failure:
@@ -35,7 +34,7 @@ class _Failure:
 
 
 class _Task:
-    """An item on its way through a worker."""
+    """An item that a worker is working on."""
 
     def __init__(self, sequence: int, item: Any, expected: int, reserved: int, charge: Charge):
         self.sequence = sequence
@@ -53,10 +52,10 @@ class _Task:
 
 
 class Pool(Generic[In, Out]):
-    """A pool of threads that come and go while it runs.
+    """A pool of threads whose number may change while it runs.
 
-    Without workers there is no stage: whoever asks for results gets what the stage before gives, if it `passes`
-    unchanged. For an item that does not, a worker comes back, until one that passes follows."""
+    With zero workers, the consumer gets the items of the stage before unchanged, if they `passes`. For an item that
+    needs work, one worker starts again, and stays until an item passes."""
 
     def __init__(
         self,
@@ -72,11 +71,13 @@ class Pool(Generic[In, Out]):
         passes: Callable[[Any], bool] = lambda _: False,
         corrects: bool = True,
     ):
-        """`make_work` is called once in each worker, with its `WorkerClock`, which has to be told of work for other
-        stages. It returns what turns an item and its charge into a result. `size` is the bytes to reserve for an item
-        (more, if results turned out larger lately), `measure` the rows and bytes of its result. Whoever takes a result
-        takes over its charge. `corrects` says whether the pool corrects the charge to the bytes of the result; work
-        that shows others what it made before it is done has to do so by itself."""
+        """- `make_work` is called once in each worker with its `WorkerClock`. It returns the function that turns an
+          item and its charge into a result. The function must tell the clock when it works for other stages.
+        - `size` returns the bytes to reserve for an item. The pool reserves more if recent results were larger.
+        - `measure` returns the rows and bytes of a result. The consumer of a result takes over its charge.
+        - `passes` says whether an item needs no work.
+        - `corrects`: the pool changes the charge to the result's bytes. Work that publishes results early must do this
+          itself."""
         self._tally = tally
         self._upstream = upstream
         self._make_work = make_work
@@ -92,29 +93,29 @@ class Pool(Generic[In, Out]):
         self._results: dict[int, tuple[Any, int]] = {}
         self._grew: deque[float] = deque(
             maxlen=32
-        )  # how much larger than expected recent results were
+        )  # ratio of actual to expected size of recent results
         self._next_in = self._next_out = 0
         self._outstanding = self._waiting_bytes = 0
         self._end: int | None = None
         self._closed = False
         self._target = self._alive = self._started = 0
         self._behind = 0
-        """1 while items come that need work, although no workers are wanted; otherwise 0."""
-        self._left: In | None = None  # an item that was taken, and needs work
+        """1 while items need work although zero workers are set, otherwise 0."""
+        self._left: In | None = None  # an item that was taken but still needs work
         self._threads: list[threading.Thread] = []
         self.resize(workers)
 
-    # ---- what is changed while it runs
+    # ---- changes while it runs
 
     def resize(self, workers: int) -> None:
-        """Changes the number of workers: more start at once; fewer leave as they finish what they hold."""
+        """Changes the number of workers. New ones start at once. Surplus ones leave after their current item."""
         with self._lock:
             self._target, self._behind = workers, int(self._alive > 0)
             self._staff()
             self._room.notify_all()
 
     def _staff(self) -> None:
-        """Starts the workers that are missing."""
+        """Starts missing workers."""
         self._threads = [t for t in self._threads if t.is_alive()]
         while self._alive < self._wanted and not self._closed:
             thread = threading.Thread(
@@ -130,7 +131,7 @@ class Pool(Generic[In, Out]):
         return self._target or self._behind
 
     def limit(self, limit_bytes: int) -> None:
-        """Sets how many bytes of results may wait, besides one item in each worker's hands."""
+        """Sets how many bytes of results may wait, in addition to one item for each worker."""
         with self._lock:
             self._limit = limit_bytes
             self._room.notify_all()
@@ -171,7 +172,7 @@ class Pool(Generic[In, Out]):
 
     @property
     def _empty(self) -> bool:
-        """Whether nobody is at work here, and nothing is left to do."""
+        """Whether no worker runs and no item is under way."""
         return (
             not self._alive
             and not self._wanted
@@ -180,8 +181,8 @@ class Pool(Generic[In, Out]):
         )
 
     def _past(self) -> Any:
-        """Returns what the stage before gives, if it passes; None: it needs work, or workers have come meanwhile."""
-        # Do not wait for it: a worker may hold it until there is room for its item, which only this thread makes.
+        """Returns the next item of the stage before if it passes. None: it needs work, or workers have started."""
+        # Do not wait for the lock. A worker may hold it until its item fits, and only this thread makes room.
         if not self._pull.acquire(blocking=False):
             return None
         try:
@@ -201,20 +202,20 @@ class Pool(Generic[In, Out]):
         return None
 
     def close(self) -> None:
-        """Sends all workers home. Call `join` when all pools of a pipeline are closed."""
+        """Stops all workers. Call `join` when all pools of a pipeline are closed."""
         with self._lock:
             self._closed = True
             self._room.notify_all()
             self._ready.notify_all()
 
     def join(self, timeout_s: float) -> None:
-        """Waits for the workers, but not longer than that."""
+        """Waits for the workers, at most `timeout_s`."""
         end = time.monotonic() + timeout_s
         for thread in list(self._threads):
             if thread is not threading.current_thread():
                 thread.join(max(0.0, end - time.monotonic()))
-        # A pool may be held for long, as by Petastorm's Reader, which lies in a circle of references. What was on its
-        # way in it must not.
+        # Petastorm's Reader, which is part of a reference cycle, may keep a pool alive for long. The pool's items must
+        # be freed now.
         if self._closed and self.gone and self._pull.acquire(blocking=False):
             self._results.clear()
             self._upstream, self._make_work = iter(()), None  # type: ignore[assignment]
@@ -245,9 +246,7 @@ class Pool(Generic[In, Out]):
                     task.rows, task.size = self._measure(task.result)
                     if self._corrects:
                         task.charge.correct(task.size)
-                except (
-                    BaseException
-                ) as error:  # the error goes to the consumer, in its place in the order
+                except BaseException as error:  # the consumer gets the error in the item's place
                     task.fail(error)
                 with self._lock:
                     stint.end()
@@ -256,16 +255,18 @@ class Pool(Generic[In, Out]):
         finally:
             with self._lock:
                 self._tally.change(waiting=-1)
-                self._ready.notify_all()  # whoever asks for results may have waited for the pull to be free
-            if close := getattr(work, "close", None):  # for work that holds more than memory
+                self._ready.notify_all()  # a consumer may wait for the pull to be free
+            if close := getattr(work, "close", None):  # some work holds processes
                 close()
 
     def _take(self) -> _Task | None:
-        """Takes the next item with room for its result, or returns None: the worker has to leave."""
+        """Takes the next item and reserves memory for its result. None: the worker must leave."""
         while True:
             with self._lock:
                 if self._closed or self._end is not None or self._alive > self._wanted:
-                    self._alive -= 1  # under the same lock, so that no second worker leaves for the same reason
+                    self._alive -= (
+                        1  # under the lock, so that no second worker leaves for the same reason
+                    )
                     self._ready.notify_all()
                     return None
                 item, self._left = self._left, None
@@ -274,7 +275,7 @@ class Pool(Generic[In, Out]):
                 passes = self._passes(item)
                 expected = 0 if passes else self._size(item)
             except Closed:
-                self.close()  # a generator in between has ended by the error: its next item would look like the end
+                self.close()  # a generator upstream has ended by this error and would seem exhausted
                 return None
             except StopIteration:
                 self._finish(None)
@@ -297,14 +298,14 @@ class Pool(Generic[In, Out]):
                 return _Task(self._next_in - 1, item, expected, size, charge)
 
     def _reserve(self, size: int) -> Charge | None:
-        """Reserves room for the item whose turn it is; None if the pool was closed meanwhile."""
+        """Reserves memory for the next item. None: the pool was closed meanwhile."""
         blocked = held_back = False
         try:
             while not self._closed:
                 due = self._next_in == self._next_out
                 fits = (
                     due or self._outstanding + size <= self._limit + self._target * size
-                )  # each worker may hold one
+                )  # one item for each worker
                 charge = self._governor.admit(size, due) if fits else None
                 if charge is not None:
                     self._outstanding += size
@@ -323,7 +324,7 @@ class Pool(Generic[In, Out]):
                 self._tally.change(blocked=False)
 
     def _finish(self, error: BaseException | None) -> None:
-        """Notes that nothing comes after what was taken so far, except perhaps an error."""
+        """Notes the end of the input, or an error that ends it."""
         with self._lock:
             if error is not None:
                 self._results[self._next_in] = (_Failure(error), 0)
@@ -333,7 +334,7 @@ class Pool(Generic[In, Out]):
 
     def _put(self, task: _Task) -> None:
         if isinstance(task.result, _Failure):
-            self._end = self._next_in  # what was taken still comes, nothing more
+            self._end = self._next_in  # items that were already taken still come
         else:
             self._tally.passed(task.rows, task.size)
             self._grew.append(task.size / max(1, task.expected))

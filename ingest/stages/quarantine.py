@@ -1,8 +1,8 @@
-"""Sets rows of one rank aside: `RowQuarantine` knows which rows of the table a failure concerns, `Quarantine` lists
-them and judges by `Errors` whether there are too many.
+"""Quarantines rows of one rank: `RowQuarantine` finds the rows of the table that a failure affects, and `Quarantine`
+lists them. `Errors` says how many rows may be quarantined before the run stops.
 
-A row that is set aside stays in its batch with weight 0. If a row group cannot be read, all its rows are set aside:
-zeros are read in their place, and whoever makes the batches asks here for their weights.
+A quarantined row stays in its batch with weight 0. If a row group cannot be read, all its rows are quarantined. Zeros
+take their place, and the batch stage sets their weights to 0.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ if TYPE_CHECKING:
 
 
 class RowQuarantine:
-    """Finds the rows of the table that a failure concerns, and sets them aside. All stages share it."""
+    """Finds the rows of the table that a failure affects, and quarantines them. All stages share it."""
 
     def __init__(self, books: Quarantine, origins: Origins, path: Callable[[int], str]):
-        """`path` names a file by its number."""
+        """`path` returns the path of a file by its number."""
         self.books = books
         self._origins = origins
         self._path = path
         self._lock = threading.Lock()
         self._groups: set[tuple[int, int]] = set()
         self._rows: dict[tuple[int, int], frozenset[int]] = {}
-        """The rows of other row groups of which a value cannot be used."""
+        """The rows with invalid values, for each row group that could be read."""
 
     @property
     def allowed(self) -> bool:
@@ -49,8 +49,8 @@ class RowQuarantine:
     def rows(
         self, error: BaseException, stage: str, epoch: int, step: int, rows: Sequence[int]
     ) -> None:
-        """Sets some rows of a batch aside; those that only fill it do not count. QuarantineError, from `error`, if the
-        policy says so."""
+        """Quarantines some rows of a batch. Padding rows do not count. Raises QuarantineError from `error` if `Errors`
+        does not allow it."""
         origins = self._origins.batch(epoch, step)
         groups: dict[tuple[int, int], list[int]] = {}
         for origin in filter(None, (origins[row] for row in rows)):
@@ -61,7 +61,7 @@ class RowQuarantine:
             )
 
     def group(self, error: BaseException, read: Read, schema: pa.Schema) -> pa.Table:
-        """Sets a row group aside that cannot be read, and returns what takes its place. A group that is read twice
+        """Quarantines a row group that cannot be read, and returns zeros in its place. A row group that is read twice
         counts once."""
         with self._lock:
             key = (read.file, read.group)
@@ -79,13 +79,13 @@ class RowQuarantine:
     def rows_of_group(
         self, attempt: Callable[[int, int], pa.Table], read: Read, schema: pa.Schema
     ) -> pa.Table:
-        """Returns a row group with something in the place of the rows on which `attempt` fails; they are set aside."""
+        """Quarantines the rows on which `attempt` fails. Returns the row group with zeros in their place."""
         try:
             good, bad = isolate(attempt, read.rows, self.books.errors.max_rows)
         except ColumnError as error:
             return self.group(
                 error, read, schema
-            )  # more rows fail than may be set aside, so this ends the run
+            )  # more rows fail than may be quarantined, so this ends the run
         with self._lock:
             key = (read.file, read.group)
             if key not in self._rows:
@@ -99,14 +99,14 @@ class RowQuarantine:
                     )
                 self._rows[key] = frozenset(row for row, _ in bad)
         pieces = {start: table for start, _, table in good}
-        here = good[0][2].schema if good else schema  # files may hold numbers of other types
+        here = good[0][2].schema if good else schema  # types of numbers may differ between files
         pieces |= {
             row: pa.table([_zeros(field.type, 1) for field in here], schema=here) for row, _ in bad
         }
         return pa.concat_tables([pieces[start] for start in sorted(pieces)])
 
     def marked(self, stretch: Stretch, columns: Columns) -> Stretch:
-        """Gives rows of unreadable row groups, and rows whose weight is not a valid one, weight 0."""
+        """Sets the weight to 0 for rows that could not be read and for rows with an invalid weight."""
         for n in range(stretch.steps):
             self._weigh(stretch, n, columns)
             lost = self.lost(stretch.schedule.epoch, stretch.step + n)
@@ -116,22 +116,22 @@ class RowQuarantine:
         return stretch
 
     def _weigh(self, stretch: Stretch, number: int, columns: Columns) -> None:
-        """Sets rows with invalid weights aside: a weight below 0 would make a model learn the contrary, one that is not
-        a number nothing at all."""
+        """Quarantines rows with invalid weights. With a negative weight, a model would learn the opposite. With NaN, it
+        would learn nothing."""
         weights = weights_of(stretch, number, columns)
         if not columns.weight or (weights.min(initial=0) >= 0 and weights.max(initial=0) < np.inf):
             return
         wrong = np.flatnonzero(~((weights >= 0) & (weights < np.inf)))
         error = ColumnError(
-            f"column {columns.weight!r} holds {weights[wrong[0]]:g}, which is no weight: weights are "
-            "finite, and 0 or more"
+            f"column {columns.weight!r} holds {weights[wrong[0]]:g}, which is no weight: weights must be "
+            "finite and 0 or more"
         )
         self.rows(error, "batch", stretch.schedule.epoch, stretch.step + number, wrong.tolist())
         weights[wrong] = 0
 
     def finite(self, stretch: Stretch, columns: Columns) -> Stretch:
-        """Sets rows aside that hold NaN or infinity, by their files or by a transform: a loss would be none from there
-        on. Such numbers become 0, and so do those of rows that have no weight."""
+        """Quarantines rows that hold NaN or infinity, from a file or a transform, because the loss would become NaN.
+        Such numbers become 0, also in rows with weight 0."""
         if not self.books.errors.finite or np.isfinite(stretch.floats).all():
             return stretch
         for n, floats in enumerate(stretch.floats):
@@ -142,8 +142,8 @@ class RowQuarantine:
                 name, value = columns.floats[column], floats[column, rows[0]] if len(rows) else 0
                 error = ColumnError(
                     f'column {name!r} holds {value:g}: fill it (op = "fill" in a spec, or fill='
-                    f"{{{name!r}: 0}}), mend the transform that gave it, or take Errors(finite=False) "
-                    "to have such numbers as they are"
+                    f"{{{name!r}: 0}}), correct the transform that made it, or use Errors(finite=False) "
+                    "to keep such numbers"
                 )
                 self.rows(error, "batch", stretch.schedule.epoch, stretch.step + n, rows.tolist())
             floats[bad], weights[bad.any(axis=0)] = 0, 0
@@ -164,7 +164,7 @@ class RowQuarantine:
 
 
 def weights_of(stretch: Stretch, number: int, columns: Columns) -> npt.NDArray[Any]:
-    """The weights of the rows of a batch, as an array that may be read and written."""
+    """The weights of a batch's rows, as a writable view."""
     if stretch.weights is not None:
         weights: npt.NDArray[Any] = stretch.weights[number]
     else:
@@ -190,7 +190,7 @@ def _zeros(kind: pa.DataType, rows: int) -> pa.Array:
 
 
 class Origin(NamedTuple):
-    """A row of the table; `file` is its number in the plan, `row` its number within the row group."""
+    """A row of the table. `file` is the file's number in the plan, `row` the row's number within the row group."""
 
     file: int
     group: int
@@ -198,14 +198,14 @@ class Origin(NamedTuple):
 
 
 class Origins:
-    """The origins of the rows in one rank's batches, computed from the plan."""
+    """Computes from the plan where the rows in one rank's batches come from."""
 
     def __init__(self, plan: RowsPlan, share: RankShare):
         self._plan, self._share = plan, share
         self._streams = plan.streams_of(share.reader, share.readers)
         self._windows = functools.lru_cache(maxsize=2)(self._of_epoch)
         self.batch = functools.lru_cache(maxsize=8)(self._of_batch)
-        """For (epoch, step): one origin for each row; None for a row that only fills the batch."""
+        """For (epoch, step): the origin of each row of the batch. None for a padding row."""
 
     def _of_batch(self, epoch: int, step: int) -> list[Origin | None]:
         each = self._plan.stream_rows
@@ -225,7 +225,7 @@ class Origins:
         return [list(self._plan.windows(epoch, (stream,))) for stream in self._streams]
 
     def _rows(self, epoch: int, window: Window, low: int, high: int) -> list[Origin]:
-        """The rows of a window that are from `low` to before `high` in its stream."""
+        """The origins of a window's rows that lie from `low` to before `high` in its stream."""
         order = self._plan.order(epoch, window)
         first, last = max(low - window.first, 0), min(high - window.first, window.rows)
         wanted = np.arange(first, last) if order is None else order[first:last]
@@ -244,7 +244,7 @@ class Origins:
 Result = TypeVar("Result")
 
 ON_ERROR = ("raise", "quarantine")
-# No row is to blame for these errors: the next row would fail as well.
+# These errors are not caused by a row. The next row would fail too.
 PROGRAM_ERRORS = frozenset(
     {
         "NameError",
@@ -259,36 +259,36 @@ PROGRAM_ERRORS = frozenset(
         "SystemError",
     }
 )
-_REASON = 500  # characters of an error's text that are kept for each row
+_REASON = 500  # characters of an error's text to keep for each row
 
 
 class QuarantineError(RuntimeError):
-    """The run stops: the policy says so. The message names file, row group, rows, the reason and the option."""
+    """`Errors` does not allow to quarantine these rows, so the run stops. The message names file, row group, rows,
+    reason and option."""
 
 
 def kinds_of(error: BaseException) -> tuple[str, ...]:
-    """The names of an error's class and those above it; a worker process sends the same for its errors."""
+    """The names of an error's class and its bases. A worker process sends the same for its errors."""
     told = getattr(error, "kinds", None)
     return tuple(told) if told else tuple(kind.__name__ for kind in type(error).__mro__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Errors:
-    """What happens to rows that cannot be loaded, or that a transform fails on."""
+    """What happens to rows that cannot be loaded, or on which a transform fails."""
 
     on_error: str = "raise"
-    """`raise` ends the run; `quarantine` gives such rows weight 0 and lists them."""
+    """`raise` ends the run. `quarantine` gives such rows weight 0 and lists them."""
     quarantine: str | os.PathLike[str] = "quarantine.jsonl"
-    """The file that lists them, made with the first one."""
+    """The file that lists quarantined rows. It is created with the first one."""
     max_rows: int = 10_000
-    """The most rows of a run that may be set aside."""
+    """The most rows of a run that may be quarantined."""
     max_rate: float = 0.01
-    """The largest share of all rows seen that may be set aside, judged once `probation_rows` were seen: one bad row
-    among the first ten is not a rate."""
+    """The largest share of rows that may be quarantined. It is checked after `probation_rows` rows, because one bad row
+    among the first ten is no rate."""
     probation_rows: int = 100_000
     finite: bool = True
-    """Whether a number that is NaN or infinite makes such a row; without it, batches hold what files and transforms do.
-    """
+    """Whether NaN and infinity count as errors. If False, batches keep such numbers."""
 
     def __post_init__(self) -> None:
         if self.on_error not in ON_ERROR:
@@ -303,24 +303,23 @@ class Errors:
     def objection(
         self, *, rows_seen: int, rows_aside: int, kinds: Iterable[str] = ()
     ) -> str | None:
-        """Says why the run must stop, with `rows_aside` of `rows_seen` rows set aside (those in question included);
-        None: it goes on."""
+        """Returns why the run must stop if `rows_aside` of `rows_seen` rows are quarantined. None: it goes on."""
         program = PROGRAM_ERRORS.intersection(kinds)
         if program:
             return (
                 f"{min(program)} is an error of the program, not of a row: on_error does not apply"
             )
         if self.on_error == "raise":
-            return "on_error=raise; on_error=quarantine would set such rows aside"
+            return "on_error=raise; on_error=quarantine would skip such rows"
         if rows_aside > self.max_rows:
-            return f"{rows_aside} rows set aside are more than max_rows={self.max_rows}"
+            return f"{rows_aside} quarantined rows are more than max_rows={self.max_rows}"
         if rows_seen >= self.probation_rows and rows_aside > self.max_rate * rows_seen:
-            return f"{rows_aside} of {rows_seen} rows set aside are more than max_rate={self.max_rate:g}"
+            return f"{rows_aside} of {rows_seen} rows are quarantined, more than max_rate={self.max_rate:g}"
         return None
 
 
 class Quarantine:
-    """The list of rows that one rank has set aside. Its stages share it."""
+    """The list of rows that one rank has quarantined. Its stages share it."""
 
     def __init__(self, errors: Errors = Errors()):
         self.errors, self._path = errors, os.fspath(errors.quarantine)
@@ -330,7 +329,7 @@ class Quarantine:
         self._descriptor = -1
 
     def saw(self, rows: int) -> None:
-        """Counts rows that went through. The rate is judged here as well: it may be exceeded when the probation
+        """Counts loaded rows. Raises QuarantineError if the rate is too high, which may happen when the probation
         ends."""
         with self._lock:
             self._seen += rows
@@ -345,7 +344,7 @@ class Quarantine:
     def admit(
         self, error: BaseException, *, stage: str, file: str, row_group: int, rows: Iterable[int]
     ) -> None:
-        """Sets `rows` (numbers within their row group) aside, or raises QuarantineError from `error`."""
+        """Quarantines `rows` (numbers within their row group), or raises QuarantineError from `error`."""
         rows = list(rows)
         kind, text = (
             getattr(error, "type", type(error).__name__),
@@ -381,7 +380,7 @@ class Quarantine:
         ) from error
 
     def summary(self) -> dict[str, Any]:
-        """Summarises for the run's last line and its report."""
+        """Returns a summary for the run's last line and its report."""
         with self._lock:
             return {
                 "rows_set_aside": self._aside,
@@ -396,8 +395,8 @@ class Quarantine:
                 self._descriptor = -1
 
     def _write(self, lines: list[dict[str, Any]]) -> None:
-        """Writes lines through at once: what was set aside is known even if the run is killed. A list that cannot be
-        written stops the run, as no row may be missing unlisted."""
+        """Writes lines at once, so that they survive if the run is killed. If the list cannot be written, the run
+        stops, because no row may be skipped without being listed."""
         data = "".join(json.dumps(line) + "\n" for line in lines).encode()
         try:
             if self._descriptor < 0:
@@ -408,8 +407,8 @@ class Quarantine:
                 data = data[os.write(self._descriptor, data) :]
         except OSError as error:
             raise QuarantineError(
-                f"{self._path}: {len(lines)} rows that are set aside cannot be listed there "
-                f"({error.strerror}); make room, or choose another file"
+                f"{self._path}: {len(lines)} quarantined rows cannot be listed there "
+                f"({error.strerror}); free some space, or choose another file"
             ) from None
 
 
@@ -421,10 +420,10 @@ def _named(rows: list[int]) -> str:
 def isolate(
     attempt: Callable[[int, int], Result], rows: int, max_rows: int
 ) -> tuple[list[tuple[int, int, Result]], list[tuple[int, Exception]]]:
-    """Finds the rows that make `attempt(start, stop)` raise, by halving what fails.
+    """Finds the rows that make `attempt(start, stop)` raise, by halving ranges that fail.
 
-    Returns what the good ranges gave, in order, and each bad row with its error. An error of the program is raised at
-    once, and so is the error of one bad row more than `max_rows`."""
+    Returns the results of the good ranges, in order, and each bad row with its error. Errors of the program are raised
+    at once. So is the error of the first bad row beyond `max_rows`."""
     good: list[tuple[int, int, Result]] = []
     bad: list[tuple[int, Exception]] = []
     ranges = [(0, rows)]

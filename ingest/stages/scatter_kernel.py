@@ -1,8 +1,8 @@
-"""Moves the rows of a window to their places in batches: `place`, one compiled call for all columns of numbers, and
-`place_packed` from packed ones, `take_equal` and `take_bags` for a column of bags.
+"""Compiled functions that move the rows of a window to their places in batches.
 
-Between two calls of numpy a thread may have to wait for the interpreter's lock behind every other stage; `place`
-releases the lock once for a whole window.
+`place` moves all columns of numbers in one call. `place_packed` does so from packed columns. `take_equal` and
+`take_bags` move a column of bags. Between two numpy calls, a thread may have to wait for the interpreter's lock.
+`place` releases the lock once for a whole window.
 """
 
 from __future__ import annotations
@@ -23,23 +23,42 @@ from numba.extending import intrinsic
 from sluice.ingest.columns import Columns
 
 CONVERTED, WORDS, BYTES_TO_FLOATS, BYTES_TO_WORDS = range(-1, 3)
-"""What happens to a column's values: 4 bytes are copied unchanged, or signed bytes become numbers of 4 bytes. Values of
-the first kind are converted elsewhere."""
+"""What happens to a column's values. CONVERTED: they are converted before the call. WORDS: 4 bytes are copied
+unchanged. The others: signed bytes become numbers of 4 bytes."""
 RAW, PACKED, INDICES, LENGTHS = range(4)
-"""How numbers are packed: as they are, as what is added to the least of them, as indices of those that occur; or, of
-what says where rows begin, as the lengths of these."""
-LANES = 256  # numbers that are unpacked together; 32 rows of them are a block, of which the last one is smaller
+"""How numbers are packed. RAW: unchanged. PACKED: as differences from the smallest. INDICES: as indices into the
+distinct values. LENGTHS: offsets as differences of neighbours."""
+PART = np.dtype(
+    [
+        (name, np.int64)
+        for name in (
+            "kind",  # one of the four above
+            "width",  # bytes of a number
+            "bits",  # bits of a packed number
+            "base",  # the number to add to a packed number
+            "at",  # where the part lies in the unpacked stream
+            "count",  # how many numbers it has
+            "begin",  # where its packed numbers lie
+            "values",  # INDICES: where the distinct values lie
+            "distinct",  # INDICES: how many distinct values there are
+            "checksum",
+            "column",  # from 1 on; below 0: only a part of the column, or not placeable; 0: no column
+        )
+    ]
+)
+"""Describes one packed part of a table (`sluice.ingest.read.packed_copy`)."""
+LANES = 256  # numbers that are unpacked together; a block has 32 such rows, and the last block is smaller
 PLACE = 6
-"""How many numbers describe a place: chunk, first batch in it, batches, first row in them, rows in each, first of a
-window's rows."""
+"""The number of values that describe a place: chunk, first batch in it, number of batches, first row in each batch,
+rows in each batch, first row in the window."""
 
 
 def compiled(function: Callable[..., Any]) -> Any:
-    """The function as machine code, to run without the interpreter's lock. Numba keeps it beside our sources, or in the
-    user's cache if it may not write there; where it may write nowhere, each process makes it anew."""
+    """Compiles a function to run without the interpreter's lock. Numba keeps the code next to the sources, or in the
+    user's cache. If it can write to neither, each process compiles again."""
     try:
         return njit(nogil=True, cache=True)(function)
-    except RuntimeError:  # numba looks for a folder as soon as it is told to keep something
+    except RuntimeError:  # numba found no folder that it can write to
         _say_that_nothing_is_kept()
         return njit(nogil=True)(function)
 
@@ -47,8 +66,8 @@ def compiled(function: Callable[..., Any]) -> Any:
 @cache
 def _say_that_nothing_is_kept() -> None:
     print(
-        "sluice: this process compiles its inner loops anew, which takes seconds, as it may write neither beside its "
-        "sources nor into the user's cache; set NUMBA_CACHE_DIR to a folder where it may",
+        "sluice: this process compiles its inner loops again, which takes seconds, because it cannot write next to its "
+        "sources or into the user's cache; set NUMBA_CACHE_DIR to a folder that it can write to",
         file=sys.stderr,
         flush=True,
     )
@@ -68,7 +87,7 @@ _words, _bytes, _longs = (_pointer_to(kind) for kind in (types.int32, types.int8
 
 
 def _bytes_copied(_context: Any, _into: Any, _source: Any, _size: Any) -> Any:
-    """Copies so many bytes to one address from another."""
+    """Copies bytes from one address to another."""
 
     def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> None:
         into, source = (builder.inttoptr(address, cgutils.voidptr_t) for address in arguments[:2])
@@ -78,7 +97,7 @@ def _bytes_copied(_context: Any, _into: Any, _source: Any, _size: Any) -> Any:
 
 
 def _line_wanted(_context: Any, _address: Any) -> Any:
-    """Asks the processor for the cache line at an address, which is read soon."""
+    """Prefetches the cache line at an address."""
 
     def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> None:
         pointer, number = ir.IntType(8).as_pointer(), ir.IntType(32)
@@ -98,7 +117,7 @@ _prefetch: Any = intrinsic(_line_wanted)
 
 @compiled
 def composed(outer: Any, inner: Any, rows: int) -> Any:
-    """Puts the order together that two permutations make (`RowsPlan.halves`), in one call."""
+    """Combines two permutations (`RowsPlan.halves`) into the order of a window, in one call."""
     order = np.empty(rows, np.uint64)
     count = 0
     for middle in inner.view(np.uint64):
@@ -111,8 +130,7 @@ def composed(outer: Any, inner: Any, rows: int) -> Any:
 
 @compiled
 def copied(into: Any, values: Any) -> None:
-    """Copies as many values. Numba compiles a slice's assignment for seconds, with code for the text of an error in it,
-    and to slower code."""
+    """Copies values to fill `into`. Numba needs seconds to compile an assignment to a slice, and its code is slower."""
     for n in range(len(into)):
         into[n] = values[n]
 
@@ -121,7 +139,7 @@ def copied(into: Any, values: Any) -> None:
 def _scattered(  # noqa: PLR0917
     whole: Any, column: Any, order: Any, places: Any, targets: Any, strides: Any
 ) -> None:
-    """Moves the values of one column to their places, as `place` says."""
+    """Moves the values of one column to their places (see `place`)."""
     for m in range(len(places)):
         chunk, step, steps, at, width, row = places[m]
         for s in range(step, step + steps):
@@ -146,13 +164,13 @@ def place(  # noqa: PLR0917
     targets: Any,
     strides: Any,
 ) -> None:
-    """Moves rows: for every column c, the n-th row to come is row `order[n]` (row n, if `order` is empty) of its
-    pieces.
+    """Moves rows. In every column c, the n-th row of the result is row `order[n]` of all pieces, or row n if `order` is
+    empty.
 
-    sources[c, p]: address of piece p, whose rows end before row `ends[p]` of all. targets[k, c]: address of the column
-    in the first batch of chunk k, whose batches begin `strides[c]` bytes apart."""
+    sources[c, p]: address of column c in piece p, whose rows end before row `ends[p]` of all. targets[k, c]: address of
+    column c in the first batch of chunk k. strides[c]: bytes from one batch to the next."""
     rows = ends[-1]
-    whole = np.empty(rows, np.int32)  # the values of one column: they stay in the core's own cache
+    whole = np.empty(rows, np.int32)  # the values of one column, which stay in the core's cache
     as_floats = whole.view(np.float32)
     for c in range(len(kinds)):
         begin = 0
@@ -170,7 +188,7 @@ def place(  # noqa: PLR0917
 
 @compiled
 def pack(numbers: Any, bits: Any) -> Any:
-    """Numbers below two to the power of `bits` in words, as `fill` unpacks them."""
+    """Packs numbers below 2**`bits` into words. `fill` unpacks them."""
     words = np.zeros(bits * ((len(numbers) + 31) // 32), np.uint32)
     begin, word = 0, 0
     while begin < len(numbers) and bits:
@@ -197,8 +215,8 @@ def fill(  # noqa: PLR0917
     count: Any,
     into: Any,
 ) -> None:
-    """Unpacks numbers from the one called `first` on, of `count`; lengths are only unpacked from 0 on."""
-    numbers: Any = np.empty(LANES, np.uint32)  # one row of lanes: it stays in the core's own cache
+    """Unpacks `len(into)` of `count` numbers, starting with number `first`. For lengths, `first` must be 0."""
+    numbers: Any = np.empty(LANES, np.uint32)  # one row of lanes, which stays in the core's cache
     last, total = first + len(into), into[0]
     if kind == LENGTHS:
         total = into[0] = 0
@@ -246,16 +264,16 @@ def fill(  # noqa: PLR0917
 
 @compiled
 def unpacked(stored: Any, part: Any, first: Any, into: Any) -> None:
-    """Unpacks words of a column from the one called `first` on; `part` describes them, which lie from the address
-    `stored` on, as `sluice.ingest.read.packed_copy` has it."""
-    kind, _, bits, base, _, count, at, values, distinct, _, _ = part
-    source = stored + np.uint64(at)
-    if kind == RAW:
+    """Unpacks words of a column, starting with word `first`. `part` describes the packed data at address `stored` (see
+    `sluice.ingest.read.packed_copy`)."""
+    source = stored + np.uint64(part.begin)
+    if part.kind == RAW:
         copied(into, carray(_words(source + np.uint64(4 * first)), (len(into),)))
         return
-    words = carray(_words(source), (bits * ((count + 31) // 32),)).view(np.uint32)
-    known = carray(_words(stored + np.uint64(values)), (distinct,)).view(np.uint32)
-    fill(kind, words, bits, np.uint32(base), known, first, count, into.view(np.uint32))
+    words = carray(_words(source), (part.bits * ((part.count + 31) // 32),)).view(np.uint32)
+    known = carray(_words(stored + np.uint64(part.values)), (part.distinct,)).view(np.uint32)
+    target = into.view(np.uint32)
+    fill(part.kind, words, part.bits, np.uint32(part.base), known, first, part.count, target)
 
 
 @compiled
@@ -270,21 +288,20 @@ def place_packed(  # noqa: PLR0917
     targets: Any,
     strides: Any,
 ) -> None:
-    """Moves rows as `place` does, from packed columns: each is unpacked where it is moved, and never leaves the core's
-    own cache.
+    """Moves rows as `place` does, from packed columns. Each column is unpacked in the core's cache and moved at once.
 
-    stored[p]: address of what is packed of piece p, of which rows from `starts[p]` on are moved; parts[p, c] describes
-    column c there, as `sluice.ingest.read.packed_copy` has it."""
+    stored[p]: address of the packed data of piece p. Rows from `starts[p]` on are moved. parts[p, c] describes column c
+    there (see `sluice.ingest.read.packed_copy`)."""
     whole = np.empty(ends[-1], np.int32)
     as_floats = whole.view(np.float32)
     for c in range(len(kinds)):
         begin = 0
         for p in range(len(ends)):
             into, part = whole[begin : ends[p]], parts[p, c]
-            if part[0] == RAW and kinds[c] != WORDS:
-                source = stored[p] + np.uint64(part[6] + starts[p])
+            if part.kind == RAW and kinds[c] != WORDS:
+                source = stored[p] + np.uint64(part.begin + starts[p])
                 copied(into, carray(_bytes(source), (len(into),)))
-            else:  # the 32 lower bits of a sum are those of a signed byte, too
+            else:  # the lower 32 bits of the sum are also right for signed bytes
                 unpacked(stored[p], part, starts[p], into)
             if kinds[c] == BYTES_TO_FLOATS:
                 copied(as_floats[begin : ends[p]], into)
@@ -294,57 +311,35 @@ def place_packed(  # noqa: PLR0917
 
 @compiled
 def unpack_parts(parts: Any, stored: Any, stream: Any) -> None:
-    """Unpacks all parts of a stream, which fit, as `sluice.ingest.read.packed_copy` has them."""
+    """Unpacks all parts of a stream. The caller has checked the parts (`sluice.ingest.read.packed_copy`)."""
     for n in range(len(parts)):
-        kind, width, bits, base, at, count, begin, values, distinct, _, _ = parts[n]
-        into, known = stream[at : at + count * width], stored[values : values + distinct * width]
+        part = parts[n]
+        kind, width = part.kind, part.width
+        into = stream[part.at : part.at + part.count * width]
         if kind == RAW:
-            copied(into, stored[begin : begin + count])
+            copied(into, stored[part.begin : part.begin + part.count])
             continue
-        packed = stored[begin : begin + 4 * bits * ((count - (kind == LENGTHS) + 31) // 32)].view(
-            np.uint32
-        )
+        known = stored[part.values : part.values + part.distinct * width]
+        size = 4 * part.bits * ((part.count - (kind == LENGTHS) + 31) // 32)
+        words = stored[part.begin : part.begin + size].view(np.uint32)
+        bits, count = part.bits, part.count
         if width == 1:
-            fill(kind, packed, bits, np.uint8(base), known, 0, count, into)
+            fill(kind, words, bits, np.uint8(part.base), known, 0, count, into)
         elif width == 2:
-            fill(
-                kind,
-                packed,
-                bits,
-                np.uint16(base),
-                known.view(np.uint16),
-                0,
-                count,
-                into.view(np.uint16),
-            )
+            base16 = np.uint16(part.base)
+            fill(kind, words, bits, base16, known.view(np.uint16), 0, count, into.view(np.uint16))
         elif width == 4:
-            fill(
-                kind,
-                packed,
-                bits,
-                np.uint32(base),
-                known.view(np.uint32),
-                0,
-                count,
-                into.view(np.uint32),
-            )
+            base32 = np.uint32(part.base)
+            fill(kind, words, bits, base32, known.view(np.uint32), 0, count, into.view(np.uint32))
         else:
-            fill(
-                kind,
-                packed,
-                bits,
-                np.uint64(base),
-                known.view(np.uint64),
-                0,
-                count,
-                into.view(np.uint64),
-            )
+            base64 = np.uint64(part.base)
+            fill(kind, words, bits, base64, known.view(np.uint64), 0, count, into.view(np.uint64))
 
 
 @compiled
 def children(struct: Any, places: Any, widths: Any, values: Any, nulls: Any) -> None:
-    """Reads an ArrowArray of the C data interface: the address of the first value of the columns at these places, of
-    `widths` bytes each, and how many are empty (-1: unknown)."""
+    """Reads an ArrowArray of Arrow's C data interface. For the columns at `places`, whose values have `widths` bytes,
+    writes the address of the first value into `values`, and the number of nulls (-1: unknown) into `nulls`."""
     head = carray(_longs(struct), (7,))
     columns = carray(_longs(head[6]), (head[4],))
     for c in range(len(widths)):
@@ -355,12 +350,12 @@ def children(struct: Any, places: Any, widths: Any, values: Any, nulls: Any) -> 
 
 
 _LINE = 64  # bytes of a cache line
-_SOON, _LINES = 6, 6  # how many bags ahead memory is asked for, and the most lines of each
+_SOON, _LINES = 6, 6  # how many bags ahead memory is prefetched, and the most lines of each bag
 
 
 @compiled
 def pieces_of(order: Any, ends: Any, pieces: Any, rows: Any) -> None:
-    """For each row to come, the piece that it is in, whose rows end before row `ends[p]` of all, and its row there."""
+    """Finds for each row of the order its piece and its row there. The rows of piece p end before row `ends[p]`."""
     for n in range(len(order)):
         low, high = 0, len(ends) - 1
         while low < high:
@@ -375,7 +370,7 @@ def pieces_of(order: Any, ends: Any, pieces: Any, rows: Any) -> None:
 
 @compiled
 def _offset(address: Any, wide: Any, row: Any) -> Any:
-    """The offset of a row, of 8 bytes if `wide`, otherwise of 4."""
+    """The offset of a row, which has 8 bytes if `wide`, otherwise 4."""
     if wide:
         return np.int64(carray(_longs(address + np.uint64(8 * row)), (1,))[0])
     return np.int64(carray(_words(address + np.uint64(4 * row)), (1,))[0])
@@ -383,8 +378,8 @@ def _offset(address: Any, wide: Any, row: Any) -> Any:
 
 @compiled
 def _uneven(offsets: Any, step: Any) -> Any:
-    """How many bags have another length, of those that begin and end at these offsets; without a branch, so that the
-    processor compares many at a time."""
+    """How many bags with these offsets have another length than `step`. It has no branch, so that the processor
+    compares many at a time."""
     count = 0
     for n in range(len(offsets) - 1):
         count += offsets[n + 1] - offsets[n] != step
@@ -393,8 +388,9 @@ def _uneven(offsets: Any, step: Any) -> Any:
 
 @compiled
 def bag_size(offsets: Any, wide: Any, unit: Any, rows: Any) -> Any:
-    """The bytes that every bag has whose offsets are at these addresses, in units of so many bytes: (size, 0, 0). They
-    differ: (-1, 0, 0). One is no whole number of ids: (-2, its piece, its row)."""
+    """Returns (bytes of every bag, 0, 0) if all bags have one size, and (-1, 0, 0) if sizes differ. Returns
+    (-2, piece, row) for a bag whose bytes are not a multiple of an id's. `offsets` are addresses, `unit` is what an
+    offset counts."""
     size, equal = np.int64(-1), True
     for p in range(len(offsets)):
         before = _offset(offsets[p], wide[p], 0)
@@ -426,7 +422,7 @@ def bag_size(offsets: Any, wide: Any, unit: Any, rows: Any) -> Any:
 
 @compiled
 def take_equal(values: Any, size: Any, pieces: Any, rows: Any, into: Any) -> None:
-    """Copies bags of `size` bytes each: the n-th to come is number `rows[n]` of the bags at `values[pieces[n]]`."""
+    """Copies bags of `size` bytes each. The n-th bag of the result is bag `rows[n]` at address `values[pieces[n]]`."""
     each = np.uint64(size)
     if size == 4:
         target = carray(_words(into), (len(rows),))
@@ -447,7 +443,7 @@ def take_equal(values: Any, size: Any, pieces: Any, rows: Any, into: Any) -> Non
 
 @compiled
 def bag_ends(offsets: Any, wide: Any, unit: Any, pieces: Any, rows: Any, ends: Any) -> None:  # noqa: PLR0917
-    """Where the ids of each bag to come end, counted in ids; `ends[0]` is 0."""
+    """Computes where each bag's ids end in the result, counted in ids. `ends[0]` is 0."""
     ends[0] = 0
     for n in range(len(rows)):
         p, row = pieces[n], np.int64(rows[n])
@@ -466,7 +462,7 @@ def take_bags(  # noqa: PLR0917
     ends: Any,
     into: Any,
 ) -> None:
-    """Copies bags of several sizes, which end as `bag_ends` says."""
+    """Copies bags of different sizes. `ends` comes from `bag_ends`."""
     for n in range(len(rows)):
         if n + _SOON < len(rows):
             p = pieces[n + _SOON]
@@ -480,8 +476,8 @@ def take_bags(  # noqa: PLR0917
 
 
 def load_compiled(bags: bool = False) -> None:
-    """Loads the compiled calls into memory, by calling each once with the types that they are compiled for: those of
-    `bags` if there are any. They take tens of MiB, and seconds if nothing is kept of an earlier run."""
+    """Loads the compiled functions by calling each once with its types. Those for `bags` are loaded only on request.
+    They take tens of MiB, and seconds if numba's cache is empty."""
     order = composed(np.zeros(1, np.int64), np.zeros(1, np.int64), 1)
     row, into = np.zeros(1, np.int32), np.zeros(1, np.int32)
     address, zero = np.array([[row.ctypes.data]], np.uint64), np.zeros(1, np.int64)
@@ -519,8 +515,8 @@ def load_compiled(bags: bool = False) -> None:
 
 
 def load_packed() -> None:
-    """Loads those that move rows of packed columns, with nothing to move."""
-    parts = np.zeros((1, 1, 11), np.int64)
+    """Loads the compiled functions for packed columns, by calling them with no rows."""
+    parts = np.zeros((1, 1), PART)
     zero = np.zeros(1, np.int64)
     nowhere = np.zeros((1, 0), np.uint64)
     unpacked(np.uint64(0), parts[0, 0], 0, np.empty(0, np.int32))
@@ -546,7 +542,7 @@ _pointer.restype, _pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes
 
 
 class ColumnAddresses:
-    """How the numbers of tables of one schema can be read where Arrow has them."""
+    """How to read the columns of numbers directly from Arrow's memory, for tables of one schema."""
 
     def __init__(self, schema: pa.Schema, columns: Columns):
         self.schema = schema
@@ -559,28 +555,28 @@ class ColumnAddresses:
         types = [schema.field(name).type for name, _ in wanted]
         moves = (known.get(kind, CONVERTED) for kind, (_, known) in zip(types, wanted, strict=True))
         self.kinds = np.array(list(moves), np.int64)
-        """The kind of each stored column of floats, then of ids."""
+        """The kind of each stored column: floats, then ids."""
         self.names = tuple(
             name for (name, _), kind in zip(wanted, self.kinds, strict=True) if kind != CONVERTED
         )
         self.copied = len(self.names) == len(wanted) > 0
-        """Whether all values can be copied unchanged."""
+        """Whether no column needs conversion."""
         self.at = np.cumsum(self.kinds != CONVERTED) - 1
-        """The index of each column among `names`, if it is there."""
+        """The index of each column in `names`, if it is there."""
         self.indices = np.array([schema.get_field_index(name) for name in self.names], np.int64)
-        """Where each of these is in the schema."""
+        """The index of each of `names` in the schema."""
         self.widths = np.array(
             [schema.field(name).type.bit_width // 8 for name in self.names], np.int64
         )
 
 
 def converted(schema: pa.Schema, columns: Columns) -> int:
-    """The number of columns of one number a row whose values cannot be copied unchanged."""
+    """The number of columns of numbers that must be converted."""
     return int(np.count_nonzero(ColumnAddresses(schema, columns).kinds == CONVERTED))
 
 
 class Addresses:
-    """The addresses of a table's columns. They are valid while this object lives."""
+    """The addresses of a table's columns. They are valid as long as this object."""
 
     def __init__(self, table: pa.Table, layout: ColumnAddresses):
         batches, places = table.to_batches(), layout.indices
@@ -594,7 +590,7 @@ class Addresses:
         self.values = np.empty(len(layout.names), np.uint64)
         """The address of the first value of each of the layout's columns."""
         self.nulls = np.empty(len(layout.names), np.int64)
-        """How many values of each column are empty; -1: not known yet."""
+        """The number of nulls in each column. -1: not known yet."""
         children(
             np.uint64(_pointer(self._owner, b"arrow_array")),
             places,

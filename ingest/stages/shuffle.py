@@ -1,8 +1,7 @@
-"""Moves the rows of a window, whose size is set in `ingest/row_order.py`, to their places in batches: `Decoded`,
-`Gathering`, `Block`.
+"""Moves the rows of a window to their places in batches: `Decoded` and `Gathering` go in, `Block` comes out.
 
-A batch is stored feature by feature in memory. The rows of a window are moved once, from where Arrow has them to their
-places in batches: so nothing but decoding and this one move touches every value.
+`ingest/row_order.py` sets the size of a window. A batch is stored feature by feature. A window's rows are moved only
+once, from Arrow's memory to their places in batches. So every value is touched only by decoding and by this move.
 """
 
 from __future__ import annotations
@@ -48,28 +47,28 @@ class ReadTask:
 
 
 class Held(Protocol):
-    """Memory that somebody accounts for until it is released."""
+    """Memory that is accounted for until it is released."""
 
     def release(self) -> None: ...
 
 
 class PackedRows(Protocol):
-    """A row group whose columns are unpacked where they are moved."""
+    """A row group whose columns are unpacked when they are moved."""
 
     nbytes: int
     schema: pa.Schema
 
     def table(self) -> pa.Table: ...
 
-    def packed(self, columns: npt.NDArray[np.int64]) -> tuple[int, npt.NDArray[np.int64]]:
-        """Where what is packed lies in memory, and what describes each column there, for `place_packed`."""
+    def packed(self, columns: npt.NDArray[np.int64]) -> tuple[int, npt.NDArray[np.void]]:
+        """Returns the address of the packed data, and the description of each column, for `place_packed`."""
 
     def bags(self, column: int, start: int, stop: int) -> PackedBags:
         """The bags of some rows of a column."""
 
 
 class ReadRows(Protocol):
-    """What came of one read, wherever it was done."""
+    """The result of one read, local or remote."""
 
     @property
     def task(self) -> ReadTask: ...
@@ -78,11 +77,11 @@ class ReadRows(Protocol):
     def nbytes(self) -> int: ...
 
     def pieces(self) -> Iterable[WindowPiece]:
-        """The piece of a window for each part of the read."""
+        """The window piece for each part of the read."""
 
 
 class Decoded:
-    """The decoded row group of one read. Its bytes are given back when all its parts are shuffled."""
+    """The decoded row group of one read. Its memory is released when all its parts are shuffled."""
 
     __slots__ = ("_addresses", "_charge", "_left", "_lock", "final", "rows", "task")
 
@@ -95,8 +94,8 @@ class Decoded:
         parts: int | None = None,
         final: bool = False,
     ):
-        """`parts` says how many parts of the read are in the table, if not all; `final`, whether its values are already
-        what batches hold, so that nothing is missing."""
+        """`parts` is the number of the read's parts in the table, if not all. `final`: values already have a batch's
+        form, so none is missing."""
         self.task = task
         self.rows = rows
         self._charge = charge
@@ -114,10 +113,10 @@ class Decoded:
 
     @property
     def table(self) -> pa.Table:
-        """The rows as Arrow has them; or, for users of Petastorm's own reader, as arrays by name."""
+        """The rows as an Arrow table, or as a dict of arrays for users of Petastorm's own reader."""
         if not isinstance(
             self.rows, (pa.Table, dict)
-        ):  # two threads may both unpack them: they get the same
+        ):  # two threads may both unpack it and get the same result
             self.rows = self.rows.table()
         return self.rows
 
@@ -125,9 +124,9 @@ class Decoded:
         return [WindowPiece(self, part.start, part.stop) for part in self.task.read.parts]
 
     def addresses(self, layout: ColumnAddresses) -> Addresses:
-        """The addresses of its numbers, until its last part is done."""
+        """The addresses of its columns of numbers, which are valid until its last part is done."""
         addresses = self._addresses
-        if addresses is None:  # two threads may both compute it: they find the same
+        if addresses is None:  # two threads may both compute them and get the same result
             addresses = self._addresses = Addresses(self.table, layout)
         return addresses
 
@@ -148,7 +147,7 @@ class WindowPiece:
     start: int
     stop: int
     in_order: bool = False
-    """Whether it is the whole window, in the window's order already."""
+    """Whether it is the whole window, already in the window's order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,11 +173,11 @@ class Chunk:
                 for block in (floats, ids)
             ]
         )
-        """The address of each column in the first batch."""
+        """The address of each column in the chunk's first batch."""
 
 
 class Chunks:
-    """The chunks that are being filled. Each lives as long as a block that has rows in it."""
+    """The chunks that are being filled. A chunk lives as long as any block with rows in it."""
 
     def __init__(self, plan: RowsPlan, columns: Columns, ranks: int, buffers: Buffers):
         self.steps = chunk_steps(plan, ranks)
@@ -188,7 +187,7 @@ class Chunks:
             [4 * math.prod(shape[1:]) for shape in (self._floats, self._ids)],
             [len(columns.floats), len(columns.scalars)],
         )
-        """For each column, the bytes from one batch of a chunk to the next."""
+        """For each column, the bytes from one batch in a chunk to the next."""
         self.buffers = buffers
         self._lock = threading.Lock()
         self._chunks: weakref.WeakValueDictionary[tuple[int, int], Chunk] = (
@@ -213,7 +212,7 @@ def chunk_steps(plan: RowsPlan, ranks: int) -> int:
 
 
 class Block:
-    """A shuffled window. Its numbers are already in the batches that they are for, its bags are still here."""
+    """A shuffled window. Its numbers are already in their batches. It still holds its bags."""
 
     __slots__ = (
         "_charge",
@@ -239,7 +238,7 @@ class Block:
         scalar_bytes: int,
         charge: Charge,
     ):
-        """`first` is the row of the stream with which the block begins: a resumed run may have used some before."""
+        """`first` is the block's first row in the stream. A resumed run may have used earlier rows of the window."""
         self.schedule = gathering.schedule
         self.window = gathering.window
         self.first = first
@@ -250,7 +249,7 @@ class Block:
         self._charge, self._lock = charge, threading.Lock()
 
     def taken(self, rows: int) -> None:
-        """Notes that so many of its rows are part of finished batches now, which account for them."""
+        """Notes that `rows` of its rows are now in finished batches, which account for their memory."""
         with self._lock:
             self._left -= rows
             self._charge.correct(round(self._left * self._row_bytes))
@@ -259,7 +258,7 @@ class Block:
 
 
 class Gatherer:
-    """One worker of the shuffle stage: it moves rows from decoded columns to their places in batches."""
+    """One worker of the shuffle stage. It moves rows from decoded columns to their places in batches."""
 
     def __init__(
         self, plan: RowsPlan, columns: Columns, chunks: Chunks, describe: Callable[[Read], str]
@@ -275,12 +274,11 @@ class Gatherer:
         ]
         self._stored = [one for one in every if one[0] not in columns.added]
         self._fillable = np.array([name in columns.fill for name, _ in self._stored], bool)
-        """Whether what is no number in a column is filled: nulls, and in floats NaN and infinity, as a spec's fill does
-        it."""
+        """Whether nulls in a column are filled, and NaN and infinity in floats too, as by a spec's fill."""
         self._places_of = np.array(
             [n for n, one in enumerate(every) if one[0] not in columns.added], np.int64
         )
-        """The place of each stored column among all columns of one number a row."""
+        """The index of each stored column among all columns of numbers."""
 
     def __call__(self, gathering: Gathering, charge: Charge) -> Block:
         window = gathering.window
@@ -313,8 +311,8 @@ class Gatherer:
         )
 
     def alone(self, piece: WindowPiece, epoch: int, window: Window | None) -> pa.RecordBatch:
-        """The rows of a piece as they are in batches, in memory of their own: those of the whole `window` in its order,
-        or, without one, as they lie in the row group."""
+        """Returns the rows of a piece in a batch's types, in new memory. If the piece is a whole `window`, its rows are
+        in the window's order, otherwise in the row group's order."""
         order = None if window is None else self._order(epoch, window)
         rows = piece.stop - piece.start
         block = np.empty((len(self._stored), rows), np.int32)
@@ -358,7 +356,7 @@ class Gatherer:
         return {number: self._chunks.take(epoch, number) for number in numbers}
 
     def _places(self, gathering: Gathering, first: int) -> npt.NDArray[np.int64]:
-        """The places of a window's rows from row `first` of the stream on, in the form in which `place` takes them."""
+        """The places of a window's rows, starting with row `first` of the stream, in the form that `place` takes."""
         window = gathering.window
         each, most = self._plan.stream_rows, self._chunks.steps
         lane = gathering.schedule.streams.index(window.stream) * each
@@ -384,7 +382,7 @@ class Gatherer:
         targets: npt.NDArray[np.uint64],
         strides: npt.NDArray[Any],
     ) -> None:
-        """Places all columns of one number a row, as the compiled `place` does."""
+        """Moves all columns of numbers to their places."""
         how = _AS_THEY_LIE if order is None else order, places, targets, strides
         ends = np.cumsum([piece.stop - piece.start for piece in pieces])
         rows = [piece.decoded.rows for piece in pieces]
@@ -443,7 +441,7 @@ class Gatherer:
         return self._layout
 
     def _converted(self, number: int, pieces: tuple[WindowPiece, ...]) -> list[npt.NDArray[Any]]:
-        """Converts a column whose values `place` cannot take as they are stored."""
+        """Converts a column whose stored values `place` cannot copy."""
         name, dtype = self._stored[number]
         arrays = []
         for piece in pieces:
@@ -476,8 +474,8 @@ class Gatherer:
         except pa.ArrowException:
             raise ColumnError(
                 f"{self._describe(piece.decoded.task.read)}: column {name!r} has {column.null_count} "
-                f"empty values, and {value:g} to fill them is no {column.type}: give the column a fill "
-                "of its own"
+                f"empty values, and {value:g} to fill them is no {column.type}; give the column a fill "
+                "of that type"
             ) from None
 
     # ---- bags
@@ -498,7 +496,7 @@ class Gatherer:
             ) from None
 
     def _bags_of(self, name: str, piece: WindowPiece) -> pa.Array | PackedBags:
-        """The bags of a piece as one array, without a copy if Arrow has them as one."""
+        """The bags of a piece as one array. Copies only if Arrow has them in several chunks."""
         rows = piece.decoded.rows
         if not isinstance(rows, (pa.Table, dict)):
             column = rows.schema.get_field_index(name)
@@ -506,25 +504,25 @@ class Gatherer:
                 pa.types.is_binary(kind := rows.schema.types[column])
                 or pa.types.is_large_binary(kind)
                 or self._columns.id_kind(name) is np.int32
-            ):  # words, or numbers that fit
+            ):  # these can be used without conversion
                 return rows.bags(column, piece.start, piece.stop)
         part = _part(piece, name)
         if part.num_chunks == 1:
             return part.chunk(0)
         if pa.types.is_binary(
             part.type
-        ):  # several chunks, as they are more than 32-bit offsets can count
+        ):  # there are several chunks because 32-bit offsets cannot count all bytes
             part = part.cast(pa.large_binary())
         return part.combine_chunks()
 
 
 def _part(piece: WindowPiece, name: str) -> pa.ChunkedArray:
-    """The rows of a column that are the piece's."""
+    """The piece's rows of a column."""
     return piece.decoded.table.column(name).slice(piece.start, piece.stop - piece.start)
 
 
 def _finite(column: pa.ChunkedArray) -> bool:
-    """Whether a column without nulls holds neither NaN nor infinity."""
+    """Whether a column without nulls has no NaN and no infinity."""
     return not pa.types.is_floating(column.type) or all(
         bool(np.isfinite(c.to_numpy()).all()) for c in column.chunks
     )

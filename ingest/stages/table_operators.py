@@ -1,7 +1,7 @@
-"""Applies the operators that a table leaves to the loader, and measures their cost column by column.
+"""Applies the operators that a table leaves to the loader, and measures the cost for each column.
 
-They work where a row group is decoded: a number still has its 64 bits there, a text that is stored once is worked on
-once, and what waits for the shuffle holds four bytes a value.
+They run where a row group is decoded. There, a number still has 64 bits, a text that is stored once is processed once,
+and results that wait for the shuffle take four bytes a value.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ Function = ops.Online
 
 
 class Operators:
-    """`stored` has a function over what is stored of each column that is left to the loader. `costs` says what each
-    column took so far. All may be called from any thread."""
+    """Runs a table's online operators. `stored` maps each such column to a function over its stored values. `costs`
+    reports each column's cost so far. Any thread may call all of them."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class Operators:
         spec: str = "",
         clock: Callable[[], float] = time.thread_time,
     ):
-        """`state` is the table's, for operators that have learned something; `spec` says what the ETL applied."""
+        """`state` is the table's fitted state. `spec` says which operators the ETL applied."""
         online = [f for f in fields if f.online]
         self._fields = fields
         self._state = state
@@ -62,13 +62,13 @@ class Operators:
         self._bytes: dict[str, tuple[float, float]] = {}
 
     def filled(self, columns: Columns) -> Columns:
-        """The columns, filled only where values are loaded as they are stored."""
+        """Returns the columns with a fill only for columns without online operators."""
         return replace(
             columns, fill={n: value for n, value in columns.fill.items() if n not in self.stored}
         )
 
     def made(self, columns: Columns) -> OperatorColumns | None:
-        """The columns as the operators make them where row groups are decoded, if any are made there."""
+        """Returns what makes these columns from a decoded row group. None: there are no online operators."""
         return OperatorColumns(self.stored, columns) if self.stored else None
 
     def _of_stored(
@@ -96,8 +96,8 @@ class Operators:
             self._bytes[name] = _stored(values), _stored(made)
 
     def costs(self) -> list[dict[str, Any]]:
-        """Lists for each column its operators, the stage that applies them, processor seconds a row, and bytes a row as
-        stored before and after them."""
+        """Lists for each column its operators, their stage, processor seconds a row, and stored bytes a row before and
+        after them."""
         with self._lock:
             return [
                 {
@@ -113,8 +113,8 @@ class Operators:
             ]
 
     def others(self) -> list[dict[str, Any]]:
-        """Lists what the ETL applied and might have left to the loader: column, operators, their stage then, and
-        processor seconds a row as measured now. Their cost depends little on the values, so these are made up."""
+        """Lists the operators that the ETL applied and could have left to the loader: column, operators, their stage,
+        and processor seconds a row. The cost is measured now on made-up values, because it depends little on them."""
         if not self._spec:
             return []
         kinds = {f.name for f in self._fields if f.role in ("dense", "sparse") and not f.online}
@@ -153,12 +153,12 @@ class Operators:
 
 
 class OperatorColumns:
-    """A table's columns as they are loaded: what operators make of some, the others as they are stored."""
+    """A table's columns as they are loaded: online operators change some, and the others stay as they are stored."""
 
     selection = None
     typed: Mapping[str, pa.DataType] = MappingProxyType({})
     optional = frozenset[str]()
-    more_bytes = 0  # what is left to operators is stored as texts or in eight bytes a value
+    more_bytes = 0  # the stored columns of operators are texts or have eight bytes a value
 
     def __init__(self, functions: Mapping[str, Function], columns: Columns):
         self._functions, self.sources = functions, columns.names
@@ -170,7 +170,7 @@ class OperatorColumns:
         self.row_bytes = round(sum(4 + 4 * columns.bags.get(name, 0.0) for name in functions))
 
     def schema(self, stored: pa.Schema) -> pa.Schema:
-        """The schema of `table` for a table of that schema."""
+        """The schema of `table`'s result for a stored table of this schema."""
         return pa.schema(
             [
                 pa.field(f.name, self._types.get(f.name, f.type))
@@ -179,11 +179,11 @@ class OperatorColumns:
         )
 
     def repeated(self, stored: pa.Schema, _footer: Any) -> list[str]:
-        """The columns that are best read as dictionaries: texts, each of which is then worked on once."""
+        """The columns to read as dictionaries: texts, so that each distinct text is processed once."""
         return [f.name for f in stored if pa.types.is_string(f.type)]
 
     def table(self, stored: pa.Table) -> pa.Table:
-        """The columns of a row group. ColumnError if an operator fails."""
+        """Makes the columns of a row group. Raises ColumnError if an operator fails."""
         made = {}
         for name in self.sources:
             made[name] = stored.column(name)
@@ -201,7 +201,7 @@ class OperatorColumns:
 
 
 def _stored(values: npt.NDArray[Any] | pa.Array) -> float:
-    """The bytes that a value takes in a file, estimated from a few of them."""
+    """Estimates the bytes that a value takes in a file, from some of the values."""
     if isinstance(values, pa.Array):
         some = values.slice(0, _SAMPLE_ROWS)
         if pa.types.is_dictionary(some.type):

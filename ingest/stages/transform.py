@@ -1,5 +1,5 @@
-"""Named functions over the columns of a batch: `Transform`. Adjacent ones share a stage, unless they are to be
-apart."""
+"""User functions over the columns of a batch: `Transform`. Adjacent transforms share a stage unless they are marked
+`apart`."""
 
 from __future__ import annotations
 
@@ -28,34 +28,35 @@ Function = Callable[[Any], Any]
 
 
 class TransformError(LoadingError):
-    """A user's function gave back what does not fit: the message names it, the column and the batch."""
+    """A user's function returned something that does not fit. The message names function, column and batch."""
 
 
 @dataclass(frozen=True, slots=True)
 class Transform:
-    """`function` takes a batch as a dict of numpy arrays by column name. It may write into them, or return new arrays
-    of some columns, of the same length; the others stay as they are. A column of bags comes as all its ids, and as
-    `NAME.lengths`; if both are returned, the bags may have got other lengths."""
+    """A named function over batches.
+
+    `function` takes a batch as a dict of numpy arrays by column name. It may write into them, or return new arrays of
+    the same length for some columns. The other columns stay unchanged. A column of bags comes as all its ids, and as
+    `NAME.lengths`. If the function returns both, the lengths may differ from before."""
 
     name: str
     function: Function | str
-    """The function; given by name, as `module:function`, it has a stage of its own, which can also run in processes
-    (`sluice.ingest.stages.transform_worker`)."""
+    """The function, or its name as `module:function`. A named function has its own stage, which can also run in
+    processes (`sluice.ingest.stages.transform_worker`)."""
     arrow: bool = False
-    """Whether it takes a pyarrow.RecordBatch instead (bags are lists), and returns one, with the columns that it
-    changes."""
+    """Whether it takes a pyarrow.RecordBatch, with bags as lists, and returns one with the columns that it changed."""
     apart: bool = False
-    """Whether it has a stage of its own: its own workers, and its own line in every table."""
+    """Whether it has its own stage, with its own workers and its own line in every table."""
     pure: bool = False
-    """Whether it writes nothing into what it gets, so that no copy is kept for the case that it fails on some row."""
+    """Whether it never writes into its input. Then no copy is kept for the case that it fails on a row."""
     columns: tuple[str, ...] = ()
-    """The columns that the function gets; if empty: all. Other columns are neither copied nor sent."""
+    """The columns that the function gets. Empty: all. Other columns are neither copied nor sent."""
     outputs: Mapping[str, int | None] = field(default_factory=dict)
-    """The columns that it may give, with the cardinality of those that hold ids; if empty: any that it gets."""
+    """The columns that it may return, with the cardinality of columns of ids. Empty: any that it gets."""
     added: tuple[str, ...] = ()
-    """Those of `outputs` that are no columns before: it must give them, and does not get them."""
+    """The new columns among `outputs`. The function must return them and does not get them."""
     limit_s: float | None = None
-    """The time that a batch may take in a process; a worker that takes longer is ended."""
+    """The time that a batch may take in a process. A worker that takes longer is killed."""
     memory_limit: int | None = None
     """The bytes that the function may take in a process, beyond the process's own."""
 
@@ -65,19 +66,20 @@ class Transform:
                 "__main__:"
             ):
                 raise TransformError(
-                    f"transform {self.name!r}: {self.function!r} is not module:function, in a module "
+                    f"transform {self.name!r}: {self.function!r} is not module:function in a module "
                     "that can be imported"
                 )
         elif self.limit_s is not None or self.memory_limit is not None:
             raise TransformError(
-                f"transform {self.name!r}: limits hold in processes only; name the function as "
+                f"transform {self.name!r}: limit_s and memory_limit only work in processes; name the function as "
                 "module:function"
             )
 
     @classmethod
     def of(cls, given: UserTransform) -> Transform:
-        """What a user gives: a transform, a function, `module:function`, or a name with either. A function alone is
-        named after itself; one that a fresh process can import may run in processes, all others run in threads."""
+        """Makes a transform from a transform, a function, `module:function`, or a pair of a name and a function. A
+        function without a name is named after itself. A function that a new process can import may run in processes.
+        All others run in threads."""
         if isinstance(given, Transform):
             return given
         if isinstance(given, tuple):
@@ -86,8 +88,8 @@ class Transform:
             return cls(given.partition(":")[2] or given, given)
         if not callable(given):
             raise TransformError(
-                f"transforms: {given!r} is no function; give functions, module:function, or pairs of "
-                "a name and either"
+                f"transforms: {given!r} is not a function; give functions, module:function, or pairs of "
+                "a name and one of these"
             )
         function: Any = given
         while isinstance(function, functools.partial):
@@ -102,32 +104,32 @@ class Transform:
 
     @property
     def sendable(self) -> bool:
-        """Whether workers elsewhere can call it, which keep no limit of a single call."""
+        """Whether remote workers can call it. They do not support limits of a single call."""
         return self.movable and self.limit_s is None and self.memory_limit is None
 
     @property
     def code(self) -> str | None:
-        """Where the function is found, as `module:function`; None for code without a name that others can import: a
-        notebook's, a closure, a lambda."""
+        """The function as `module:function`. None if it cannot be imported, such as a notebook's function, a closure or
+        a lambda."""
         return self.function if isinstance(self.function, str) else address_of(self.function)
 
 
 def transforms_of(given: Iterable[UserTransform]) -> tuple[Transform, ...]:
-    """The transforms that a user gives, each under a name of its own."""
+    """Makes transforms from a user's list. Raises TransformError if two have the same name."""
     if isinstance(given, (str, Transform)) or not isinstance(given, Iterable):
-        raise TransformError(f"transforms: give a list, transforms=[…], of {said(given)}")
+        raise TransformError(f"transforms: give a list, transforms=[…], not just {said(given)}")
     found = tuple(Transform.of(one) for one in given)
     for name, count in Counter(t.name for t in found).items():
         if count > 1:
             raise TransformError(
-                f"transforms: {count} are called {name!r}; give each a name of its own, as in "
+                f"transforms: {count} are called {name!r}; give each its own name, as in "
                 f"transforms=[('first', {name}), ('second', {name})]"
             )
     return found
 
 
 def said(given: Any) -> str:
-    """What a user gave, for a message: of a function its name and where it is defined."""
+    """Describes a user's argument in a message. A function is described by its name and where it is defined."""
     if isinstance(given, Transform):
         return f"the transform {given.name!r}"
     function = given
@@ -142,7 +144,7 @@ def said(given: Any) -> str:
 
 
 def address_of(function: Any) -> str | None:
-    """`module:function`, if a fresh process finds this very function there; otherwise None."""
+    """Returns `module:function` if a new process would import this function by it, otherwise None."""
     module, name = (
         str(getattr(function, "__module__", "")),
         str(getattr(function, "__qualname__", "")),
@@ -156,12 +158,12 @@ def address_of(function: Any) -> str | None:
 
 
 UserTransform = Transform | Function | str | tuple[str, Function | str]
-"""One transform as a user may write it."""
+"""The forms in which a user may give a transform."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fused:
-    """Transforms of one stage: a batch passes all of them while it is in the core's cache."""
+    """The transforms of one stage. A batch passes all of them while it is in the core's cache."""
 
     transforms: tuple[Transform, ...]
 
@@ -180,7 +182,7 @@ class Fused:
 
 
 def fused(transforms: Iterable[Transform]) -> tuple[Fused, ...]:
-    """Makes one stage of each series of adjacent transforms that are not to be apart."""
+    """Groups adjacent transforms into stages. Transforms that are `apart` or `movable` get their own stage."""
     stages: list[Fused] = []
     for apart, some in itertools.groupby(transforms, lambda t: t.apart or t.movable):
         run = tuple(some)
@@ -189,8 +191,7 @@ def fused(transforms: Iterable[Transform]) -> tuple[Fused, ...]:
 
 
 def shown(transform: Transform, arrays: Arrays) -> Arrays:
-    """A batch's columns as a function gets them in a thread: it cannot write into those that are none of its
-    outputs."""
+    """Returns a batch's columns as a function in a thread gets them. Columns that are not its outputs are read-only."""
     if not transform.outputs:
         return dict(arrays)
     visible = {}
@@ -204,12 +205,12 @@ def shown(transform: Transform, arrays: Arrays) -> Arrays:
 
 
 def over_arrow(function: Function, arrays: Arrays, columns: Columns, where: str) -> Arrays:
-    """Calls a function that takes record batches with arrays."""
+    """Calls a function that takes a record batch, and converts arrays to and from Arrow."""
     return _from_arrow(function(_to_arrow(arrays, columns)), where)
 
 
 def _to_arrow(arrays: Mapping[str, npt.NDArray[Any]], columns: Columns) -> pa.RecordBatch:
-    """Makes a record batch of the arrays, without a copy."""
+    """Makes a record batch of the arrays without copying them."""
     found: dict[str, pa.Array] = {}
     for name in filter(arrays.__contains__, (*columns.floats, *columns.sparse)):
         lengths = arrays.get(lengths_name(name))
@@ -224,7 +225,7 @@ def _to_arrow(arrays: Mapping[str, npt.NDArray[Any]], columns: Columns) -> pa.Re
 def _from_arrow(given: Any, where: str) -> dict[str, npt.NDArray[Any]]:
     if not isinstance(given, (pa.RecordBatch, pa.Table)):
         raise TransformError(
-            f"{where}: it gave back {type(given).__name__}, not a pyarrow.RecordBatch"
+            f"{where}: it returned {type(given).__name__}, not a pyarrow.RecordBatch"
         )
     found: dict[str, npt.NDArray[Any]] = {}
     for name in given.schema.names:

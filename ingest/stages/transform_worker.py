@@ -1,7 +1,7 @@
-"""Runs a transform's function: `TransformStage`, of which each worker of the pool has a `TransformWorker`.
+"""Runs a transform's function: `TransformStage` is shared, and each worker of the pool has a `TransformWorker`.
 
-A `TransformWorker` calls the function in its pool's thread, in a process that it owns, or by workers elsewhere, as the
-knob says at that moment. So the back end changes between two items: the pool, its order and what it holds stay. Rows on
+A `TransformWorker` calls the function in its own thread, in a process that it owns, or on remote workers, as the
+knob says at that moment. So the back end can change between two items, while the pool and its order stay. Rows on
 which the function fails are found by halving the batch.
 """
 
@@ -51,12 +51,12 @@ from sluice.ingest.stages.transform import (
     shown,
 )
 
-# If a user's function raises these, they are its errors and end no trainer: signals reach no worker.
+# If a user's function raises these, they count as its errors and must not end the trainer. Signals reach no worker.
 _ENDS = (SystemExit, KeyboardInterrupt, GeneratorExit)
 
 
 class TooLarge(MemoryError):
-    """A batch for which there is not enough memory, even alone."""
+    """A batch does not fit into memory, even if nothing else runs."""
 
 
 class TransformStage:
@@ -76,15 +76,17 @@ class TransformStage:
         burden: int = 1,
         elsewhere: RemoteWork | None = None,
     ):
-        """`charge` is called with memory taken (+) and given back (-), and whether it is a process's own; `spent` with
-        a process's seconds on a core, and those that it waited for one; `alone` is the governor's. The function runs
-        `burden` times for each batch, all but the last time on a copy. Workers `elsewhere` can call it, too."""
+        """- `charge` is called with memory taken (+) or given back (-), and whether it is a process's own.
+        - `spent` is called with a process's seconds on a core, and its seconds of waiting for one.
+        - `alone` is the governor's context for one holder.
+        - `burden`: the function runs so many times for each batch, all but the last time on a copy.
+        - `elsewhere`: remote workers that can call the function too."""
         self.transform = transform
         self.columns = columns
         self.aside = aside
         self.backend = backend
         self.hidden = frozenset(of for name in transform.added for of in (name, lengths_name(name)))
-        """The columns of a batch that are only room for what the function is to give."""
+        """The columns that the function must add. It does not get them."""
         self.burden = burden
         self.function = function_of(transform)
         self.spent = spent
@@ -94,10 +96,10 @@ class TransformStage:
         self._elsewhere = elsewhere
         self._lock = (
             threading.RLock()
-        )  # a garbage collector may close a forgotten loader's stages within it
-        self._workers: dict[Worker, None] = {}  # in the order in which they were started
+        )  # reentrant: the garbage collector may close a forgotten loader's stages at any point
+        self._workers: dict[Worker, None] = {}  # in the order of their start
         self.process_bytes = (
-            0  # the most memory that one of its processes was seen to take for itself
+            0  # the most memory of its own that one of its processes was seen to use
         )
         self._closed = False
 
@@ -127,9 +129,7 @@ class TransformStage:
     def call_elsewhere(self, arrays: Arrays, where: str) -> Given:
         assert self._elsewhere is not None
         assert isinstance(self.transform.function, str)
-        size = 2 * sum(
-            array.nbytes for array in arrays.values()
-        )  # what is sent, and what comes back
+        size = 2 * sum(array.nbytes for array in arrays.values())  # sent and received
         self._charge(size, False)
         try:
             return self._elsewhere.call(self.transform.function, arrays, where)
@@ -154,7 +154,7 @@ class TransformStage:
 
 
 class Worker:
-    """A process, and the memory that it is charged with besides the shared memory."""
+    """A process, and the memory of its own that it is charged with."""
 
     def __init__(self, process: WorkerProcess, charge: Callable[[int, bool], None], expected: int):
         self.process, self._charge = process, charge
@@ -169,7 +169,7 @@ class Worker:
         return result
 
     def spent(self) -> tuple[float, float]:
-        """The seconds on a core and those of waiting for one, since the last call."""
+        """The seconds on a core and of waiting for one, since the last call."""
         pid = self.process.pid
         if pid is None:
             return 0.0, 0.0
@@ -195,8 +195,7 @@ class TransformWorker:
         self._worker: Worker | None = None
         self._in_thread = False
         self._backend = stage.backend
-        """The back end for the present batch: the stage's may change in the middle of it, and what was kept of the
-        batch must fit."""
+        """The back end for the current batch. The stage's may change meanwhile, but the kept copy must fit it."""
         self._kept: dict[str, npt.NDArray[Any]] = {}
 
     def __call__(self, stretch: Stretch, number: int, arrays: Arrays, where: str) -> Given:
@@ -222,7 +221,7 @@ class TransformWorker:
             self._worker = None
 
     def _alone(self, arrays: Arrays, before: Arrays, where: str) -> Given:
-        """Calls the function once more, with all the memory that is free."""
+        """Calls the function again with all free memory, while no other work starts."""
         for name, array in arrays.items():
             if before[name] is not array:
                 np.copyto(array, before[name])
@@ -269,20 +268,20 @@ class TransformWorker:
         missing = [name for name in names if name not in arrays]
         if missing:
             raise TransformError(
-                f"transform {self._stage.transform.name!r}: columns={missing} are none of the table's"
+                f"transform {self._stage.transform.name!r}: the table has no columns {missing}"
             )
         wanted = {*names, *(lengths_name(name) for name in names), *self._stage.hidden}
         return {name: array for name, array in arrays.items() if name in wanted}
 
     def _before(self, arrays: Arrays) -> Arrays:
-        """Keeps the batch as it is now: a function in a thread may write into it, and fail then."""
+        """Copies the batch, because a function in a thread may write into it and then fail."""
         transform = self._stage.transform
         if self._backend != "thread" or transform.pure or transform.arrow:
             return arrays
         found = dict(arrays)
         for name, array in arrays.items():
             if transform.outputs and name.removesuffix(".lengths") not in transform.outputs:
-                continue  # it cannot write there
+                continue  # the function cannot write there
             kept = self._kept.get(name)
             if kept is None or kept.shape != array.shape or kept.dtype != array.dtype:
                 kept = self._kept[name] = np.empty_like(array)
@@ -310,7 +309,7 @@ class _Rescue:
         self._failed = 0
 
     def of(self, error: BaseException, arrays: Arrays) -> Given:
-        """Returns the batch with the rows that fail set aside, or raises QuarantineError."""
+        """Returns the batch with the failing rows quarantined, or raises QuarantineError."""
         rows = self._stretch.floats.shape[2]
         if isinstance(error, WorkerCrashed) or PROGRAM_ERRORS.intersection(kinds_of(error)):
             self._aside(error, range(rows))
@@ -324,7 +323,7 @@ class _Rescue:
         except (Exception, *_ENDS) as first:
             self._aside(first, [self._failed])
             raise
-        if not failed:  # no row is to blame
+        if not failed:  # no single row causes the error
             raise error
         alike: dict[str, list[tuple[int, Exception]]] = {}
         for row, why in failed:
@@ -334,7 +333,7 @@ class _Rescue:
         return self._together(arrays, good, [row for row, _ in failed])
 
     def _aside(self, error: BaseException, rows: Any) -> None:
-        """Sets rows aside, except those that have weight 0 already or only fill the batch."""
+        """Quarantines rows, except padding rows and rows that already have weight 0."""
         weights = weights_of(self._stretch, self._number, self._stage.columns)
         self._stage.aside.rows(
             error,
@@ -350,7 +349,7 @@ class _Rescue:
         return {**part, **(self._call(part, f"{self._where}, rows {start} to {stop}") or {})}
 
     def _rows(self, arrays: Arrays, start: int, stop: int) -> Arrays:
-        """Copies of some rows."""
+        """Copies some rows."""
         part = {}
         for name, array in arrays.items():
             low, high = start, stop
@@ -363,7 +362,7 @@ class _Rescue:
     def _together(
         self, arrays: Arrays, good: list[tuple[int, int, Arrays]], bad: list[int]
     ) -> Arrays:
-        """Joins the results of the good rows with the other rows as they were, with weight 0."""
+        """Joins the results of the good rows with the unchanged bad rows, which get weight 0."""
         parts = sorted(
             [*good, *((row, row + 1, self._rows(arrays, row, row + 1)) for row in bad)],
             key=lambda p: p[0],
@@ -382,13 +381,13 @@ _SETTING = threading.Lock()
 
 
 def _use_one_thread() -> None:
-    """Has torch compute in the calling thread alone, as in a worker's process: the pool's size says how many cores a
-    stage takes, and torch's threads would wait for each other wherever another stage has their core."""
+    """Makes torch compute only in the calling thread, as in a worker process. The pool's size decides how many cores a
+    stage uses. Torch's own threads would wait for each other if other stages use their cores."""
     with _SETTING:
         threads = torch.get_num_threads()
         if threads > 1:
             torch.set_num_threads(1)
-            # Threads that first use torch from now on would have one, too: what they get is set by a thread of its own.
+            # This also sets the default for new threads. Another thread restores that default.
             others = threading.Thread(
                 target=torch.set_num_threads, args=(threads,), name="sluice-torch"
             )
@@ -397,20 +396,20 @@ def _use_one_thread() -> None:
 
 
 def function_of(transform: Transform) -> Function:
-    """The function itself, as a thread calls it."""
+    """Returns the function itself. Imports it if it is given by name."""
     if not isinstance(transform.function, str):
         return transform.function
     try:
         return load(transform.function)
-    except (Exception, SystemExit) as error:  # importing it runs the user's code
+    except (Exception, SystemExit) as error:  # importing runs the user's code
         raise TransformError(
             f"transform {transform.name!r}: {transform.function}: {type(error).__name__}: {error}"
         ) from error
 
 
 def anonymous_bytes(pid: int | None) -> int:
-    """The bytes of a process's own memory; 0 if it is gone."""
-    if pid is None:  # psutil would take this process
+    """The bytes of a process's own memory. 0: it has ended."""
+    if pid is None:  # psutil would use this process
         return 0
     try:
         sizes = psutil.Process(pid).memory_info()
@@ -420,8 +419,8 @@ def anonymous_bytes(pid: int | None) -> int:
 
 
 def core_seconds(pid: int) -> tuple[float, float]:
-    """The seconds on a core and those of waiting for one, since a process's start; zeros if it is gone, or nobody
-    counts. psutil does not read how long a process waited for a core."""
+    """The seconds on a core and of waiting for one since a process's start. Zeros if it has ended, or if the kernel
+    does not count them. psutil does not read the time of waiting for a core."""
     try:
         with open(f"/proc/{pid}/schedstat") as text:
             cpu, waited, *_ = text.read().split()

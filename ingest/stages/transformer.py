@@ -1,5 +1,5 @@
-"""Takes batches through stages of transforms: `Transformer`. What a function gives back is taken into its batch by
-`settled`, or refused by name."""
+"""Runs batches through transform stages: `Transformer`. `settled` checks what a function returned and writes it into
+the batch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sluice.ingest.stages.counters import StageCounters, WorkerClock
 from sluice.ingest.stages.number_types import ValueRefused, numbers, same_bytes
 from sluice.ingest.stages.transform import Arrays, Fused, Given, Transform, TransformError
 
-_AT_ONCE = 8192  # rows that pass all stages that are fused, before the next ones do: they stay in the core's cache
+_AT_ONCE = 8192  # rows that pass all fused stages together, so that they stay in the core's cache
 _LENGTHS = lengths_name("")
 
 
@@ -31,17 +31,16 @@ class TransformCall(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A stage of transforms in one run of a pipeline."""
+    """A transform stage in one run of a pipeline."""
 
     fused: Fused
     tally: StageCounters
     runs: Callable[[], list[TransformCall]]
-    """Makes what calls its functions, for one worker."""
+    """Makes the callers of its functions for one worker."""
 
 
 class Transformer:
-    """One worker of the stage of transforms number `first`. It also does the work of all stages that are fused with
-    it."""
+    """One worker of transform stage number `first`. It also does the work of the stages that are fused with it."""
 
     def __init__(
         self,
@@ -51,7 +50,7 @@ class Transformer:
         stint: WorkerClock,
         until: Callable[[], int],
     ):
-        """`until` returns the number of the next stage that has workers of its own."""
+        """`until` returns the number of the next stage that has its own workers."""
         self._first = first
         self._stages = stages
         self._columns = columns
@@ -78,17 +77,17 @@ class Transformer:
         return stretch.replaced(charge=charge, done=until)
 
     def close(self) -> None:
-        """Releases what this worker holds, as it leaves."""
+        """Releases the worker's processes when it leaves."""
         self._leave(self._first)
 
     def _leave(self, until: int) -> None:
-        """Closes what ran the work of stages from that number on."""
+        """Closes the callers of stage `until` and all later stages."""
         for number in [n for n in self._runs if n >= until]:
             for run in self._runs.pop(number):
                 run.close()
 
     def _through(self, number: int, stretch: Stretch, batches: range) -> Stretch:
-        """Takes some batches of a stretch through one stage."""
+        """Runs some batches of a stretch through one stage."""
         for n in batches:
             for transform, run in zip(
                 self._stages[number].fused.transforms, self._runs[number], strict=True
@@ -118,14 +117,15 @@ def settled(  # noqa: PLR0917
     sizes: Mapping[str, int],
     where: str,
 ) -> Arrays:
-    """Writes what a function gave back into the arrays of its batch. Returns the columns of `bags` that have got other
-    lengths, with these, as they take other arrays. None from the function: it wrote into what it got. `sizes` are the
-    cardinalities of columns, where they are known."""
+    """Writes what a function returned into the arrays of its batch. None: it wrote into its input.
+
+    Returns the columns of `bags` whose lengths changed, with the new lengths, because these need new arrays. `sizes`
+    has the known cardinalities of columns."""
     if given is not None and not (
         isinstance(given, Mapping) and all(isinstance(name, str) for name in given)
     ):
         raise TransformError(
-            f"{where}: it gave back {type(given).__name__}, not a dict of arrays by column name, nor "
+            f"{where}: it returned {type(given).__name__}, which is neither a dict of arrays by column name nor "
             "None"
         )
     new = {name: value for name, value in (given or {}).items() if value is not arrays.get(name)}
@@ -145,10 +145,10 @@ def settled(  # noqa: PLR0917
 
 
 def _part(new: Arrays, arrays: Arrays) -> None:
-    """Copies what came back where it may lie in memory to which other columns are about to be written: after
+    """Copies returned arrays that overlap memory of columns that will be written, as after
     `columns["a"], columns["b"] = columns["b"], columns["a"]`."""
     own = [arrays[name] for name in new if name in arrays]
-    if len(own) < 2:  # numpy itself copies a column onto itself
+    if len(own) < 2:  # numpy handles copying a column onto itself
         return
     ids = set(map(id, own))
     low = min(map(byte_bounds, own))[0]
@@ -163,7 +163,7 @@ def _part(new: Arrays, arrays: Arrays) -> None:
 def _expected(
     transform: Transform, new: Mapping[str, Any], arrays: Arrays, where: str
 ) -> dict[str, Any]:
-    """What came back of its outputs; others of its columns may come back as they were."""
+    """Returns the outputs among what came back. Other columns may only come back unchanged."""
     found = {}
     for name, value in new.items():
         if name.removesuffix(_LENGTHS) in transform.outputs:
@@ -171,13 +171,15 @@ def _expected(
         elif name not in arrays or not same_bytes(np.asarray(value), arrays[name]):
             how = "came back changed, and" if name in arrays else "came back, which"
             raise TransformError(
-                f"{where}: column {name!r} {how} is none of its outputs "
-                f"({', '.join(transform.outputs)}); name it there"
+                f"{where}: column {name!r} {how} is not one of its outputs "
+                f"({', '.join(transform.outputs)}); add it to them"
             )
     for name in transform.added:
         if name not in found or (lengths_name(name) in arrays and lengths_name(name) not in found):
             lacking = name if name not in found else lengths_name(name)
-            raise TransformError(f"{where}: it gave no column {lacking!r}, which its outputs name")
+            raise TransformError(
+                f"{where}: it returned no column {lacking!r}, which its outputs name"
+            )
     return found
 
 
@@ -185,13 +187,13 @@ def _check_ids(name: str, ids: npt.NDArray[Any], size: int, where: str) -> None:
     if ids.size and not (ids.min() >= 0 and ids.max() < size):
         at = int(np.argmax((ids < 0) | (ids >= size)))
         raise TransformError(
-            f"{where}: column {name!r} came back with id {ids[at]} (number {at}), and its cardinality "
-            f"is {size}: ids go from 0 to {size - 1}; give a larger cardinality, or fewer ids"
+            f"{where}: column {name!r} came back with id {ids[at]} (number {at}), but its cardinality "
+            f"is {size}, so ids go from 0 to {size - 1}; give a larger cardinality, or fewer ids"
         )
 
 
 def _lengths(new: Mapping[str, Any], arrays: Arrays, bags: Container[str], where: str) -> Arrays:
-    """Checks bags that came back with their lengths: both are used if they fit each other."""
+    """Checks bags that came back with new lengths. Ids and lengths must fit each other."""
     changed: Arrays = {}
     for name in (name for name in new if name.endswith(_LENGTHS)):
         bag = name.removesuffix(_LENGTHS)
@@ -223,7 +225,7 @@ def _take(name: str, value: Any, arrays: Arrays, where: str) -> None:
     what = f"{where}: column {name!r}"
     if name not in arrays:
         raise TransformError(
-            f"{what} is none of the table's; a transform changes columns, it does not add them"
+            f"{what} is not in the table; a transform changes columns and does not add any"
         )
     value, into = np.asarray(value), arrays[name]
     if value.shape != into.shape:
@@ -236,7 +238,7 @@ def _take(name: str, value: Any, arrays: Arrays, where: str) -> None:
 
 
 def _whole(given: np.dtype[Any], kind: np.dtype[Any]) -> bool:
-    """Whether numbers of a type may become those of a column: whether each of them does is looked at."""
+    """Whether numbers of this type may be converted to a column's type. Each value is checked separately."""
     return np.can_cast(given, np.int32 if kind == np.uint32 else kind, "same_kind")
 
 

@@ -31,7 +31,8 @@ from sluice.ingest.knobs import SIZES, KnobError, Knobs, nearest, parse_bytes
 from sluice.ingest.options import OrderOptions, RunOptions, function_of, table_named
 from sluice.ingest.process.stacks import on_signal
 from sluice.ingest.read.parquet_files import ParquetFiles
-from sluice.ingest.read.reader import AUTO, READERS, RowGroupReader, reader_of, source_of
+from sluice.ingest.read.reader import RowGroupReader
+from sluice.ingest.read.sources import AUTO, READERS, reader_of, source_of
 from sluice.ingest.row_order import Read
 from sluice.ingest.run_conditions import RunConditions
 from sluice.ingest.stage_spec import BATCH, COLLATE, READ, SHUFFLE

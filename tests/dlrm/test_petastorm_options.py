@@ -169,7 +169,7 @@ def test_a_transform_spec_changes_the_columns_of_every_split(opened, split):
         (("--predicate", f"{MODULE}:fails"), "the function failed (RuntimeError: no such service)"),
         (
             ("--predicate", f"{MODULE}:text"),
-            "predicate: 'I1 > 3' is no petastorm.predicates.PredicateBase",
+            "predicate: 'I1 > 3' is not a petastorm.predicates.PredicateBase",
         ),
         (
             ("--predicate", f"{MODULE}:rows_by_unknown_column"),
@@ -178,7 +178,7 @@ def test_a_transform_spec_changes_the_columns_of_every_split(opened, split):
         (("--predicate", f"{MODULE}:no_rows"), "no rows"),
         (
             ("--predicate", f"{MODULE}:even_rows", "--rowgroup-cache", f"{MODULE}:Kept"),
-            "keeps no row groups in a cache",
+            "cache: .*a predicate",
         ),
         (
             ("--predicate", f"{MODULE}:even_rows", "--reader", "arrow"),

@@ -254,7 +254,7 @@ def test_a_job_makes_the_packed_copy_and_goes_on_where_it_cannot(tmp_path, capsy
         ]
         assert sum("no more packed copies are made" in line for line in said) == len(said) == lines
         assert all(
-            (os.strerror(errno.ENOSPC) if len(words) == 1 else "within its limit") in line
+            (os.strerror(errno.ENOSPC) if len(words) == 1 else "has reached its limit") in line
             for line in said
         )
 

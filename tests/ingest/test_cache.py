@@ -197,5 +197,5 @@ def test_two_ranks_that_fetch_the_same_keep_it_once(tmp_path):
 
 
 def test_a_limit_is_needed(tmp_path):
-    with pytest.raises(ValueError, match="0 bytes"):
+    with pytest.raises(ValueError, match="limit_bytes is 0"):
         FileCache(tmp_path, 0, "t")

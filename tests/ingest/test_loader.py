@@ -437,7 +437,7 @@ class TestTransforms:
                 table, batch_size=80, transforms=[Transform("none", lambda b: 3, arrow=True)]
             ) as loader,
             pytest.raises(
-                TransformError, match=r"'none', epoch 0, step 0: it gave back int, not a pyarrow"
+                TransformError, match=r"'none', epoch 0, step 0: it returned int, not a pyarrow"
             ),
         ):
             next(iter(loader))
@@ -471,9 +471,9 @@ class TestTransforms:
             (lambda c: {"C1": c["C1"] * 0.5}, "column 'C1' came back as float64"),
             (
                 lambda c: [c["I1"]],
-                "transform 'mine', epoch 0, step 0: it gave back list, not a dict of arrays",
+                "transform 'mine', epoch 0, step 0: it returned list, which is neither a dict",
             ),
-            (lambda c: {"new": c["C1"]}, "column 'new' is none of the table's"),
+            (lambda c: {"new": c["C1"]}, "column 'new' is not in the table"),
         ],
     )
     def test_what_does_not_fit_is_named(self, table, function, message):
@@ -626,7 +626,7 @@ class TestEnds:
         (
             {"batch_size": 80, "reader": "csv"},
             SourceError,
-            "reader 'csv' is none of petastorm, arrow",
+            "reader 'csv' is not one of petastorm, arrow",
         ),
         ({"batch_size": 80, "epochs": 0}, LoaderError, "epochs to read ahead: 0"),
         ({"batch_size": 80, "split": "tarin"}, ValueError, "no split 'tarin'"),

@@ -26,7 +26,8 @@ from sluice.ingest.read import packed_copy
 from sluice.ingest.read.cache import FileCache
 from sluice.ingest.read.files import FileOpener
 from sluice.ingest.read.packed_copy import DamagedCopy, PackedCopy, PackedTable, crc32, packed
-from sluice.ingest.read.reader import READERS, RowGroupReader, SourceError
+from sluice.ingest.read.reader import RowGroupReader, SourceError
+from sluice.ingest.read.sources import READERS
 from sluice.ingest.stages import shuffle
 from sluice.ingest.stages.bags import shuffled
 from sluice.ingest.stages.scatter_kernel import BYTES_TO_FLOATS, WORDS, place_packed
@@ -312,7 +313,7 @@ def test_what_is_cut_foreign_or_of_another_version_is_refused(every_type):
     middle[len(middle) // 2] ^= 1
     with pytest.raises(DamagedCopy, match=r"^column \d+ differs from its checksum"):
         PackedTable(middle, "k")
-    with pytest.raises(DamagedCopy, match="of another row group"):
+    with pytest.raises(DamagedCopy, match="to another row group"):
         PackedTable(whole, "another")
     other = whole.copy()
     other[7] = ord("1")
@@ -547,7 +548,7 @@ def test_of_a_hundred_and_twenty_flips_in_packed_copies_all_are_caught(files, tm
         assert groups.stats()["packed_corrupt"] == count
         assert path.read_bytes() == whole  # made anew
     groups.close()
-    assert capsys.readouterr().err.count("a packed copy cannot be believed") == 1
+    assert capsys.readouterr().err.count("a packed copy is not valid") == 1
 
 
 @pytest.mark.parametrize(
@@ -568,7 +569,7 @@ def test_a_copy_that_is_not_as_it_was_costs_a_line_and_is_made_anew(files, tmp_p
     assert stats["packed_corrupt"] == 1
     said = capsys.readouterr().err
     assert said.count("\n") == 1
-    assert "a packed copy cannot be believed, and is made anew (" in said
+    assert "a packed copy is not valid and is made again (" in said
     assert read_all(reader(files, PackedCopy()))["packed_corrupt"] == 0
 
 
@@ -600,7 +601,7 @@ def test_its_limit_is_kept_and_nothing_leaves_for_what_would_leave_again(files, 
     said = capsys.readouterr().err.splitlines()
     assert len(said) == 3  # one for each reader
     assert all(
-        "no more packed copies are made" in line and "has no room within its limit" in line
+        "no more packed copies are made" in line and "has reached its limit" in line
         for line in said
     )
 
@@ -622,7 +623,7 @@ def test_a_folder_that_cannot_be_used_costs_a_line(files, tmp_path, capsys):
     (tmp_path / "strange" / "sluice-cache").mkdir(parents=True)
     (tmp_path / "strange" / "sluice-cache").chmod(0o777)
     assert read_all(reader(files, PackedCopy(folder=str(tmp_path / "strange")))) == {}
-    assert "is not this user's alone to write" in capsys.readouterr().err
+    assert "can be written by other users" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("error", [errno.EROFS, errno.ENOSPC])

@@ -437,7 +437,7 @@ def test_an_id_of_a_function_beyond_what_embeddings_have_is_refused(clicks, valu
         pytest.raises(
             TransformError,
             match=rf"transform 'far', epoch 0, step 0: column 'user_id' came back with "
-            rf"id {value} \(number {at}\), and its cardinality is 12: ids go from 0 to 11",
+            rf"id {value} \(number {at}\), but its cardinality is 12, .* 0 to 11",
         ),
     ):
         list(loader)
@@ -543,7 +543,7 @@ def test_a_label_of_texts_is_asked_for_by_the_comparison_that_makes_it(tmp_path,
     ("label", "said"),
     [
         ("score >= many", "must be one of .* and a number"),
-        ("country != de", "of which a label is made by =="),
+        ("country != de", "which can only be compared by =="),
         ("scor >= 4", r"no column 'scor' \(did you mean 'score'\?\)"),
     ],
 )

@@ -15,7 +15,8 @@ from sluice.ingest.loader import BatchLoader
 from sluice.ingest.read.parquet_files import ParquetError, ParquetFiles, table_of
 from sluice.ingest.read.petastorm import compat
 from sluice.ingest.read.petastorm.options import PetastormOptions
-from sluice.ingest.read.reader import READERS, RowGroupReader, source_of
+from sluice.ingest.read.reader import RowGroupReader
+from sluice.ingest.read.sources import READERS, source_of
 from sluice.tools.decode_limit import decode_rows_per_s
 from tests.ingest.test_plain_columns import FILES, ROWS, SPEC, clicks, log, rows_of  # noqa: F401
 
@@ -106,7 +107,7 @@ def test_what_a_transform_spec_makes_is_guessed_by_its_type_alone(clicks, capsys
         assert "score" in loader.dense_names
         assert not {"language", "tags"} & set(loader.sparse_names)
     assert (
-        "language (text of which nothing was seen; hash= makes ids of it)"
+        "language (text of which no value was seen; hash= makes ids of it)"
         in capsys.readouterr().err
     )
     with Loader(
@@ -136,7 +137,7 @@ def test_values_that_petastorm_may_change_or_leave_out_are_not_refused_by_footer
     [
         (
             lambda files: table_of(files, spec=Spec.own(SPEC), transform_spec=SPOKEN),
-            "give one of them; with a TransformSp",
+            "give only one of them",
         ),
         (
             lambda files: BatchLoader(ParquetFiles.open(files), batch_size=40, transforms=[SPOKEN]),

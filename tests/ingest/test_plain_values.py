@@ -289,7 +289,7 @@ def test_the_split_that_is_loaded_is_named_once_with_what_it_leaves_out(tmp_path
     said = capsys.readouterr().err
     assert (
         said.count(
-            f"{tmp_path}: of 64 rows the 40 in the split 'train' are loaded; split= chooses another (train, "
+            f"{tmp_path}: 40 of 64 rows are loaded, those of the split 'train'; split= chooses another (train, "
             "test)\n"
         )
         == 1
@@ -661,5 +661,6 @@ def test_a_row_that_a_split_by_time_cannot_place_is_in_none_as_in_a_job(
         "at: missing, or not a number, and rows are split by it (table.split_time)"
     ] * len(nowhere)
     assert (
-        f"{len(nowhere)} rows lie in no split, as their 'at' is missing" in capsys.readouterr().err
+        f"{len(nowhere)} rows lie in no split, because their 'at' is missing"
+        in capsys.readouterr().err
     )

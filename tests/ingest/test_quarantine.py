@@ -141,7 +141,7 @@ def test_the_end_of_the_probation_judges_what_was_set_aside_in_it(tmp_path):
     books.admit(ValueError("a"), stage="t", file="f", row_group=0, rows=range(6))
     books.saw(43)
     with pytest.raises(
-        QuarantineError, match=r"6 of 50 rows set aside are more than max_rate=0\.1"
+        QuarantineError, match=r"6 of 50 rows are quarantined, more than max_rate=0\.1"
     ):
         books.saw(1)
     books.close()

@@ -151,13 +151,13 @@ def test_a_loaders_order_names_the_column(clicks, tmp_path):
         (
             {"sample": "minus"},
             SourceError,
-            "row group 0: column 'minus' holds empty values, or weights that are not",
+            "row group 0: column 'minus' has empty, negative or infinite values",
         ),
-        ({"sample": "empty"}, SourceError, "row group 0: column 'empty' holds empty values"),
+        ({"sample": "empty"}, SourceError, "row group 0: column 'empty' has empty"),
         (
             {"sample": "text"},
             SourceError,
-            "column 'text' holds .*string.*, and rows are sampled by numbers",
+            "column 'text' holds .*string.*sampled by a column of numbers",
         ),
         (
             {"sample": "zero"},

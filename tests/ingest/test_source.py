@@ -17,7 +17,8 @@ from sluice.ingest.columns import ColumnError, Columns
 from sluice.ingest.loader import BatchLoader
 from sluice.ingest.memory.buffers import Buffers
 from sluice.ingest.memory.governor import Governor
-from sluice.ingest.read.reader import RowGroupReader, SourceError, source_of
+from sluice.ingest.read.reader import RowGroupReader, SourceError
+from sluice.ingest.read.sources import source_of
 from sluice.ingest.row_order import EpochSchedule, Read, RowsPlan, WindowPart
 from sluice.ingest.stages.completed_windows import CompletedWindows
 from sluice.ingest.stages.shuffle import Chunks, Decoded, Gatherer, ReadTask

@@ -395,7 +395,7 @@ def test_a_file_that_stays_away_is_named_with_the_attempts_and_what_allows_more(
     with pytest.raises(
         DeliveryError,
         match=r"/bucket/part-0\.parquet: opening: failed \d+ times within \d+\.\d s "
-        r"\(allowed: 50 attempts, 90 s; more by FileOpener\(retry="
+        r"\(allowed: 50 attempts, 90 s; for more, use FileOpener\(retry="
         r".*TimeoutError: /bucket/part-0\.parquet: no answer",
     ):
         store.open("part-0.parquet")

@@ -195,11 +195,11 @@ def test_of_a_long_log_the_end_is_looked_at_too(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ("a;b\n1;2\n".encode("utf-16"), "is UTF-16"),
+        ("a;b\n1;2\n".encode("utf-16"), "the file is UTF-16"),
         (b"[1, 2,\n3]\n", "of 2 lines are no object"),
-        (b"one\ntwo three\n", "is neither Parquet, nor an object"),
-        (b"a,b\n", "nothing but a header"),
-        (b"\n\n", "no lines to look at"),
+        (b"one\ntwo three\n", "the file is neither Parquet"),
+        (b"a,b\n", "only a header"),
+        (b"\n\n", "has no lines"),
         (b"x" * 200_000 + b"\n", "is neither Parquet"),
     ],
 )

@@ -1,8 +1,8 @@
-"""Lets Petastorm 0.12.1 and 0.13.1 run on today's Arrow and numpy, as far as the product uses it: `install`.
+"""Makes Petastorm 0.12.1 and 0.13.1 run on today's Arrow and numpy, as far as Sluice uses it: `install`.
 
-A dataset is *given* its files by what Petastorm's Reader takes for its file system; nothing lists a folder. It has no
-`common_metadata`, which Petastorm would unpickle: a dataset is not a trusted program. Nothing in site-packages is
-edited, and datasets that are no `VersionFiles` are opened as before (`sluice.ingest.read.petastorm_folders`).
+A dataset gets its files from a `VersionFiles` in place of a file system, so no folder is listed. It has no
+`common_metadata`, which Petastorm would unpickle, because a dataset is not a trusted program. Nothing in site-packages
+is edited. Datasets with another file system are opened as before.
 """
 
 from __future__ import annotations
@@ -25,13 +25,12 @@ _REMOVED = {
 }
 _lock = threading.Lock()
 GIVEN = types.SimpleNamespace(partitions=None, fs=types.SimpleNamespace(open=lambda _path: None))
-"""What a worker asks of a dataset whose files are given: nobody reads a file through it."""
+"""The dataset that workers get. No file is read through it."""
 
 
 @runtime_checkable
 class VersionFiles(Protocol):
-    """What Petastorm gets in place of a file system: it knows the files of one version, and decodes their row
-    groups."""
+    """Takes the place of Petastorm's file system. It knows the files of one version and decodes their row groups."""
 
     row_groups: tuple[tuple[int, ...], ...]
     stored: pa.Schema
@@ -40,7 +39,7 @@ class VersionFiles(Protocol):
 
 
 class RowGroupPiece:
-    """A Parquet file, or one row group of it: what Petastorm uses of the removed ParquetDatasetPiece."""
+    """A Parquet file or one of its row groups. Has the parts of the removed ParquetDatasetPiece that Petastorm uses."""
 
     def __init__(
         self,
@@ -56,14 +55,14 @@ class RowGroupPiece:
         self._open, self._metadata = open_file_func, metadata
 
     def get_metadata(self) -> Any:
-        """Returns what Petastorm asks of a footer; if the table knows it, no footer is read."""
+        """Returns the footer's metadata. No footer is read if the table already has it."""
         if self._metadata is None:
             with self._open(self.path) as file:
                 self._metadata = pq.read_metadata(file)
         return self._metadata
 
     def read(self, columns: Collection[str], partitions: Any = None) -> pa.Table:
-        """Reads the columns that the file has, and adds what its folders say."""
+        """Reads columns of the file and adds those that its folders' names hold."""
         with self._open(self.path) as opened:
             file = pq.ParquetFile(opened)
             names = list(columns)
@@ -80,14 +79,14 @@ class RowGroupPiece:
 
 
 class Dataset:
-    """What Petastorm uses of the removed ParquetDataset, for files that are given."""
+    """Has the parts of the removed ParquetDataset that Petastorm uses, for files from a `VersionFiles`."""
 
     partitions = metadata = common_metadata = None
 
     def __init__(self, paths: Sequence[str], files: VersionFiles):
         if isinstance(paths, str):
             raise TypeError(
-                "the files of a dataset are given as a list: a folder may hold files of no version"
+                "give the files of a dataset as a list: a folder may hold files of no version"
             )
         self.fs, self.paths = GIVEN.fs, list(paths)
         known = named(files.stored)
@@ -101,14 +100,14 @@ class Dataset:
 
 
 def dataset(path_or_paths: Any, filesystem: Any = None, **options: Any) -> Any:
-    """The dataset of files that are given, or, where Arrow has got its own back, that one."""
+    """Makes a dataset of the given files. Without a `VersionFiles`, makes Arrow's own dataset."""
     if isinstance(filesystem, VersionFiles):
         return Dataset(path_or_paths, filesystem)
     return pq.ParquetDataset(path_or_paths, filesystem=filesystem, **options)
 
 
 def named(schema: pa.Schema) -> pa.Schema:
-    """The schema in types that Petastorm has a name for. What is read has the file's own types."""
+    """Replaces types that Petastorm does not know by similar ones. Values are still read in the file's own types."""
     return pa.schema([f.with_type(_named(f.type)) for f in schema])
 
 
@@ -125,7 +124,7 @@ def _named(kind: pa.DataType) -> pa.DataType:
 
 
 class _Numpy(types.ModuleType):
-    """Today's numpy, with the names that Petastorm knows two types by."""
+    """Today's numpy with the two type names that Petastorm uses and numpy has removed."""
 
     unicode_, string_ = np.str_, np.bytes_
 
@@ -134,7 +133,7 @@ class _Numpy(types.ModuleType):
 
 
 def install() -> None:
-    """Makes `petastorm.reader` importable and points it to the stand-ins. Doing it twice changes nothing."""
+    """Makes `petastorm.reader` importable and gives it the replacements. A second call changes nothing."""
     with _lock:
         restore_modules({})
         import petastorm.arrow_reader_worker
@@ -153,7 +152,7 @@ def install() -> None:
 
 
 def restore_modules(known: Mapping[str, type]) -> None:
-    """Restores the modules that Petastorm imports names from. Names that nobody calls are empty classes."""
+    """Restores the removed modules that Petastorm imports names from. Names that it never calls are empty classes."""
     for name, attributes in _REMOVED.items():
         if f"pyarrow.{name}" not in sys.modules:
             module = types.ModuleType(f"pyarrow.{name}")
@@ -164,7 +163,7 @@ def restore_modules(known: Mapping[str, type]) -> None:
 
 
 class PetastormLocalFiles:
-    """What Petastorm uses of the removed LocalFileSystem. It is sent to other processes by its class."""
+    """Has the parts of the removed LocalFileSystem that Petastorm uses. It can be pickled by its class."""
 
     exists, isdir, isfile = (
         staticmethod(f) for f in (os.path.exists, os.path.isdir, os.path.isfile)
@@ -173,7 +172,7 @@ class PetastormLocalFiles:
     def open(self, path: str, mode: str = "rb") -> pa.NativeFile:
         return pa.OSFile(
             path, mode
-        )  # Petastorm leaves files open, of which Python's own file class would warn
+        )  # Petastorm leaves files open, and Python's own file class would warn about that
 
     def ls(self, path: str, detail: bool = False) -> list[Any]:
         with os.scandir(path) as entries:
@@ -194,6 +193,6 @@ class PetastormLocalFiles:
 
 
 def install_local_files() -> None:
-    """Gives Petastorm's parts that open local files by themselves the removed file system back."""
+    """Restores the removed local file system for the parts of Petastorm that open local files themselves."""
     restore_modules({"LocalFileSystem": PetastormLocalFiles})
     pa.LocalFileSystem, pa.localfs = PetastormLocalFiles, PetastormLocalFiles()

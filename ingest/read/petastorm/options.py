@@ -1,6 +1,6 @@
-"""What Petastorm's Reader is asked for: `PetastormOptions`; its schemas, and what a TransformSpec makes of them.
+"""The options for Petastorm's Reader: `PetastormOptions`. Also its schemas, and how a TransformSpec changes them.
 
-Petastorm is imported where it is used: without it, row groups are read by Arrow.
+Functions import Petastorm when they need it. If it is not installed, Arrow reads the row groups.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ from sluice.ingest.read.petastorm import compat
 
 
 class PetastormError(UsageError):
-    """What Petastorm's Reader cannot be asked for here: the message names it and says what would do."""
+    """An option for Petastorm's Reader that Sluice cannot use. The message names it and says what to do instead."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PetastormOptions:
-    """What Petastorm's Reader is asked for besides columns, in Petastorm's own terms."""
+    """The options of Petastorm's Reader except columns, as Petastorm's own objects."""
 
     transform_spec: Any = None
     """A `petastorm.transform.TransformSpec`: a function over each row group as a DataFrame, and the fields that it
-    edits, removes or selects. Its function gives back a row for each row."""
+    edits, removes or selects. The function must return one row for each row."""
     predicate: Any = None
-    """A `petastorm.predicates.PredicateBase`: the rows that it leaves out are no part of the order. Its columns are
-    read once when the loader is made, to count the others."""
+    """A `petastorm.predicates.PredicateBase`. The rows that it rejects are not part of the order. Its columns are read
+    once when the loader is made, to count the other rows."""
     rowgroup_selector: Any = None
-    """A `petastorm.selectors.RowGroupSelectorBase` that needs no stored index, since nothing is unpickled here."""
+    """A `petastorm.selectors.RowGroupSelectorBase` without a stored index, because Sluice unpickles nothing."""
     cache: Any = None
     """A `petastorm.cache.CacheBase`, which keeps decoded row groups."""
     schema: Any = None
-    """A `petastorm.unischema.Unischema` that the files must have; None: it is inferred from the first one."""
+    """A `petastorm.unischema.Unischema` that the files must have. None: it is inferred from the first file."""
 
     def __post_init__(self) -> None:
         if not any(
@@ -67,21 +67,24 @@ class PetastormOptions:
         for name, kind in kinds.items():
             value = getattr(self, name)
             if value is not None and not isinstance(value, kind):
-                raise PetastormError(f"{name}: {value!r} is no {kind.__module__}.{kind.__name__}")
+                raise PetastormError(
+                    f"{name}: {value!r} is not a {kind.__module__}.{kind.__name__}"
+                )
         if isinstance(self.cache, LocalDiskCache):
             raise PetastormError(
                 "cache: Petastorm's LocalDiskCache unpickles what lies on the disk, which can run any "
-                "program; FileOpener(cache=FileCache(…)) keeps what was read from a store"
+                "program; use FileOpener(cache=FileCache(…)), which keeps what was read from a store"
             )
         if self.cache is not None and self.predicate is not None:
             raise PetastormError(
-                "cache: Petastorm keeps no row groups in a cache of which a predicate takes rows"
+                "cache: Petastorm does not cache row groups that a predicate filters; "
+                "leave out the cache or the predicate"
             )
         if self.rowgroup_selector is not None and list(self.rowgroup_selector.get_index_names()):
             raise PetastormError(
                 f"rowgroup_selector: it needs the indexes {self.rowgroup_selector.get_index_names()}, "
-                "which lie pickled in _common_metadata, and nothing is unpickled here; give one that "
-                "selects by the numbers of row groups, or a predicate"
+                "which are pickled in _common_metadata, and Sluice unpickles nothing; give a selector "
+                "that uses the numbers of row groups, or a predicate"
             )
 
     @property
@@ -89,8 +92,8 @@ class PetastormOptions:
         return [name for name in self.__slots__ if getattr(self, name) is not None]
 
     def columns(self, wanted: Sequence[str], stored: pa.Schema) -> tuple[Sequence[str], pa.Schema]:
-        """The columns to read for those that are wanted, and the schema of these. A TransformSpec's function gets all
-        columns that files hold, and that Petastorm has a name for."""
+        """Returns the columns to read in order to get the wanted ones, and the schema of the wanted ones. A
+        TransformSpec's function gets all columns of the files whose types Petastorm knows."""
         spec, fields = (
             self.transform_spec,
             () if self.predicate is None else sorted(self.predicate.get_fields()),
@@ -117,7 +120,7 @@ class PetastormOptions:
 
 
 def unischema_of(schema: pa.Schema) -> Any:
-    """The Unischema that Petastorm infers. Columns of types that it has no name for are left out, as it does."""
+    """The Unischema that Petastorm infers. It leaves out columns of types that it does not know."""
     compat.install()
     from petastorm.unischema import Unischema
 
@@ -130,8 +133,8 @@ def unischema_of(schema: pa.Schema) -> Any:
 
 
 def difference(expected: Any, found: Any) -> str | None:
-    """How a file's schema differs from the one that is expected, so that its rows cannot come together with others:
-    a column is missing, or holds no numbers where numbers are expected, or lists where single values are."""
+    """Returns why rows of a file cannot be loaded along with the others, or None if they can. A column may be missing,
+    hold something else where numbers are expected, or hold lists where single values are expected."""
     for name, field in expected.fields.items():
         if name not in found.fields:
             return f"no column {name!r}{nearest(name, list(found.fields))}"
@@ -153,8 +156,7 @@ def _told(field: Any) -> str:
 
 
 def transformed(stored: pa.Schema, spec: Any) -> pa.Schema:
-    """The schema of what a TransformSpec makes of these columns. PetastormError if it names fields that are not
-    there."""
+    """Returns the schema after a TransformSpec. PetastormError if it names missing fields."""
     compat.install()
     from petastorm.transform import transform_schema
 
@@ -170,7 +172,7 @@ def transformed(stored: pa.Schema, spec: Any) -> pa.Schema:
 
 
 def check_names(spec: Any, there: Sequence[str]) -> None:
-    """PetastormError if a TransformSpec names fields that are not there."""
+    """Raises PetastormError if a TransformSpec names missing fields."""
     edited = [field[0] for field in spec.edit_fields]
     for what, known in (("removed_fields", there), ("selected_fields", [*there, *edited])):
         for name in getattr(spec, what) or ():
@@ -190,7 +192,7 @@ def _edited(field: Any) -> pa.Field:
     except (TypeError, pa.ArrowException):
         raise PetastormError(
             f"TransformSpec: edit_fields gives {field.name!r} the type {field.numpy_dtype!r}, which "
-            "is none of Arrow's; take one of numpy's"
+            "Arrow does not have; use a numpy type"
         ) from None
     return pa.field(field.name, pa.list_(kind) if field.shape else kind)
 
@@ -198,14 +200,15 @@ def _edited(field: Any) -> pa.Field:
 def retyped(
     stored: Mapping[str, pa.DataType], spec: Any
 ) -> tuple[dict[str, pa.DataType], frozenset[str]]:
-    """The types of columns after a TransformSpec, and which of these it makes: no file says anything of them."""
+    """Returns the types of the columns after a TransformSpec, and the columns that it makes itself, which no file
+    describes."""
     after = {f.name: f.type for f in transformed(pa.schema(stored), spec)}
     return after, frozenset(field[0] for field in spec.edit_fields) & after.keys()
 
 
 def reshaped(fields: Iterable[Field], stored: pa.Schema, spec: Any) -> tuple[Field, ...]:
-    """The columns that a table's readers get after a TransformSpec. An edited column keeps its role, but not how many
-    ids it has; a new one has the role of its type."""
+    """Returns a table's columns after a TransformSpec. An edited column keeps its role but loses its number of ids. A
+    new column gets a role by its type."""
     after, found = transformed(stored, spec), []
     there = {f.name: f for f in fields}
     edited = {field[0] for field in spec.edit_fields}
@@ -231,7 +234,7 @@ def reshaped(fields: Iterable[Field], stored: pa.Schema, spec: Any) -> tuple[Fie
 
 
 def without_spec(transforms: Iterable[Any]) -> tuple[Iterable[Any], Any]:
-    """A user's transforms over batches, and the TransformSpec that stands before them, or None."""
+    """Splits a user's transforms into those over batches, and the TransformSpec that comes first, or None."""
     given = (
         list(transforms)
         if isinstance(transforms, Sequence) and not isinstance(transforms, str)
@@ -243,18 +246,18 @@ def without_spec(transforms: Iterable[Any]) -> tuple[Iterable[Any], Any]:
     at = [n for n, one in enumerate(given) if isinstance(one, known.TransformSpec)]
     if len(at) > 1:
         raise PetastormError(
-            "transforms: Petastorm's worker takes one TransformSpec; put their functions into one"
+            "transforms: only one TransformSpec can be used; put their functions into one"
         )
     if at and at != [0]:
         raise PetastormError(
             "transforms: a TransformSpec works on row groups as they are read, before any function "
-            "over batches: give it first"
+            "over batches, so give it first"
         )
     return (given[1:], given[0]) if at else (given, None)
 
 
 def checked(spec: Any, same_rows: bool) -> Any:
-    """The same spec, with a function that says what is wrong with what it gave back."""
+    """Returns the same spec with a function that checks its own result."""
     function, spec = spec.func, copy.copy(spec)
 
     def call(frame: Any) -> Any:
@@ -267,12 +270,12 @@ def checked(spec: Any, same_rows: bool) -> Any:
             ) from error
         if not hasattr(found, "columns"):
             raise ValueError(
-                f"the function of the TransformSpec gave back {type(found).__name__}, not a DataFrame"
+                f"the function of the TransformSpec returned {type(found).__name__}, not a DataFrame"
             )
         if same_rows and len(found) != rows:
             raise ValueError(
-                f"the function of the TransformSpec gave back {len(found)} rows for {rows}: each row "
-                "needs one, or the order of rows is lost; leave rows out by a predicate"
+                f"the function of the TransformSpec returned {len(found)} rows for {rows}. It must return "
+                "one row for each row, or the order of rows is lost; use a predicate to leave rows out"
             )
         return found
 

@@ -1,4 +1,4 @@
-"""What a command line asks of Petastorm's Reader, by functions of the user's that make it: `PetastormRequest`."""
+"""The command line's options for Petastorm's Reader, each of which names a user's function: `PetastormRequest`."""
 
 from __future__ import annotations
 
@@ -20,54 +20,54 @@ _NAMES = {
     "rowgroup_selector": "rowgroup_selector",
     "rowgroup_cache": "cache",
 }
-"""An option, and what it is called in `PetastormOptions`."""
+"""Each option, and its name in `PetastormOptions`."""
 ON_EVERY_SPLIT = ("transform_spec",)
-"""The options that also hold where a model is evaluated. The others choose the rows that are trained on."""
+"""The options that also apply when a model is evaluated. The others choose the rows to train on."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PetastormRequest:
-    """Each option names a function that is called without arguments, in each rank. A command line that names a function
-    allows it."""
+    """Each option names a function, which each rank calls without arguments. Naming a function on the command line
+    also allows it."""
 
     title = "Petastorm's Reader"
     transform_spec: str = setting(
         "",
-        "change each row group as a DataFrame, also where the model is evaluated: a "
-        "function of yours that returns a TransformSpec",
+        "a function of yours that returns a TransformSpec; it changes each row group as a "
+        "DataFrame, also when the model is evaluated",
         metavar="MODULE:FUNCTION",
         parse=function_name,
     )
     predicate: str = setting(
         "",
-        "train only on the rows that it takes: a function of yours that returns a predicate",
+        "a function of yours that returns a predicate; only the rows that it keeps are trained on",
         metavar="MODULE:FUNCTION",
         parse=function_name,
     )
     rowgroup_selector: str = setting(
         "",
-        "train only on the row groups that it chooses: a function of yours that "
-        "returns a selector without stored indexes",
+        "a function of yours that returns a selector without stored indexes; only the row groups "
+        "that it selects are trained on",
         metavar="MODULE:FUNCTION",
         parse=function_name,
     )
     rowgroup_cache: str = setting(
         "",
-        "keep the decoded row groups that are trained on: a function of yours that "
-        "returns a petastorm.cache.CacheBase",
+        "a function of yours that returns a petastorm.cache.CacheBase; it keeps the decoded row "
+        "groups that are trained on",
         metavar="MODULE:FUNCTION",
         parse=function_name,
     )
 
     @property
     def functions(self) -> dict[str, str]:
-        """Option → function, of those that are given."""
+        """The function of each option that is given."""
         return {option: function for option in _NAMES if (function := getattr(self, option))}
 
     def petastorm_options(
         self, permission: Permission, among: Sequence[str] = tuple(_NAMES)
     ) -> PetastormOptions:
-        """Calls the functions of these options."""
+        """Calls the functions of these options and returns what they made."""
         asked = {option: function for option, function in self.functions.items() if option in among}
         if not asked:
             return PetastormOptions()
@@ -85,14 +85,14 @@ class PetastormRequest:
                 ) from error
             if value is None:
                 raise PetastormError(
-                    f"{flag} {function}: the function returned nothing; let it return what the Reader "
+                    f"{flag} {function}: the function returned None; it must return what the Reader "
                     "is to use"
                 )
         return PetastormOptions(**made)
 
     def changed_table(self, table: FeatureTable) -> FeatureTable:
-        """The table with the columns that the TransformSpec leaves. PetastormError if nobody knows how many ids one of
-        them has."""
+        """Returns the table with its columns after the TransformSpec. PetastormError if the number of ids of one of
+        them is unknown."""
         spec = self.petastorm_options(table.permission, ON_EVERY_SPLIT).transform_spec
         if spec is None:
             return table
@@ -100,8 +100,8 @@ class PetastormRequest:
         for field in fields:
             if field.role in ("sparse", "id_list") and field.cardinality is None:
                 raise PetastormError(
-                    f"--transform-spec {self.transform_spec}: edit_fields names {field.name!r}, a column of ids, and "
-                    "its embedding needs to know how many there are. Make ids by --transform, or leave the column out "
-                    "of edit_fields: the function may then change ids below the column's size"
+                    f"--transform-spec {self.transform_spec}: edit_fields names {field.name!r}, a column of ids whose "
+                    "number is then unknown to its embedding. Make ids by --transform, or leave the column out of "
+                    "edit_fields: the function may then still give ids below the column's size"
                 )
         return replace(table, fields=fields)

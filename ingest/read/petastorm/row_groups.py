@@ -1,7 +1,7 @@
-"""Row groups one after the other, in an exact order, decoded ahead by workers that may be resized: `RowGroupStage`.
+"""Yields whole row groups in an exact order, decoded ahead by a resizable pool of workers: `RowGroupStage`.
 
-It is what `sluice.petastorm.make_batch_reader` stands on: no windows, no batches, no places; a row group comes whole,
-as arrays by column name, through Petastorm's worker.
+`sluice.petastorm.make_batch_reader` is built on it. It has no windows and no batches. Each row group comes through
+Petastorm's worker as a dict of arrays.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ _open: weakref.WeakSet[RowGroupStage] = weakref.WeakSet()
 
 
 class RowGroupError(LoadingError):
-    """An order of row groups that cannot be, or a position of another one: the message says which."""
+    """An order of row groups is invalid, or a position belongs to another order. The message says which."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowGroupOrder:
-    """In which order row groups come, and their rows in them. A pure function of these values and the epoch."""
+    """The order of row groups, and of the rows in them. It depends only on these values and the epoch."""
 
     groups: tuple[tuple[int, ...], ...]
-    """The rows of each row group, file by file; those of none do not come."""
+    """The number of rows of each row group, file by file. Row groups without rows are skipped."""
     seed: int = 0
     shuffle_groups: bool = True
     shuffle_rows: bool = False
@@ -64,7 +64,7 @@ class RowGroupOrder:
         return [there[n] for n in permutation(len(there), "row groups", self.seed, epoch)]
 
     def rows(self, epoch: int, read: Read, rows: int) -> npt.NDArray[np.int64]:
-        """The order of so many rows that a row group gave, if they are shuffled."""
+        """The order of the `rows` rows of a row group, for shuffled rows."""
         return permutation(rows, "rows", self.seed, epoch, read.file, read.group)
 
     @property
@@ -73,26 +73,23 @@ class RowGroupOrder:
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def state(self, epoch: int, number: int) -> dict[str, Any]:
-        """A position, the next row group's, as JSON holds it, with what a resumed run must have in common with this
-        one."""
+        """The position of the next row group as a dict for JSON, with the values that a resumed run must share."""
         return {"epoch": epoch, "row_group": number, "order": self.digest, **self._named()}
 
     def position(self, state: Mapping[str, Any]) -> tuple[int, int]:
-        """The position that `state` names. RowGroupError, with the differences, if it belongs to another order."""
+        """Returns the position in `state`. RowGroupError, with the differences, if it belongs to another order."""
         if state.get("order") != self.digest:
             named = [
                 f"{name}: {state[name]!r} in the state, {own!r} here"
                 for name, own in self._named().items()
                 if name in state and state[name] != own
             ]
-            others = (
-                "; ".join(named) or "the rows of each row group are others, or which of them come"
-            )
+            others = "; ".join(named) or "the row groups, or their numbers of rows, differ"
             raise RowGroupError(f"this state belongs to another order of row groups ({others})")
         return int(state["epoch"]), int(state["row_group"])
 
     def _named(self) -> dict[str, Any]:
-        """What the order follows from, as far as a person knows it by name."""
+        """The settings that define the order, for messages."""
         return {
             "seed": self.seed,
             "shuffle_row_groups": self.shuffle_groups,
@@ -103,7 +100,7 @@ class RowGroupOrder:
 
 
 class RowGroupStage:
-    """Reads row groups ahead. Its one stage has the knobs of every pipeline's `read`."""
+    """Reads row groups ahead. It has one stage, with the same knobs as the `read` stage of every pipeline."""
 
     restarts = 0  # its workers are threads
 
@@ -148,7 +145,7 @@ class RowGroupStage:
                 self._pool.limit(knobs.read_ahead_bytes)
 
     def start(self, epoch: int, number: int, epochs: int | None) -> Iterator[Decoded]:
-        """Yields the row groups from `number` on of an epoch to the end of the last one; without one, for ever."""
+        """Yields row groups, starting with row group `number` of `epoch`, until `epochs` have ended. None: for ever."""
         self.close()
         with self._turning:
             self._governor = self._new_governor()
@@ -217,7 +214,7 @@ class RowGroupStage:
         return self._governor.reasons
 
     def close(self) -> None:
-        """Sends the workers home; `start` begins anew."""
+        """Stops the workers. `start` starts new ones."""
         with self._turning:
             pool, self._pool = self._pool, None
         if pool is not None:

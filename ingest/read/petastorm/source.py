@@ -1,8 +1,8 @@
-"""Row groups through Petastorm's Reader and worker, in the order of the plan: `PetastormSource`.
+"""Reads row groups through Petastorm's Reader and worker, in the order of the plan: `PetastormSource`.
 
-Petastorm owns what a row group means: the schema (Unischema), which row groups and rows a selector and a predicate
-leave, the contract of a user's transform (TransformSpec), the worker protocol and the cache's interface. Its own worker
-goes through all that, and asks us for a row group's stored columns alone. Order, pool and memory are ours.
+Petastorm defines the schema (Unischema), which rows a selector and a predicate keep, how a user's transform
+(TransformSpec) is called, the worker protocol and the cache's interface. Its own worker does all that, and asks Sluice
+only for a row group's stored columns. Sluice controls the order, the pool and the memory.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _COUNTED_AT_ONCE = 4
 
 
 class PetastormSource:
-    """Decodes with Petastorm's Reader and a worker of its Arrow reader."""
+    """Decodes with Petastorm's Reader and the worker of its Arrow reader."""
 
     name = "petastorm"
 
@@ -49,8 +49,8 @@ class PetastormSource:
         *,
         whole: Mapping[str, Any] | None = None,
     ):
-        """With `whole`, row groups come as Petastorm gives them, as arrays by name, also if a function changes their
-        rows; it holds what Petastorm's Reader is told of shards."""
+        """With `whole`, row groups come as dicts of arrays, as Petastorm gives them, and a function may change their
+        number of rows. `whole` holds the Reader's arguments about shards."""
         compat.install()
         self._groups, self._options = groups, options
         spec = options.transform_spec
@@ -63,9 +63,9 @@ class PetastormSource:
             **(whole or {}),
         }
         self.stored = unischema_of(groups.stored)
-        """What Petastorm infers from the first file."""
+        """The Unischema that Petastorm infers from the first file."""
         if options.schema is not None and (wrong := difference(options.schema, self.stored)):
-            raise PetastormError(f"{groups.files[0].path}: {wrong}; the schema was given")
+            raise PetastormError(f"{groups.files[0].path}: {wrong} (the schema that you gave)")
         groups.compare = self._compare
         groups.straight &= not options.asked_for and whole is None
         self.row_groups, self.chosen_rows = self._selected()
@@ -75,7 +75,7 @@ class PetastormSource:
         return reader
 
     def idle(self) -> Any:
-        """Petastorm's Reader, which reads nothing: it says what it would."""
+        """Returns a Petastorm Reader that reads nothing. It shows which row groups it would read."""
         return self._reader(iter(()), _PoolOfReader(self._groups, None))
 
     def _reader(self, tasks: Iterator[ReadTask], pool: _PoolOfReader) -> Any:
@@ -93,8 +93,7 @@ class PetastormSource:
         return difference(self.stored, unischema_of(schema))
 
     def _selected(self) -> tuple[tuple[tuple[int, ...], ...], str]:
-        """How many rows of each row group selector and predicate leave, and a hash of which rows the predicate
-        leaves."""
+        """Returns how many rows of each row group the selector and the predicate keep, and a hash of the kept rows."""
         every, predicate = self._groups.row_groups, self._options.predicate
         if (
             predicate is None
@@ -129,34 +128,34 @@ class PetastormSource:
 
 
 def pieces_at(row_groups: Sequence[Sequence[int]]) -> list[tuple[int, int]]:
-    """For each of Petastorm's pieces its file and row group."""
+    """The file and row group of each of Petastorm's pieces."""
     return [(file, group) for file, groups in enumerate(row_groups) for group in range(len(groups))]
 
 
 def _mask(predicate: Any, table: pa.Table) -> Any:
-    """Which rows of a table a predicate takes."""
+    """Which rows of a table a predicate keeps."""
     mask = np.asarray(predicate.do_include(table.to_pandas()))
     if mask.shape != (table.num_rows,):
         raise ValueError(
-            f"predicate: it gave back {mask.shape} values for {table.num_rows} rows; it takes a DataFrame "
-            "and gives back a value for each row"
+            f"predicate: it returned {mask.shape} values for {table.num_rows} rows. It gets a DataFrame "
+            "and must return one value for each row"
         )
     return mask.astype(bool)
 
 
 def _worker_class(as_arrays: bool) -> Any:
-    """The class of workers; with `as_arrays` they make Petastorm's arrays by name of a row group, not a table."""
+    """Makes the worker class. With `as_arrays`, a row group becomes Petastorm's dict of arrays instead of a table."""
     from petastorm.arrow_reader_worker import ArrowReaderWorker
 
     class PlanWorker(ArrowReaderWorker):  # type: ignore[misc]
-        """Petastorm's worker: only how stored columns are read, and which rows of them, is ours."""
+        """Petastorm's worker. Only reading stored columns and applying the predicate are replaced."""
 
         def __init__(
             self, worker_id: int, publish: Callable[[pa.Table], None], args: Sequence[Any]
         ):
             super().__init__(worker_id, publish, args)
             self._dataset = compat.GIVEN
-            self._dataset_path_or_paths: Any = args[1][0]  # of a cache's key, with the piece
+            self._dataset_path_or_paths: Any = args[1][0]  # a part of the cache's key
             self._places = pieces_at(self._filesystem.row_groups)
             self._at = (0, 0)
             self._predicate = None
@@ -205,7 +204,7 @@ def _reader_class() -> Any:
     from petastorm.workers_pool.ventilator import Ventilator
 
     class PlanVentilator(Ventilator):  # type: ignore[misc]
-        """Hands out the plan's tasks when a worker asks, so it needs no thread and no queue of its own."""
+        """Hands out the plan's tasks when a worker asks. It needs no thread and no queue."""
 
         def __init__(self, tasks: Iterator[ReadTask], row_groups: Sequence[int], predicate: Any):
             super().__init__(None)
@@ -220,7 +219,7 @@ def _reader_class() -> Any:
             return self._tasks
 
         def item(self, number: int) -> dict[str, Any]:
-            """What Petastorm's workers are told of a row group."""
+            """The arguments for Petastorm's worker for one row group."""
             return {
                 "piece_index": number,
                 "worker_predicate": self._predicate,
@@ -257,14 +256,14 @@ def _reader_class() -> Any:
         ) -> list[int]:
             chosen = selector.select_row_groups(
                 {}
-            )  # it needs no index, as its options have made sure
+            )  # PetastormOptions refuses selectors that need an index
             return [number for number in row_groups if number in chosen]
 
     return PlanReader
 
 
 class _Results:
-    """Reads results for Petastorm's Reader from a pool: unchanged."""
+    """Passes a pool's results to Petastorm's Reader unchanged."""
 
     batched_output = True
 
@@ -273,10 +272,10 @@ class _Results:
 
 
 class _PoolOfReader:
-    """Our pool, behind the protocol of workers' pools that Petastorm's Reader expects. Without `make_pool` nothing is
-    read: the Reader only says what it would read."""
+    """Sluice's pool with the interface that Petastorm's Reader expects. Without `make_pool` nothing is read, and the
+    Reader only shows what it would read."""
 
-    workers_count = 1  # the Reader sizes its own ventilator by it, which is not used here
+    workers_count = 1  # the Reader uses this for its own ventilator, which is replaced
 
     def __init__(self, groups: RowGroupReader, make_pool: MakePool | None):
         self._groups, self._make_pool = groups, make_pool
@@ -303,11 +302,11 @@ class _PoolOfReader:
                 worker.process(**ventilator.item(self._firsts[read.file] + read.group))
                 table = (
                     published.pop() if published else nothing
-                )  # a worker publishes no table without rows
+                )  # a worker publishes nothing if no rows are left
                 if not isinstance(table, dict) and table.num_rows != read.rows:
                     raise ValueError(
                         f"{table.num_rows} rows where {read.rows} are due: a predicate chooses the same "
-                        "rows each time, and a cache gives back what it was given"
+                        "rows each time, and a cache returns what it was given"
                     )
                 return table
 

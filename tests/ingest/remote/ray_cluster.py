@@ -297,9 +297,9 @@ def outlives_the_head(table: Any, head: Node, address: str) -> None:
                 assert time.monotonic() - began < _STARTS_S, said()
             for _ in range(3):
                 assert next(found) == next(twin), "the order of some epoch differs"
-            assert "the process that speaks with Ray has ended" in said(), said()
+            assert "the process that talks to Ray has ended" in said(), said()
             assert (
-                f"no Ray cluster of which this host is a node (ray start --address={address}"
+                f"not a node of a Ray cluster at this address (ray start --address={address}"
                 in said()
             ), said()
     assert all(ended(pid) for pid in pids), "no worker outlives its loader"

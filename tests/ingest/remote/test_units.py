@@ -337,10 +337,10 @@ def test_what_cannot_be_done_elsewhere_is_refused_and_so_is_a_name_that_says_not
     table, named, worker
 ):
     for how, said in (
-        ({"workers": "local:0"}, "no number of workers"),
-        ({"workers": "local:x"}, "no number"),
+        ({"workers": "local:0"}, "not a number of workers"),
+        ({"workers": "local:x"}, "not a number"),
         ({"workers": "ray"}, "write local:4"),
-        ({"workers": "nowhere?token=/dev/null"}, "no HOST:PORT"),
+        ({"workers": "nowhere?token=/dev/null"}, "neither HOST:PORT"),
         ({"workers": "a:1?token=/nothing/there"}, "No such file"),
         ({"workers": named(worker), "before_read": lambda _: None}, "before_read"),
     ):

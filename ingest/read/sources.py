@@ -1,0 +1,90 @@
+"""The sources of decoded row groups: `ArrowSource`, and `PetastormSource`, which runs Petastorm's own worker.
+
+Both read stored columns through a `RowGroupReader`, in the pool that the pipeline makes. `source_of` chooses one.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from importlib.util import find_spec
+from typing import Any
+
+from sluice.common.extras import install_command
+from sluice.ingest.memory.governor import Charge
+from sluice.ingest.read.petastorm.options import PetastormOptions
+from sluice.ingest.read.petastorm.source import PetastormSource
+from sluice.ingest.read.reader import MakePool, RowGroupReader, RowGroupSource, SourceError
+from sluice.ingest.stages.shuffle import Decoded, ReadTask
+
+
+class ArrowSource:
+    """Decodes with Arrow's own reader."""
+
+    name = "arrow"
+
+    def __init__(self, groups: RowGroupReader):
+        self._groups = groups
+        self.row_groups = groups.row_groups
+        self.chosen_rows = ""
+
+    def open(self, tasks: Iterator[ReadTask], make_pool: MakePool) -> Iterator[Any]:
+        def work(task: ReadTask, charge: Charge) -> Decoded:
+            return Decoded(task, self._groups.read(task.read), charge)
+
+        return make_pool(tasks, lambda: work)
+
+
+READERS = ("petastorm", "arrow")
+AUTO = "auto"
+"""Petastorm if it is installed, otherwise Arrow."""
+
+
+_announced: set[str] = set()
+
+
+def reader_of(name: str | None) -> str:
+    """Returns the reader that is asked for. The default is Petastorm. If it is not installed, the default is Arrow, and
+    a line on standard error says so once."""
+    if name not in (None, AUTO):
+        return str(name)
+    if _is_installed("petastorm"):
+        return "petastorm"
+    if not _announced:
+        _announced.add("arrow")
+        print(
+            "sluice: row groups are read by the plain Arrow reader, because petastorm is not installed; the rows "
+            "and their order are the same",
+            file=sys.stderr,
+            flush=True,
+        )
+    return "arrow"
+
+
+def _is_installed(package: str) -> bool:
+    try:
+        return find_spec(package) is not None
+    except ModuleNotFoundError:
+        return False
+
+
+def source_of(
+    reader: str | None, groups: RowGroupReader, options: PetastormOptions = PetastormOptions()
+) -> RowGroupSource:
+    """Makes the source that a user names, or, for None and `auto`, the default one."""
+    reader = reader_of(reader)
+    if reader not in READERS:
+        raise SourceError(f"reader {reader!r} is not one of {', '.join(READERS)}")
+    if reader == "arrow":
+        if options.asked_for:
+            raise SourceError(
+                f"{', '.join(options.asked_for)}: this is Petastorm's; take reader='petastorm'"
+            )
+        return ArrowSource(groups)
+    try:
+        return PetastormSource(groups, options)
+    except ModuleNotFoundError as error:
+        raise SourceError(
+            f"reader {reader!r} needs {error.name}, which is not installed: "
+            f"{install_command('petastorm')}, or take reader='arrow', which gives the same rows"
+        ) from None
