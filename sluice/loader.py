@@ -6,7 +6,7 @@ import os
 import sys
 import warnings
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -45,35 +45,35 @@ _NOTABLE = 0.01  # the share of rows that are left out of an epoch from which on
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """In which order rows come. A state of another order is refused on resuming."""
+    """The order of rows. A state with another order is refused on resuming."""
 
     shuffle: bool = True
-    """False: the rows as they lie."""
+    """False: rows come as they are stored."""
     last: str = "drop"
-    """What becomes of rows that fill no batch at an epoch's end: `drop` leaves them out (others each time), `pad` fills
-    the batch with rows of weight 0."""
+    """What happens to rows that do not fill a batch at an epoch's end. `drop` skips them (other rows in each epoch).
+    `pad` fills the batch with rows of weight 0."""
     window_rows: int | None = None
-    """The rows of a stream that are mixed with each other; None: 32,768. More: better mixed, more memory."""
+    """The rows of a stream that are mixed with each other; None: 32,768. More rows mix better and take more memory."""
     streams: int | None = None
-    """The parts of an epoch of which every batch has rows; None: the largest power of two up to 8 that divides the
-    batch size. Ranks share the same global batches if their number divides this, or is a multiple of it that divides
-    the batch."""
+    """The parts of an epoch from which every batch takes rows; None: the largest power of two up to 8 that divides the
+    batch size. Ranks share the same global batches if their number divides `streams`, or is a multiple of it that
+    divides the batch size."""
     sample: str | None = None
-    """A column of weights by which rows are drawn, with replacement; an epoch has as many rows as ever."""
+    """A column of weights. Rows are then drawn by weight, with replacement; an epoch keeps its number of rows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """How files are read; all ways give the same rows."""
+    """How files are read. All ways give the same rows."""
 
     reader: str | None = None
-    """`petastorm` or `arrow`; None: Petastorm where it is installed, Arrow elsewhere."""
+    """`petastorm` or `arrow`; None: Petastorm if it is installed, else Arrow."""
     files: FileOpener | None = field(default=None, repr=False)
-    """Opens remote files with other retries, or a cache; it is closed with the loader."""
+    """Opens remote files, with other retries or with a cache. The loader closes it."""
     packed: PackedCopy | None = None
-    """Keeps a packed copy of the row groups of local files, from which they are decoded much faster; None: no copy."""
+    """Keeps a packed copy of local row groups, which is decoded much faster; None: no copy."""
     petastorm: PetastormOptions = PetastormOptions()
-    """What Petastorm's Reader is asked for besides: a predicate, a selector of row groups, a schema, a cache."""
+    """Options of Petastorm's Reader: a predicate, a row-group selector, a schema, a cache."""
 
 
 _KINDS: Mapping[str, tuple[Any, str]] = {
@@ -101,19 +101,18 @@ class Loader(BatchLoader):
                     ...
             print(loader.tuning)
 
-    The rows of an epoch and their order depend on the files, `seed` and the epoch alone, whatever is tuned. Each
-    `iter()` is one epoch; an epoch that was broken off is not resumed, the next `iter()` begins the next one. To torch
-    it is an IterableDataset of whole batches: `DataLoader(loader, batch_size=None)` gives the same, from this process.
+    The rows of an epoch and their order depend on the files, `seed` and the epoch alone, and never on the tuning. Each
+    `iter()` is one epoch. If you break off an epoch, the next `iter()` begins the next one. For torch a loader is an
+    IterableDataset of whole batches: `DataLoader(loader, batch_size=None)` gives the same batches in this process.
 
-    The agent is a thread that looks once a second. It begins with the first batch and ends with the loader, however
-    that ends: `close`, `with`, garbage collection or the interpreter's exit. Between ranks nothing is agreed on, as the
-    order does not depend on the knobs: each rank tunes its own loader, within its part of the host's cores and memory
-    (torchrun's LOCAL_WORLD_SIZE; without it all `ranks` are taken to be on this host). `dlrm.train` has one agent for
-    all ranks of a host.
+    The agent is a thread that looks once a second. It starts with the first batch and stops when the loader is closed,
+    garbage-collected or the interpreter exits. Ranks need no agreement, as the order does not depend on the knobs: each
+    rank tunes its own loader within its part of the host's cores and memory. torchrun's LOCAL_WORLD_SIZE says how many
+    ranks share the host; without it, all `ranks` do. `dlrm.train` has one agent for all ranks of a host.
     """
 
     def __new__(cls, *_source: Any, **given: Any) -> Self:
-        """Says which argument may have been meant by one that there is not, as Python does not."""
+        """Refuses an unknown argument with the name that may be meant, and a value of a wrong type with an example."""
         known = signature(cls.__init__).parameters
         for name in given.keys() - known.keys():
             raise TypeError(f"{cls.__name__} has no argument {name!r}{nearest(name, known)}")
@@ -121,8 +120,7 @@ class Loader(BatchLoader):
             kind, example = _KINDS.get(name, (object, ""))
             if not (value is None or isinstance(value, kind)):
                 raise LoaderError(
-                    f"{name}={value!r} is of another kind than it takes; write for instance "
-                    f"{name}={example}"
+                    f"{name}={value!r} has the wrong type ({type(value).__name__}); write for instance {name}={example}"
                 )
         return super().__new__(cls)
 
@@ -157,83 +155,56 @@ class Loader(BatchLoader):
         """`source` is a feature table, or any Parquet: a folder, a glob or a list of files.
 
         `batch_size` is global: a rank gets `batch_size / ranks` rows a step.
-        `tuning` is `auto`, the best policy there is, or `planner`, one by its name; `shadow`, which only says what it
-        would do; `fixed`; or a policy of your own. Without a word it is `auto`, for nobody should have to ask for what
-        costs next to nothing and changes no row; who gives `knobs` has chosen, so with them it is `fixed`. `fixed`
-        without `knobs` is one worker a stage. Whoever calls `apply` has the knobs from then on: the agent leaves them
-        alone.
-        `run_dir` is a new folder for what was measured and decided, with a report.html at the end; `sluice explain`
-        tells it. Without it nothing is written. Of several ranks the first one writes.
-        `live` is a port of 127.0.0.1 on which that report is shown while it grows; 0: any that is free.
-        `transforms` are functions over a batch as a dict of numpy arrays (`sluice.ingest.stages.transform.Transform`),
-        given bare, as `module:function`, or with a name. A function of a module may also run in processes, which import
-        it afresh; a notebook's, a closure or a lambda, or one given with a name, runs in threads only. What no other
-        process could import is recorded as code without a name: a resumed run must be given it again, and nobody can
-        tell whether it still does the same.
+        `tuning` is `auto` (the default); `planner`; `shadow`, which only reports what it would do; `fixed`; or a policy
+        of your own. If you pass `knobs`, the default is `fixed`. `fixed` without `knobs` is one worker a stage. After
+        you call `apply`, the agent no longer changes the knobs.
+        `run_dir` is a new folder for measurements and decisions, with a report.html at the end; `sluice explain` prints
+        it. Without it nothing is written. Of several ranks, the first one writes.
+        `live` is a port of 127.0.0.1 that shows this report while it grows; 0: any free port.
+        `transforms` are functions over a batch as a dict of numpy arrays (`sluice.ingest.stages.transform.Transform`):
+        a function, `module:function`, or one with a name. Only a function of an importable module can run in worker
+        processes. Closures, lambdas, notebook functions and functions with a name of their own run in threads. A state
+        records these without code: pass them again on resuming; Sluice cannot check that they still do the same thing.
         `roles` says what the columns of plain Parquet are, as {"label": "click", "dense": ["I*"], …} or as
-        "label=click;dense=I*;sparse=user%1000000"; without it they are guessed, and printed once.
-        `hash` makes ids of whole numbers or texts: {"user": 1_000_000} spreads the values over so many ids, from 2 on,
-        exactly as the operator `hash` of a feature table does; 1 is for missing values.
-        `spec` says all that of plain Parquet instead, and how rows are split: a file such as `sluice guess` writes,
-        which `sluice etl --spec` takes as well.
+        "label=click;dense=I*;sparse=user%1000000". Without it they are guessed, and printed once.
+        `hash` makes ids of integers or texts: {"user": 1_000_000} spreads the values over so many ids, from 2 on, just
+        as the operator `hash` of a feature table does; id 1 is for missing values.
+        `spec` says all this of plain Parquet, and how rows are split. It is a file such as `sluice guess` writes, which
+        `sluice etl --spec` takes too.
         `fill` replaces a missing number, for all columns or by name.
-        `read_ahead_epochs` limits how many epochs are read without a pause between them, not how many you may ask for.
-        `epochs` is its old name, which works with a warning.
+        `read_ahead_epochs` limits read-ahead, not the number of epochs. `epochs` is its old name and warns.
         `memory_limit` is for the whole process tree, in bytes or as "2GiB", and never more than the machine's.
-        `as_` is what `iter()` gives: `batch`; `dict`, tensors by column name; `numpy`, arrays by column name; `pandas`,
-        a frame; or `kjt`, TorchRec's own batch, which has no weights. All but the frame are views.
-        `workers` has others read and shuffle row groups, with the same rows in the same order: `local:4` starts so many
-        processes on this host, `ray://HOST:PORT` has a Ray cluster place them, and `HOST:PORT,…?token=FILE` asks those
-        that `sluice worker` runs elsewhere.
-        `knobs` is where the knobs start. `allow_code` names the modules whose functions a table's spec may have
-        imported when they must run (`sluice.etl.spec.permission`)."""
+        `as_` is the form of a batch: `batch`; `dict`, tensors by column; `numpy`, arrays by column; `pandas`, a frame;
+        or `kjt`, TorchRec's batch, which has no weights. All but the frame are views.
+        `workers` lets other processes read and shuffle row groups, with the same rows in the same order. `local:4`
+        starts four processes on this host, `ray://HOST:PORT` lets a Ray cluster place them, and
+        `HOST:PORT,…?token=FILE` uses workers that `sluice worker` runs.
+        `knobs` is the setting at the start. `allow_code` names the modules whose functions a table's spec may import
+        (`sluice.etl.spec.permission`)."""
         if epochs is not None:
             warnings.warn(
-                "Loader(epochs=…) is now Loader(read_ahead_epochs=…): it limits how far is read ahead, not "
-                "the number of epochs",
+                "Loader(epochs=…) is now Loader(read_ahead_epochs=…): it limits read-ahead, not the number of epochs",
                 FutureWarning,
                 stacklevel=2,
             )
             read_ahead_epochs = epochs
-        if as_ not in FORMS:
-            raise LoaderError(
-                f"as_={as_!r} is none of {', '.join(FORMS)}{nearest(str(as_), FORMS)}"
-            )
-        if as_ == "kjt" and errors.on_error == "quarantine":
-            raise LoaderError(
-                "as_='kjt' gives batches without weights, and errors.on_error='quarantine' needs them "
-                "for rows that are set aside. Take on_error='raise', or as_='batch' and batch.kjt()"
-            )
-        if as_ == "kjt" and order.last == "pad":
-            raise LoaderError(
-                "as_='kjt' gives batches without weights, and order.last='pad' needs them: a row that "
-                "only fills a batch has weight 0. Take last='drop', or as_='batch' and batch.kjt()"
-            )
         if live is not None and run_dir is None:
             raise LoaderError(
-                f"live={live} without run_dir: the page is that of a run folder; name one with run_dir"
+                f"live={live} shows the report of a run folder, and there is none; name one with run_dir"
             )
-        self._form = FORMS[as_]
+        self._form = _form_named(as_, order, errors)
         self._page = ExitStack()
-        memory_limit = None if memory_limit is None else parse_bytes(memory_limit)
         if tuning is None:
             tuning = "auto" if knobs is None else "fixed"
         policy = policy_of(tuning)
         table = table_of(
             source, roles, allow_code, hash, spec, transform_spec=without_spec(transforms)[1]
         )
-        if as_ == "kjt" and (
-            weight := next((f.name for f in table.fields if f.role == "weight"), None)
-        ):
-            raise LoaderError(
-                f"as_='kjt' gives batches without weights, and column {weight!r} holds those of rows. "
-                "Take as_='batch' and batch.kjt() with batch.weight, or leave the column out by roles="
-            )
-        sharers = _sharers(ranks)
-        machine = SharedMachine(sharers) if sharers > 1 else Machine()
-        if sharers > 1:
-            share = machine.memory_limit() // sharers
-            memory_limit = share if memory_limit is None else min(memory_limit, share)
+        if as_ == "kjt":
+            _refuse_weight_column(table)
+        machine, memory_limit = _share_of_host(
+            ranks, None if memory_limit is None else parse_bytes(memory_limit)
+        )
         super().__init__(
             table,
             batch_size=batch_size,
@@ -265,14 +236,7 @@ class Loader(BatchLoader):
                 shown(run_dir or "", None if rank else live, partial(print, file=sys.stderr))
             )
             if knobs is None and policy.name == "fixed":
-                self._progress.apply(
-                    Knobs(
-                        workers={
-                            **dict.fromkeys(self.limits.workers, 1),
-                            **({"read": self.knobs.workers["read"]} if workers else {}),
-                        }
-                    )
-                )
+                self._progress.apply(self._one_worker_a_stage(remote=workers is not None))
             folder = None
             if run_dir is not None and rank == 0:
                 folder = RunFolder.create(
@@ -305,8 +269,9 @@ class Loader(BatchLoader):
             raise
         if self.plan.dropped > _NOTABLE * self.plan.rows and not rank:
             print(
-                f"{table.uri}: {self.plan.dropped:,} of {self.plan.rows:,} rows fill no batch of {batch_size:,} and "
-                "are left out of each epoch, other ones each time; order=Order(last='pad') has them all",
+                f"{table.uri}: each epoch skips {self.plan.dropped:,} of {self.plan.rows:,} rows, because they do not "
+                f"fill a batch of {batch_size:,}. Every epoch skips different rows. To keep them, pass "
+                "order=Order(last='pad')",
                 file=sys.stderr,
             )
         self._tuned = TunedRun(
@@ -317,12 +282,19 @@ class Loader(BatchLoader):
         )
         weakref.finalize(self, self._tuned.abandon).atexit = False
 
+    def _one_worker_a_stage(self, remote: bool) -> Knobs:
+        """Returns the setting of `tuning="fixed"` without knobs. Remote readers keep their number."""
+        workers = dict.fromkeys(self.limits.workers, 1)
+        if remote:
+            workers["read"] = self.knobs.workers["read"]
+        return Knobs(workers=workers)
+
     def __iter__(self) -> Iterator[Any]:
         batches = super().__iter__()
         return batches if self._form is None else self._formed(batches)
 
     def _formed(self, batches: Iterator[Batch]) -> Iterator[Any]:
-        """Yields batches in another form, and holds none that was given away: its memory is used again."""
+        """Yields batches in another form. It keeps no batch that it has yielded, as its memory is used again."""
         assert self._form is not None
         try:
             yield from map(self._form, batches)
@@ -331,26 +303,29 @@ class Loader(BatchLoader):
 
     @property
     def tuning(self) -> TuningStatus:
-        """What the agent does and why: a sentence when printed, with the figures behind it as fields."""
+        """What the agent does and why. Printed, it is a sentence; its fields have the figures."""
         return self._tuned.status
 
     def apply(self, knobs: Knobs) -> None:
-        """Turns the knobs while running; neither rows nor their order change. The agent leaves them alone from then
-        on."""
+        """Changes the knobs while running. Rows and their order stay the same. The agent no longer changes them."""
         self._tuned.turn(knobs)
 
     def close(self) -> None:
-        """Ends the agent and the pipeline, from any state; a second call does nothing."""
-        aside, first = self.quarantined, not self._closed
+        """Stops the agent and the pipeline, from any state. A second call does nothing."""
+        quarantined = self.quarantined
+        first = not self._closed
         with self._page:
             try:
                 self._tuned.close()
             finally:
                 super().close()
-        if first and aside["rows_set_aside"]:
-            reasons = ", ".join(f"{reason}: {rows:,}" for reason, rows in aside["reasons"].items())
+        if first and quarantined["rows_set_aside"]:
+            reasons = ", ".join(
+                f"{reason}: {rows:,}" for reason, rows in quarantined["reasons"].items()
+            )
             print(
-                f"{aside['rows_set_aside']:,} rows were set aside ({reasons}); {aside['file']} lists them",
+                f"{quarantined['rows_set_aside']:,} rows were quarantined ({reasons}); {quarantined['file']} lists "
+                "them",
                 file=sys.stderr,
             )
 
@@ -372,7 +347,7 @@ class Loader(BatchLoader):
 
 
 class _Ending:
-    """The last events of a run folder. It knows nothing of the loader, which may be gone by then."""
+    """The last events of a run folder. It has no reference to the loader, which may be gone by then."""
 
     def __init__(self, progress: Progress, operators: Operators, stored_bytes: float):
         self._progress = progress
@@ -391,7 +366,39 @@ class _Ending:
         yield {"kind": "end", **self._progress.outcome()}
 
 
-def _sharers(ranks: int) -> int:
-    """How many ranks share this host: as torchrun says, or all of them."""
-    told = os.environ.get("LOCAL_WORLD_SIZE", "")
-    return max(1, int(told)) if told.isdigit() else ranks
+def _form_named(name: str, order: Order, errors: Errors) -> Callable[[Batch], Any] | None:
+    """Returns the function that gives a batch this form; None for `batch`. Refuses a form without weights where weights
+    are needed."""
+    if name not in FORMS:
+        raise LoaderError(f"as_={name!r} is none of {', '.join(FORMS)}{nearest(str(name), FORMS)}")
+    if name == "kjt" and errors.on_error == "quarantine":
+        raise LoaderError(
+            "as_='kjt' gives batches without weights, and on_error='quarantine' needs weights for quarantined rows. "
+            "Use on_error='raise', or as_='batch' and batch.kjt()"
+        )
+    if name == "kjt" and order.last == "pad":
+        raise LoaderError(
+            "as_='kjt' gives batches without weights, and last='pad' needs weights for the rows that fill a batch. "
+            "Use last='drop', or as_='batch' and batch.kjt()"
+        )
+    return FORMS[name]
+
+
+def _refuse_weight_column(table: FeatureTable | ParquetFiles) -> None:
+    for column in table.fields:
+        if column.role == "weight":
+            raise LoaderError(
+                f"as_='kjt' gives batches without weights, and column {column.name!r} has the weights of rows. "
+                "Use as_='batch' and batch.kjt() with batch.weight, or leave the column out by roles="
+            )
+
+
+def _share_of_host(ranks: int, memory_limit: int | None) -> tuple[Machine, int | None]:
+    """Returns this rank's part of the host's cores and memory, and its memory limit."""
+    local_ranks = os.environ.get("LOCAL_WORLD_SIZE", "")
+    sharers = max(1, int(local_ranks)) if local_ranks.isdigit() else ranks
+    if sharers == 1:
+        return Machine(), memory_limit
+    machine = SharedMachine(sharers)
+    share = machine.memory_limit() // sharers
+    return machine, share if memory_limit is None else min(memory_limit, share)

@@ -276,7 +276,7 @@ class TestWhatItSays:
     ):
         with pytest.raises(
             LoaderError,
-            match=f"{name}=.* is of another kind than it takes; write for instance "
+            match=f"{name}=.* has the wrong type .*; write for instance "
             f"{name}={example}",
         ):
             loader_of(clicks, **{name: value})
@@ -309,12 +309,12 @@ class TestWhatItSays:
             clicks, batch_size=300, order=Order(streams=1), errors=aside, transforms=[spoil]
         ) as loader:
             assert (
-                "200 of 2,000 rows fill no batch of 300 and are left out of each epoch"
+                "each epoch skips 200 of 2,000 rows, because they do not fill a batch of 300"
                 in capsys.readouterr().err
             )
             deque(loader, maxlen=0)
             assert not capsys.readouterr().err
-        told = f"6 rows were set aside (batch: ColumnError: 6); {tmp_path / 'aside.jsonl'} lists them\n"
+        told = f"6 rows were quarantined (batch: ColumnError: 6); {tmp_path / 'aside.jsonl'} lists them\n"
         assert capsys.readouterr().err == told
         loader.close()
         with loader_of(clicks, batch_size=300, order=Order(streams=1, last="pad")) as loader:
@@ -408,15 +408,15 @@ class TestTransforms:
 
     def test_two_of_one_name_are_refused(self, clicks):
         with pytest.raises(
-            TransformError, match="2 are called 'halve_price'; give each a name of its own"
+            TransformError, match="2 are called 'halve_price'; give each its own name"
         ):
             loader_of(clicks, transforms=[halve_price, halve_price])
 
     def test_what_is_no_function_is_refused(self, clicks):
-        with pytest.raises(TransformError, match="is no function"):
+        with pytest.raises(TransformError, match="is not a function"):
             loader_of(clicks, transforms=[3])
         with pytest.raises(
-            TransformError, match=r"give a list, transforms=\[…\], of .*halve_price \(\w+\.py:\d+\)"
+            TransformError, match=r"give a list, transforms=\[…\], not just .*halve_price \(\w+\.py:\d+\)"
         ):
             loader_of(clicks, transforms=halve_price)
 

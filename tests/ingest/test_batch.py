@@ -180,14 +180,14 @@ def test_what_a_form_gave_is_not_held(files, monkeypatch):
         ),
         (
             {"as_": "kjt", "order": Order(last="pad")},
-            "batches without weights, and order.last='pad' needs them",
+            "batches without weights, and last='pad' needs",
         ),
         (
             {"as_": "kjt", "errors": Errors(on_error="quarantine")},
-            "weights, and errors.on_error='quarantine' needs them",
+            "weights, and on_error='quarantine' needs",
         ),
         ({"as_": None}, "as_=None is none of batch"),
-        ({"live": 0}, "live=0 without run_dir: .* name one with run_dir"),
+        ({"live": 0}, "live=0 .* name one with run_dir"),
         (
             {"knobs": "read=2"},
             r"knobs='read=2' .*; write for instance knobs=Knobs\(workers=\{'read': 2\}\)",
@@ -205,7 +205,7 @@ def test_weights_of_rows_are_not_left_out_of_batches_for_torchrec(tmp_path):
         tmp_path / "a.parquet",
     )
     with pytest.raises(
-        LoaderError, match=r"'importance' holds those of rows\. Take as_='batch' and batch\.kjt\(\)"
+        LoaderError, match=r"'importance' has the weights of rows\. Use as_='batch' and batch\.kjt\(\)"
     ):
         Loader(str(tmp_path), batch_size=16, roles="label=y;dense=x;weight=importance", as_="kjt")
 
