@@ -1,7 +1,7 @@
-"""Draws the pictures of docs/benchmarks.md from the tables of docs/LOG.md: `python -m benchmarks.pictures`.
+"""Draws the pictures of docs/benchmarks.md from the tables of docs/log: `python -m benchmarks.pictures`.
 
-No figure stands here. A picture names an entry of the log and the columns of one of its tables; what is drawn is what
-stands there. tests/benchmarks/test_pictures.py holds the files in docs/pictures against what would be drawn today.
+This module holds no figures. Each picture names an entry of the log and the columns of one of its tables.
+tests/benchmarks/test_pictures.py fails if a file in docs/pictures differs from its table.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from html import escape
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-LOG, FOLDER = ROOT / "docs" / "LOG.md", ROOT / "docs" / "pictures"
+LOG, FOLDER = ROOT / "docs" / "log", ROOT / "docs" / "pictures"
 
 WIDTH, LEFT, RIGHT = 480, 16, 16
 LINE, BAR, DOT = 18, 9, 5
@@ -133,18 +133,23 @@ def figures(cell: str) -> list[float]:
     ]
 
 
+def read_log() -> str:
+    """Returns all entries of the log as one text."""
+    return "\n".join(path.read_text() for path in sorted(LOG.glob("*.md")))
+
+
 def table_of(log: str, entry: str, head: str) -> tuple[list[str], list[list[str]]]:
     """Head and rows of the table in an entry whose first named column begins so."""
-    _, found, rest = log.partition(f"\n## {entry}\n")
+    _, found, rest = f"\n{log}".partition(f"\n# {entry}\n")
     if not found:
-        raise PictureError(f"docs/LOG.md has no entry {entry!r}")
-    lines = rest.partition("\n## ")[0].splitlines()
+        raise PictureError(f"docs/log has no entry {entry!r}")
+    lines = rest.partition("\n# ")[0].splitlines()
     for at, line in enumerate(lines):
         if line.startswith("|") and lines[at + 1 : at + 2] and lines[at + 1].startswith("|---"):
             columns = _cells(line)
             if columns[1].startswith(head):
                 return columns, [_cells(row) for row in _block(lines[at + 2 :])]
-    raise PictureError(f"docs/LOG.md, {entry!r}: no table with a column {head!r}")
+    raise PictureError(f"docs/log, {entry!r}: no table with a column {head!r}")
 
 
 def _block(lines: list[str]) -> Iterator[str]:
@@ -172,11 +177,11 @@ def values(picture: Picture, log: str) -> list[tuple[str, list[float]]]:
         for series in picture.series:
             at = next((n for n, name in enumerate(columns) if name.startswith(series.column)), None)
             if at is None:
-                raise PictureError(f"docs/LOG.md, {picture.entry!r}: no column {series.column!r}")
+                raise PictureError(f"docs/log, {picture.entry!r}: no column {series.column!r}")
             numbers = figures(row[at])
             if len(numbers) <= series.nth:
                 raise PictureError(
-                    f"docs/LOG.md, {picture.entry!r}: {row[0]!r} has no figure {series.nth + 1} in "
+                    f"docs/log, {picture.entry!r}: {row[0]!r} has no figure {series.nth + 1} in "
                     f"{columns[at]!r}"
                 )
             of_row.append(numbers[series.nth])
@@ -254,7 +259,7 @@ def drawn(picture: Picture, log: str) -> str:
                 )
     date = picture.entry.partition(" · ")[0]
     parts.append(
-        f'<text x="{LEFT}" y="{height - 8}" font-size="11" fill="#6b7280">docs/LOG.md, {date}</text>'
+        f'<text x="{LEFT}" y="{height - 8}" font-size="11" fill="#6b7280">docs/log, {date}</text>'
     )
     return "\n".join([*parts, "</svg>", ""])
 
@@ -269,7 +274,7 @@ def _wrapped(text: str, most: int) -> list[str]:
 
 
 def main() -> None:
-    log = LOG.read_text()
+    log = read_log()
     FOLDER.mkdir(exist_ok=True)
     for picture in PICTURES:
         path = FOLDER / f"{picture.file}.svg"

@@ -1,11 +1,11 @@
 """Writes the table of loaders in README.md from the log's table of the race: `python -m benchmarks.race_table`.
 
-No figure stands here. tests/benchmarks/test_race_table.py holds README against the log.
+This module holds no figures. tests/benchmarks/test_race_table.py fails if README differs from the log.
 """
 
 from __future__ import annotations
 
-from benchmarks.pictures import LOG, ROOT, figures, table_of
+from benchmarks.pictures import ROOT, figures, read_log, table_of
 
 README = ROOT / "README.md"
 ENTRY = "2026-11-22 · The race, once torch has one thread in a transform's thread"
@@ -66,7 +66,7 @@ def main() -> None:
     text = README.read_text()
     before, _, rest = text.partition(BEGIN)
     after = rest.partition(END)[2]
-    README.write_text(before + BEGIN + written(LOG.read_text()) + END + after)
+    README.write_text(before + BEGIN + written(read_log()) + END + after)
 
 
 if __name__ == "__main__":

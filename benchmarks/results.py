@@ -86,7 +86,7 @@ def _name(asked: Mapping[str, Any]) -> str:
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Rows of equal keys as a table for people and for docs/LOG.md."""
+    """Rows of equal keys as a table for people and for docs/log."""
     if not rows:
         return "(nothing)"
     names = list(dict.fromkeys(name for row in rows for name in row))

@@ -18,7 +18,7 @@ from sluice.ingest.stage_spec import READ
 from sluice.ingest.stats import Snapshot
 
 RECEIVED_S = 1.1e-9
-"""Processor seconds that a byte of a row costs here when a worker elsewhere read it (docs/LOG.md, 2026-11-22)."""
+"""Processor seconds that a byte of a row costs here when a worker elsewhere read it (docs/log, 2026-11-22)."""
 _HALVINGS = 60
 _IDLE = 0.05  # cores without work; with more, nobody is in our way
 _SETTLED = 1 / 3  # of the looks of a run, at its end

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from benchmarks.race_table import BEGIN, END, LOG, README, written
+from benchmarks.pictures import read_log
+from benchmarks.race_table import BEGIN, END, README, written
 
 
 def test_readme_has_the_figures_of_the_log():
-    assert BEGIN + written(LOG.read_text()) + END in README.read_text(), (
+    assert BEGIN + written(read_log()) + END in README.read_text(), (
         "run python -m benchmarks.race_table"
     )
 
 
 def test_a_ratio_is_bold_only_where_ours_is_faster():
-    rows = [line.split("|")[2].strip() for line in written(LOG.read_text()).splitlines()[3:]]
+    rows = [line.split("|")[2].strip() for line in written(read_log()).splitlines()[3:]]
     assert len(rows) == 7
     for ratio in rows:
         assert ratio.startswith("**") == (float(ratio.strip("*")) > 1)
 
 
 def test_a_changed_figure_in_the_log_changes_the_table():
-    log = LOG.read_text()
+    log = read_log()
     assert "| 1.89 (2)" in log
     assert "| **7.77** |" in written(log.replace("| 1.89 (2)", "| 7.77 (2)"))
