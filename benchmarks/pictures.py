@@ -1,7 +1,7 @@
 """Draws the pictures of docs/benchmarks.md from the tables of docs/log: `python -m benchmarks.pictures`.
 
-No figure stands here. A picture names an entry of the log and the columns of one of its tables; what is drawn is what
-stands there. tests/benchmarks/test_pictures.py holds the files in docs/pictures against what would be drawn today.
+This module holds no figures. Each picture names an entry of the log and the columns of one of its tables.
+tests/benchmarks/test_pictures.py fails if a file in docs/pictures differs from its table.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from html import escape
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-LOG = ROOT / "docs" / "log"
-FOLDER = ROOT / "docs" / "pictures"
+LOG, FOLDER = ROOT / "docs" / "log", ROOT / "docs" / "pictures"
 
 WIDTH, LEFT, RIGHT = 480, 16, 16
 LINE, BAR, DOT = 18, 9, 5
@@ -136,11 +135,11 @@ def figures(cell: str) -> list[float]:
 
 def read_log() -> str:
     """Returns all entries of the log as one text."""
-    return "\n".join(path.read_text("utf-8") for path in sorted(LOG.glob("2*.md")))
+    return "\n".join(path.read_text() for path in sorted(LOG.glob("*.md")))
 
 
 def table_of(log: str, entry: str, head: str) -> tuple[list[str], list[list[str]]]:
-    """Returns the head and the rows of the table in an entry whose first named column begins so."""
+    """Head and rows of the table in an entry whose first named column begins so."""
     _, found, rest = f"\n{log}".partition(f"\n# {entry}\n")
     if not found:
         raise PictureError(f"docs/log has no entry {entry!r}")

@@ -1,6 +1,6 @@
 """Writes the table of loaders in README.md from the log's table of the race: `python -m benchmarks.race_table`.
 
-No figure stands here. tests/benchmarks/test_race_table.py holds README against the log.
+This module holds no figures. tests/benchmarks/test_race_table.py fails if README differs from the log.
 """
 
 from __future__ import annotations

@@ -276,8 +276,7 @@ class TestWhatItSays:
     ):
         with pytest.raises(
             LoaderError,
-            match=f"{name}=.* has the wrong type .*; write for instance "
-            f"{name}={example}",
+            match=f"{name}=.* has the wrong type .*; write for instance {name}={example}",
         ):
             loader_of(clicks, **{name: value})
 
@@ -416,7 +415,8 @@ class TestTransforms:
         with pytest.raises(TransformError, match="is not a function"):
             loader_of(clicks, transforms=[3])
         with pytest.raises(
-            TransformError, match=r"give a list, transforms=\[…\], not just .*halve_price \(\w+\.py:\d+\)"
+            TransformError,
+            match=r"give a list, transforms=\[…\], not just .*halve_price \(\w+\.py:\d+\)",
         ):
             loader_of(clicks, transforms=halve_price)
 

@@ -9,7 +9,9 @@ import pytest
 from benchmarks import pictures
 from benchmarks.pictures import PICTURES, Picture, PictureError, Series, drawn, figures, values
 
-LOG = """# 2030-01-02 · Later
+LOG = """# Log
+
+# 2030-01-02 · Later
 | a | rate |
 |---|---|
 | one | 3 |

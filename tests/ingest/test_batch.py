@@ -205,7 +205,8 @@ def test_weights_of_rows_are_not_left_out_of_batches_for_torchrec(tmp_path):
         tmp_path / "a.parquet",
     )
     with pytest.raises(
-        LoaderError, match=r"'importance' has the weights of rows\. Use as_='batch' and batch\.kjt\(\)"
+        LoaderError,
+        match=r"'importance' has the weights of rows\. Use as_='batch' and batch\.kjt\(\)",
     ):
         Loader(str(tmp_path), batch_size=16, roles="label=y;dense=x;weight=importance", as_="kjt")
 
