@@ -18,7 +18,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sluice.agent.costs import stage_layouts
@@ -99,153 +99,42 @@ class Planner(Policy):
         )
 
     def decide(self, snapshot: Snapshot, state: PlannerState) -> tuple[Knobs, PlannerState, Reason]:
-        if snapshot.elsewhere:
-            told = snapshot
-            if state.told is not None and state.last is not None:
-                snapshot = at_work(told, state.told, state.last)
-            state = replace(
-                state, told=told, start_s=told.elsewhere.get("start_s") or state.start_s
-            )
+        snapshot, state = _count_remote_work(snapshot, state)
         if state.last is None:
-            watched = {
-                s.name: state.services[s.name].observe(s, False)
-                for s in snapshot.stages
-                if s.name in state.services
-            }
-            return (
-                state.knobs,
-                replace(
-                    state,
-                    last=snapshot,
-                    window=(Look(state.tick, snapshot),),
-                    services={**state.services, **watched},
-                ),
-                Reason(text="first look"),
-            )
+            return _begin(state, snapshot)
         latest = rates_of(state, state.last, snapshot)
-        if (
-            latest is None
-        ):  # a clock that stands still, or counters that fell: begin again from here
-            return (
-                state.knobs,
-                replace(state, last=snapshot, window=(Look(state.tick, snapshot),)),
-                Reason(text="no time has passed since the last look"),
-            )
-        learned = _learn(_expecting(state, snapshot, latest), snapshot, latest)
-        other_machine = snapshot.cpu_quota != state.last.cpu_quota
-        changed = {
-            n: learned.services[n].known_well(stage.workers)
-            for n, stage in latest.stages.items()
-            if n in state.services and _changed(state, learned, n, stage)
-        }
-        learned = replace(learned, services={**learned.services, **changed})
-        # Costs that move soon after a change were moved by it, and the trial shows whether that did good.
-        other_workload = state.age > state.settings.ours or any(
-            learned.services[n].trends > state.services[n].trends
-            or learned.services[n].leaps > state.services[n].leaps
-            for n in changed
-        )
-        if other_machine or (
-            changed and other_workload
-        ):  # earlier measurements say nothing about what comes now
-            learned = replace(
-                learned,
-                caps={},
-                tried=frozenset(),
-                quiet_until=0,
-                failures=0,
-                spare=state.settings.spare,
-                trial=None,
-                window=(),
-                demands=(),
-            )
-        passed = ticks(latest.seconds)
-        first = state.age == state.tick
-        settle = state.settings.settle
-        state = replace(
-            learned,
-            last=snapshot,
-            tick=state.tick + passed,
-            age=state.age + passed,
-            window=seen(learned.window, snapshot, state.tick + passed, state.settings),
-        )
+        if latest is None:  # the clock stood still, or counters fell
+            state = replace(state, last=snapshot, window=(Look(state.tick, snapshot),))
+            return state.knobs, state, Reason(text="no time has passed since the last look")
+        # Before the first change nothing has to settle.
+        is_first = state.age == state.tick
+        state = _take_in(state, snapshot, latest)
+        settings = state.settings
         if state.trial is not None and state.trial.then is not None:
-            known = replace(
-                state, services={n: cost.anywhere for n, cost in state.services.items()}
-            )
-            return go_on(state, state.trial, forecast_of(known, latest)) or _undo(
-                state,
-                state.trial,
-                latest,
-                "no process finished an item in time"
-                if not_weighed(state, state.trial.then)
-                else "memory has no room for as many processes as would be worth it",
-            )
-        if state.trial is not None and state.age > settle and state.trial.crashed(latest):
+            return _follow_first_process(state, state.trial, latest)
+        if state.trial is not None and state.age > settings.settle and state.trial.crashed(latest):
             return _undo(state, state.trial, latest)
         recent = rates_of(state, state.window[0].snapshot, snapshot)
         if recent is None or recent.rows_per_s == 0:
             return state.knobs, state, Reason(text="waiting for rows to arrive")
         if state.trial is not None:
             keep = state.trial.verdict(state.age, recent)
-            failing = keep is False
-            growing = state.trial.kind in ("opening", "own", "grow", "probe")
-            if failing and growing and recent.stall > state.settings.smooth:
-                undone = replace(state, knobs=state.trial.before, trial=None)
-                forecast = forecast_of(
-                    undone, latest
-                )  # perhaps a stage was grown whose workers wait for a lock
-                # What an opening fell short by is no gain of what follows it.
-                before = max(
-                    recent.rows_per_s, state.trial.rows_per_s * (state.trial.kind == "opening")
-                )
-                switch = reshape(
-                    undone,
-                    forecast,
-                    replace(recent, rows_per_s=before),
-                    itertools.chain(
-                        stage_layouts.locked(forecast, recent),
-                        stage_layouts.suspected(forecast, recent),
-                    ),
-                )
-                if switch is not None:
-                    return switch
+            if keep is False and (switch := _switch_instead(state, state.trial, latest, recent)):
+                return switch
             if keep is None:
                 return state.knobs, state, Reason(text="measuring what the last change did")
             if not keep:
                 return _undo(state, state.trial, recent)
-            # What was in the way of growing has gone where growing brings what was promised.
-            caps = (
-                {n: cap for n, cap in state.caps.items() if cap.least > state.limits.workers[n][0]}
-                if state.trial.fulfilled(recent)
-                else state.caps
-            )
-            # While an opening's processes start, cores are short and others wait: only from here on are looks good.
-            starting = state.trial.kind == "opening" and state.trial.start_up
-            window = state.window[-1:] if starting else state.window
-            state = replace(
-                state,
-                trial=None,
-                failures=0 if state.trial.rises else state.failures,
-                caps=caps,
-                window=window,
-            )
-        # Before the first change nothing has to settle, and quick looks will do.
-        if len(state.window) < settle if first else state.tick - state.window[0].tick < settle - 1:
+            state = _keep(state, state.trial, recent)
+        looks = len(state.window) if is_first else state.tick - state.window[0].tick + 1
+        if looks < settings.settle:
             return state.knobs, state, Reason(text="looking at how the present knobs do")
         planned = _plan(state, latest, recent)
-        urgent = latest.memory_used > self.settings.memory_alarm * latest.memory_limit
-        if (
-            first
-            and state.tick < settle - 1
-            and not urgent
-            and (planned[1].trial is None or planned[1].trial.kind != "grow")
-        ):
-            return (
-                state.knobs,
-                state,
-                Reason(text="a first glance shows where more workers are wanted, and no more"),
-            )
+        urgent = latest.memory_used > settings.memory_alarm * latest.memory_limit
+        grows = planned[1].trial is not None and planned[1].trial.kind == "grow"
+        if is_first and state.tick < settings.settle - 1 and not urgent and not grows:
+            text = "a first glance shows where more workers are wanted, and no more"
+            return state.knobs, state, Reason(text=text)
         return planned
 
     def next_look_s(self, state: PlannerState) -> float | None:
@@ -268,6 +157,124 @@ class Planner(Policy):
             return {}
         rate = forecast.rate(state.knobs.workers)
         return {**details(forecast, latest, state.knobs, rate), "what_if": what_if(forecast)}
+
+
+def _count_remote_work(snapshot: Snapshot, state: PlannerState) -> tuple[Snapshot, PlannerState]:
+    """Returns the snapshot with the work of remote workers as that of their stages."""
+    if not snapshot.elsewhere:
+        return snapshot, state
+    counted = snapshot
+    if state.told is not None and state.last is not None:
+        counted = at_work(snapshot, state.told, state.last)
+    start_s = snapshot.elsewhere.get("start_s") or state.start_s
+    return counted, replace(state, told=snapshot, start_s=start_s)
+
+
+def _begin(state: PlannerState, snapshot: Snapshot) -> tuple[Knobs, PlannerState, Reason]:
+    watched = {
+        stage.name: state.services[stage.name].observe(stage, False)
+        for stage in snapshot.stages
+        if stage.name in state.services
+    }
+    state = replace(
+        state,
+        last=snapshot,
+        window=(Look(state.tick, snapshot),),
+        services={**state.services, **watched},
+    )
+    return state.knobs, state, Reason(text="first look")
+
+
+def _take_in(state: PlannerState, snapshot: Snapshot, latest: PipelineRates) -> PlannerState:
+    """Returns the state with this look, and without what an earlier workload or machine has taught."""
+    assert state.last is not None, "the first look has come"
+    learned = _learn(_expecting(state, snapshot, latest), snapshot, latest)
+    changed = {
+        n: learned.services[n].known_well(stage.workers)
+        for n, stage in latest.stages.items()
+        if n in state.services and _changed(state, learned, n, stage)
+    }
+    learned = replace(learned, services={**learned.services, **changed})
+    # Costs that move soon after a change were moved by it, and the trial shows whether that did good.
+    other_workload = state.age > state.settings.ours or any(
+        learned.services[n].trends > state.services[n].trends
+        or learned.services[n].leaps > state.services[n].leaps
+        for n in changed
+    )
+    if snapshot.cpu_quota != state.last.cpu_quota or (changed and other_workload):
+        learned = replace(
+            learned,
+            caps={},
+            tried=frozenset(),
+            quiet_until=0,
+            failures=0,
+            spare=state.settings.spare,
+            trial=None,
+            window=(),
+            demands=(),
+        )
+    passed = ticks(latest.seconds)
+    return replace(
+        learned,
+        last=snapshot,
+        tick=state.tick + passed,
+        age=state.age + passed,
+        window=seen(learned.window, snapshot, state.tick + passed, state.settings),
+    )
+
+
+def _follow_first_process(
+    state: PlannerState, trial: TrialChange, latest: PipelineRates
+) -> tuple[Knobs, PlannerState, Reason]:
+    """Goes on with a change whose first process is being weighed, or undoes it."""
+    assert trial.then is not None, "the change was waiting for a first process"
+    known = replace(state, services={n: cost.anywhere for n, cost in state.services.items()})
+    following = go_on(state, trial, forecast_of(known, latest))
+    if following is not None:
+        return following
+    obstacle = (
+        "no process finished an item in time"
+        if not_weighed(state, trial.then)
+        else "memory has no room for as many processes as would be worth it"
+    )
+    return _undo(state, trial, latest, obstacle)
+
+
+def _switch_instead(
+    state: PlannerState, trial: TrialChange, latest: PipelineRates, recent: PipelineRates
+) -> tuple[Knobs, PlannerState, Reason] | None:
+    """Returns a move to processes in place of a growth that failed, if the workers may wait for a lock."""
+    growing = trial.kind in ("opening", "own", "grow", "probe")
+    if not growing or recent.stall <= state.settings.smooth:
+        return None
+    undone = replace(state, knobs=trial.before, trial=None)
+    forecast = forecast_of(undone, latest)
+    # What the initial setting fell short by is no gain of what follows it.
+    best = max(recent.rows_per_s, trial.rows_per_s * (trial.kind == "opening"))
+    return reshape(
+        undone,
+        forecast,
+        replace(recent, rows_per_s=best),
+        itertools.chain(
+            stage_layouts.locked(forecast, recent), stage_layouts.suspected(forecast, recent)
+        ),
+    )
+
+
+def _keep(state: PlannerState, trial: TrialChange, recent: PipelineRates) -> PlannerState:
+    """Returns the state after a trial that has succeeded."""
+    caps = state.caps
+    if trial.fulfilled(recent):  # what was in the way of growing has gone
+        caps = {n: cap for n, cap in caps.items() if cap.least > state.limits.workers[n][0]}
+    # While the processes of an initial setting start, cores are short: only later looks are good.
+    starting = trial.kind == "opening" and trial.start_up
+    return replace(
+        state,
+        trial=None,
+        failures=0 if trial.rises else state.failures,
+        caps=caps,
+        window=state.window[-1:] if starting else state.window,
+    )
 
 
 def _changed(state: PlannerState, learned: PlannerState, name: str, stage: StageRates) -> bool:
@@ -421,6 +428,187 @@ def _give_way(
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Outlook:
+    """What a plan is made from."""
+
+    forecast: Forecast
+    latest: PipelineRates
+    recent: PipelineRates
+    rate: float
+    """The rows a second that the forecast gives the present knobs."""
+    bottleneck: str
+    ranges: Mapping[str, tuple[int, int]]
+    """The fewest and most workers of each stage to consider now."""
+
+    def hold(self, state: PlannerState, text: str) -> tuple[Knobs, PlannerState, Reason]:
+        reason = Reason(text=text, bottleneck=self.bottleneck, predicted_rows_per_s=self.rate)
+        return state.knobs, state, reason
+
+
+def _plan(
+    state: PlannerState, latest: PipelineRates, recent: PipelineRates
+) -> tuple[Knobs, PlannerState, Reason]:
+    """Chooses the next change, or none."""
+    forecast, settings = forecast_of(state, latest), state.settings
+    unknown = state.services.keys() - forecast.each.keys() - resting(state, recent)
+    if not forecast.services or (unknown and state.tick <= settings.patience):
+        return state.knobs, state, Reason(text="not every stage has reported work yet")
+    state = _ease_caps(state, forecast)
+    outlook = _Outlook(
+        forecast=forecast,
+        latest=latest,
+        recent=recent,
+        rate=forecast.rate(state.knobs.workers),
+        bottleneck=forecast.bottleneck(),
+        ranges={name: range_of(state, name, forecast.contended) for name in forecast.services},
+    )
+    if (smaller := _save_memory(state, outlook)) is not None:
+        return smaller
+    input_bound = recent.stall > settings.smooth
+    if input_bound:
+        switch = reshape(state, forecast, recent, stage_layouts.locked(forecast, recent))
+        if switch is not None:
+            return switch
+    if doubtful := _doubtful_stages(state, recent):
+        return outlook.hold(
+            state,
+            f"a row became dearer in {' and in '.join(doubtful)}: waiting whether it stays so",
+        )
+    if state.tick < state.quiet_until:
+        return outlook.hold(state, "waiting before the next try, as the last one failed")
+    cause = why(outlook.bottleneck, forecast, recent)
+    if input_bound and (faster := _go_faster(state, outlook, cause)) is not None:
+        return faster
+    if outlook.bottleneck not in ("consumer", "cores"):
+        knobs, calm_state, calm = outlook.hold(state, f"{cause}, and nothing better is known")
+        if not forecast.elsewhere:
+            return knobs, replace(calm_state, spare=0), calm
+        kept = {
+            name: (count, count)
+            for name, count in state.knobs.workers.items()
+            if name not in forecast.elsewhere and name in outlook.ranges
+        }
+        return release(state, forecast, recent, {**outlook.ranges, **kept}, calm)
+    calm = outlook.hold(state, cause)[2]
+    return release(state, forecast, recent, outlook.ranges, calm)
+
+
+def _ease_caps(state: PlannerState, forecast: Forecast) -> PlannerState:
+    """Returns the state with the caps that hold now. If one was eased, the next try need not wait."""
+    caps = {
+        n: cap.eased(forecast.slow, state.tick, state.settings) for n, cap in state.caps.items()
+    }
+    freer = any(caps[n].until != cap.until for n, cap in state.caps.items())
+    if not freer:
+        return replace(state, caps=caps)
+    return replace(state, caps=caps, quiet_until=0, failures=0)
+
+
+def _save_memory(
+    state: PlannerState, outlook: _Outlook
+) -> tuple[Knobs, PlannerState, Reason] | None:
+    """Returns a change to less memory if memory is short."""
+    forecast, latest = outlook.forecast, outlook.latest
+    needed = forecast.memory(state.knobs)
+    alarm = latest.memory_used > state.settings.memory_alarm * forecast.memory_limit
+    if not alarm and needed <= forecast.memory_limit:
+        return None
+    knobs, best = forecast.best(outlook.ranges, fewest=True, tight=True)
+    if forecast.memory(knobs) >= needed:
+        return None
+    return change(
+        state,
+        knobs,
+        "memory",
+        outlook.recent,
+        Reason(
+            text=f"memory is short ({format_bytes(latest.memory_used)} of "
+            f"{format_bytes(forecast.memory_limit)} used, {format_bytes(needed)} may be "
+            f"needed): {moves(state.knobs, knobs)}",
+            bottleneck="memory",
+            predicted_rows_per_s=best,
+            details=details(forecast, outlook.recent, knobs, best),
+        ),
+    )
+
+
+def _doubtful_stages(state: PlannerState, recent: PipelineRates) -> list[str]:
+    """Returns the busy stages whose costs seem to be changing just now."""
+    return [
+        n
+        for n, cost in state.services.items()
+        if cost.doubtful
+        and n in recent.stages
+        and recent.stages[n].busy >= state.settings.matters * state.knobs.workers[n]
+    ]
+
+
+def _go_faster(
+    state: PlannerState, outlook: _Outlook, cause: str
+) -> tuple[Knobs, PlannerState, Reason] | None:
+    """Returns the first change that promises more rows: fewer threads that crowd the cores, more workers, another
+    layout of stages, or a number of workers that has not been seen yet."""
+    forecast, recent = outlook.forecast, outlook.recent
+    thinned = thin(state, forecast, recent, outlook.ranges)
+    if thinned is not None:
+        return thinned
+    grown = _grow(state, outlook, cause)
+    if grown is not None:
+        return grown
+    layouts = itertools.chain(
+        stage_layouts.suspected(forecast, recent),
+        stage_layouts.split(forecast),
+        stage_layouts.fused(forecast),
+    )
+    reshaped = reshape(state, forecast, recent, layouts)
+    if reshaped is not None:
+        return reshaped
+    untried = probe(state, forecast, recent)
+    if untried is None:
+        return None
+    name, count, hope = untried
+    knobs = state.knobs.with_workers(**{name: count})
+    return change(
+        replace(state, spare=0, tried=state.tried | {(name, count)}),
+        knobs,
+        "probe",
+        recent,
+        Reason(
+            text=f"{name} is the bottleneck, and how it scales is not known everywhere: "
+            f"trying {moves(state.knobs, knobs)}",
+            bottleneck=name,
+            predicted_rows_per_s=hope,
+            details=details(forecast, recent, knobs, hope),
+        ),
+    )
+
+
+def _grow(
+    state: PlannerState, outlook: _Outlook, cause: str
+) -> tuple[Knobs, PlannerState, Reason] | None:
+    """Returns the best numbers of workers, if they promise enough for their price."""
+    forecast, recent = outlook.forecast, outlook.recent
+    knobs, best = forecast.best(outlook.ranges, fewest=False)
+    if knobs.workers == state.knobs.workers:
+        return None
+    present = state.settings.worth * outlook.rate - forecast.price(state.knobs.workers)
+    if best - forecast.price(knobs.workers) < present:
+        return None
+    return change(
+        replace(state, spare=0),
+        knobs,
+        "grow",
+        _sustained(recent, outlook.bottleneck, outlook.rate),
+        Reason(
+            text=f"{cause}: {moves(state.knobs, knobs)}, {best / outlook.rate:.2g} times the rows predicted",
+            bottleneck=outlook.bottleneck,
+            predicted_rows_per_s=best,
+            details=details(forecast, recent, knobs, best),
+        ),
+    )
+
+
 def _sustained(recent: PipelineRates, bottleneck: str, predicted: float) -> PipelineRates:
     """Returns the recent rates, with the rows a second that the pipeline can deliver for long.
 
@@ -431,144 +619,3 @@ def _sustained(recent: PipelineRates, bottleneck: str, predicted: float) -> Pipe
         return recent
     made = max(predicted, recent.stages[bottleneck].rows_per_s)
     return replace(recent, rows_per_s=min(recent.rows_per_s, made))
-
-
-def _plan(
-    state: PlannerState, latest: PipelineRates, recent: PipelineRates
-) -> tuple[Knobs, PlannerState, Reason]:
-    forecast, settings = forecast_of(state, latest), state.settings
-    unknown = state.services.keys() - forecast.each.keys() - resting(state, recent)
-    if not forecast.services or (unknown and state.tick <= settings.patience):
-        return state.knobs, state, Reason(text="not every stage has reported work yet")
-    caps = {n: cap.eased(forecast.slow, state.tick, settings) for n, cap in state.caps.items()}
-    freer = any(
-        caps[n].until != cap.until for n, cap in state.caps.items()
-    )  # what was in the way has gone
-    state = replace(
-        state,
-        caps=caps,
-        quiet_until=0 if freer else state.quiet_until,
-        failures=0 if freer else state.failures,
-    )
-    present_rate, bottleneck = forecast.rate(state.knobs.workers), forecast.bottleneck()
-    ranges = {name: range_of(state, name, forecast.contended) for name in forecast.services}
-    tight = (
-        latest.memory_used > settings.memory_alarm * forecast.memory_limit
-        or forecast.memory(state.knobs) > forecast.memory_limit
-    )
-    input_bound = recent.stall > settings.smooth
-    if tight:
-        knobs, best = forecast.best(ranges, fewest=True, tight=True)
-        if forecast.memory(knobs) < forecast.memory(state.knobs):
-            return change(
-                state,
-                knobs,
-                "memory",
-                recent,
-                Reason(
-                    text=f"memory is short ({format_bytes(latest.memory_used)} of "
-                    f"{format_bytes(forecast.memory_limit)} used, {format_bytes(forecast.memory(state.knobs))} may be "
-                    f"needed): {moves(state.knobs, knobs)}",
-                    bottleneck="memory",
-                    predicted_rows_per_s=best,
-                    details=details(forecast, recent, knobs, best),
-                ),
-            )
-    switch = (
-        reshape(state, forecast, recent, stage_layouts.locked(forecast, recent))
-        if input_bound
-        else None
-    )
-    if switch is not None:
-        return switch
-    if doubtful := [
-        n
-        for n, cost in state.services.items()
-        if cost.doubtful
-        and n in recent.stages
-        and recent.stages[n].busy >= settings.matters * state.knobs.workers[n]
-    ]:
-        text = f"a row became dearer in {' and in '.join(doubtful)}: waiting whether it stays so"
-        return (
-            state.knobs,
-            state,
-            Reason(text=text, bottleneck=bottleneck, predicted_rows_per_s=present_rate),
-        )
-    if state.tick < state.quiet_until:
-        return (
-            state.knobs,
-            state,
-            Reason(
-                text="waiting before the next try, as the last one failed",
-                bottleneck=bottleneck,
-                predicted_rows_per_s=present_rate,
-            ),
-        )
-    cause = why(bottleneck, forecast, recent)
-    if input_bound:
-        thinned = thin(state, forecast, recent, ranges)
-        if thinned is not None:
-            return thinned
-        knobs, best = forecast.best(ranges, fewest=False)
-        present_price = forecast.price(state.knobs.workers)
-        if (
-            best - forecast.price(knobs.workers)
-            >= state.settings.worth * present_rate - present_price
-            and knobs.workers != state.knobs.workers
-        ):
-            return change(
-                replace(state, spare=0),
-                knobs,
-                "grow",
-                _sustained(recent, bottleneck, present_rate),
-                Reason(
-                    text=f"{cause}: {moves(state.knobs, knobs)}, {best / present_rate:.2g} times the rows predicted",
-                    bottleneck=bottleneck,
-                    predicted_rows_per_s=best,
-                    details=details(forecast, recent, knobs, best),
-                ),
-            )
-        candidates = itertools.chain(
-            stage_layouts.suspected(forecast, recent),
-            stage_layouts.split(forecast),
-            stage_layouts.fused(forecast),
-        )
-        reshaped = reshape(state, forecast, recent, candidates)
-        if reshaped is not None:
-            return reshaped
-        untried = probe(state, forecast, recent)
-        if untried is not None:
-            name, count, hope = untried
-            knobs = state.knobs.with_workers(**{name: count})
-            probing = replace(state, spare=0, tried=state.tried | {(name, count)})
-            return change(
-                probing,
-                knobs,
-                "probe",
-                recent,
-                Reason(
-                    text=f"{name} is the bottleneck, and how it scales is not known everywhere: "
-                    f"trying {moves(state.knobs, knobs)}",
-                    bottleneck=name,
-                    predicted_rows_per_s=hope,
-                    details=details(forecast, recent, knobs, hope),
-                ),
-            )
-    if bottleneck not in ("consumer", "cores"):
-        calm = Reason(
-            text=f"{cause}, and nothing better is known",
-            bottleneck=bottleneck,
-            predicted_rows_per_s=present_rate,
-        )
-        if not forecast.elsewhere:
-            return state.knobs, replace(state, spare=0), calm
-        kept = {
-            name: (count, count)
-            for name, count in state.knobs.workers.items()
-            if name not in forecast.elsewhere
-        }
-        return release(
-            state, forecast, recent, {**ranges, **{n: kept[n] for n in ranges.keys() & kept}}, calm
-        )
-    calm = Reason(text=cause, bottleneck=bottleneck, predicted_rows_per_s=present_rate)
-    return release(state, forecast, recent, ranges, calm)
