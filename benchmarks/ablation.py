@@ -113,8 +113,9 @@ def _edited(owner: Any, name: str, edits: Sequence[Edit]) -> Any:
     return made[name]
 
 
-def _plan(name: str, line: str, without: str) -> Rule:
-    return Rule(name, [Edit(planner, "_plan", line, without)])
+def _in(function: str, name: str, line: str, without: str) -> Rule:
+    """Returns the rule that a line of a function of the planner's module is."""
+    return Rule(name, [Edit(planner, function, line, without)])
 
 
 def _decide(name: str, line: str, without: str) -> Rule:
@@ -136,24 +137,27 @@ RULES = [
     ),
     _decide(
         "a first glance only adds",
-        "if first and state.tick < settle - 1 and (not urgent) and (",
-        "if False and (",
+        "if is_first and state.tick",
+        "if False and state.tick",
     ),
     Rule("growth in steps", settings={"growth": 128, "further": 128, "careful": 128}),
     Rule("smaller steps beside other programs", settings={"careful": DEFAULT.further}),
-    _plan("probe", "untried = probe(state, forecast, recent)", "untried = None"),
+    _in("_go_faster", "probe", "untried = probe(state, forecast, recent)", "untried = None"),
     Rule("probe for an edge", settings={"edge": 1e9}),
     Rule(
         "probe fewer workers than seen",
         [Edit(StageCost, "hopes", "if lean == seen[0] > 1 and", "if False and")],
     ),
-    _plan("thin", "thinned = thin(state, forecast, recent, ranges)", "thinned = None"),
-    _plan(
-        "switch where workers wait for each other", "if input_bound else None", "if False else None"
+    _in(
+        "_go_faster",
+        "thin",
+        "thinned = thin(state, forecast, recent, outlook.ranges)",
+        "thinned = None",
     ),
-    _plan("switch a suspect", "stage_layouts.suspected(forecast, recent), ", ""),
-    _plan("fuse", "stage_layouts.fused(forecast)", "()"),
-    _plan("split", "stage_layouts.split(forecast)", "()"),
+    _in("_plan", "switch where workers wait for each other", "if input_bound:", "if False:"),
+    _in("_go_faster", "switch a suspect", "stage_layouts.suspected(forecast, recent), ", ""),
+    _in("_go_faster", "fuse", "stage_layouts.fused(forecast)", "()"),
+    _in("_go_faster", "split", "stage_layouts.split(forecast)", "()"),
     Rule("what shared a lock is measured anew", [Edit(changes, "reshape", ".stale()", "")]),
     Rule(
         "what shared a lock is relieved",
@@ -166,12 +170,13 @@ RULES = [
             )
         ],
     ),
-    _plan(
+    _in(
+        "_plan",
         "release",
-        "return release(state, forecast, recent, ranges, calm)",
-        "return state.knobs, state, calm",
+        "return release(state, forecast, recent, outlook.ranges, calm)",
+        "return (state.knobs, state, calm)",
     ),
-    _plan("memory is given back", "if tight:", "if False:"),
+    _in("_save_memory", "memory is given back", "if not alarm and", "if True or"),
     Rule(
         "one process is weighed first", [Edit(changes, "change", "not_weighed(state, knobs)", "{}")]
     ),
@@ -195,8 +200,9 @@ RULES = [
     Rule(
         "a clear gain is kept early", settings={"clear": 1e9, "clear_share": 1.0, "clear_kept": 1.0}
     ),
-    _decide("reshape in place of what failed", "if failing and", "if False and"),
-    _decide(
+    _in("_switch_instead", "reshape in place of what failed", "if not growing or", "if True or"),
+    _in(
+        "_keep",
         "looks while processes start are left out",
         "state.window[-1:] if starting",
         "state.window[-1:] if False",
@@ -231,25 +237,29 @@ RULES = [
             )
         ],
     ),
-    _plan(
-        "caps ease when cores become freer", "cap.eased(forecast.slow, state.tick, settings)", "cap"
+    _in(
+        "_ease_caps",
+        "caps ease when cores become freer",
+        "cap.eased(forecast.slow, state.tick, state.settings)",
+        "cap",
     ),
     Rule(
         "caps ease when a neighbour has left",
         [Edit(state.WorkerCap, "eased", "freer = left or", "freer =")],
     ),
-    _decide("caps go when growing paid off", "if state.trial.fulfilled(recent)", "if False"),
+    _in("_keep", "caps go when growing paid off", "if trial.fulfilled(recent)", "if False"),
     # What is learned of costs, and of the cores.
     Rule(
         "other programs are seen",
         [Edit(Contention, "of", "if running < settings.least_running or", "if True or")],
     ),
-    _decide(
+    _in(
+        "_take_in",
         "a change begins everything anew",
-        "if other_machine or (changed and other_workload):",
+        "if snapshot.cpu_quota != state.last.cpu_quota or (changed and other_workload):",
         "if False:",
     ),
-    _decide("what was tried for a moment is forgotten", ".known_well(stage.workers)", ""),
+    _in("_take_in", "what was tried for a moment is forgotten", ".known_well(stage.workers)", ""),
     Rule("a sudden change of cost", settings={"alarm": 1e9}),
     Rule("slow drift moves the whole curve", settings={"trend": 1e9}),
     Rule(
@@ -267,7 +277,7 @@ RULES = [
             )
         ],
     ),
-    _plan("stages that rest are not waited for", " - resting(state, recent)", ""),
+    _in("_plan", "stages that rest are not waited for", " - resting(state, recent)", ""),
     Rule(
         "the largest demand of late counts",
         [
