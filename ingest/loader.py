@@ -7,7 +7,7 @@ import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib import import_module
 from types import MappingProxyType
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from torch.utils.data import IterableDataset, get_worker_info
 
-from sluice.etl.schema import Fingerprint
+from sluice.etl.schema import DataFile, Field, Fingerprint
 from sluice.etl.spec.permission import Permission
 from sluice.ingest.batch import Batch
 from sluice.ingest.column_transforms import bound
@@ -38,7 +38,13 @@ from sluice.ingest.stages.pool import Closed
 from sluice.ingest.stages.quarantine import Errors, Origins, Quarantine, RowQuarantine
 from sluice.ingest.stages.scatter_kernel import converted
 from sluice.ingest.stages.table_operators import Operators
-from sluice.ingest.stages.transform import UserTransform, address_of, fused, transforms_of
+from sluice.ingest.stages.transform import (
+    Transform,
+    UserTransform,
+    address_of,
+    fused,
+    transforms_of,
+)
 from sluice.ingest.stats import Snapshot
 
 if TYPE_CHECKING:
@@ -49,7 +55,118 @@ _open: weakref.WeakSet[Pipeline] = weakref.WeakSet()
 
 
 class LoaderError(LoadingError):
-    """A loader that is asked for what it cannot do: the message says what would do."""
+    """A loader cannot do what was asked. The message says what to do instead."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Input:
+    """The rows to load, and what makes batches of them."""
+
+    source: FeatureTable | ParquetFiles
+    files: Sequence[DataFile]
+    """The files of the split."""
+    opener: FileOpener
+    fields: Sequence[Field]
+    """The columns, after a TransformSpec if there is one."""
+    petastorm: PetastormOptions
+    table_transforms: Sequence[Transform]
+    """The transforms of the table's spec, which run first."""
+    transforms: Sequence[Transform]
+    code: Mapping[str, str | None]
+    """Each transform's name, and `module:function` if it can be imported."""
+
+    @property
+    def plain(self) -> ParquetFiles | None:
+        return self.source if isinstance(self.source, ParquetFiles) else None
+
+    @property
+    def spec(self) -> str:
+        if isinstance(self.source, ParquetFiles) or not self.source.records:
+            return ""
+        return self.source.record.spec
+
+    def operators(self) -> Operators:
+        """Returns the operators that the table leaves to the loader."""
+        state = self.source.state() if any(field.online for field in self.fields) else None
+        return Operators(self.fields, state, self.spec)
+
+    def columns(self, fill: Mapping[str, float] | float | None, operators: Operators) -> Columns:
+        """Returns the columns of a batch."""
+        plain = self.plain
+        if plain is None:
+            return operators.filled(Columns.of(self.fields, fill))
+        columns = operators.filled(Columns.of(self.fields, fill, plain.bags, plain.fill))
+        if not self.petastorm.asked_for:  # Petastorm may change values and skip rows
+            plain.check(columns)
+        return columns
+
+    def row_groups(
+        self,
+        columns: Columns,
+        operators: Operators,
+        *,
+        split: str,
+        sample: str | None,
+        packed: PackedCopy | None,
+        before_read: Callable[[Read], None] | None,
+    ) -> RowGroupReader:
+        """Returns what reads row groups."""
+        plain = self.plain
+        made = plain.made(split, columns.names) if plain else operators.made(columns)
+        names: Sequence[str] = made.sources if made else columns.names
+        given = None
+        if self.petastorm.transform_spec is not None or self.petastorm.predicate is not None:
+            names, given = self.petastorm.columns(names, first_schema(self.files, self.opener))
+        return RowGroupReader(
+            self.files,
+            names,
+            before_read,
+            self.opener,
+            bags=columns.bags,
+            sample=sample,
+            given=given,
+            made=made,
+            packed=packed,
+        )
+
+
+def _open_input(
+    source: FeatureTable | ParquetFiles | Paths,
+    *,
+    split: str,
+    roles: Roles | None,
+    transforms: Iterable[UserTransform],
+    petastorm: PetastormOptions,
+    sample: str | None,
+    opener: FileOpener,
+    allow_code: Permission | Iterable[str],
+) -> _Input:
+    transforms, transform_spec = without_spec(transforms)
+    table = table_of(source, roles, allow_code, transform_spec=transform_spec)
+    own = transforms_of(transforms)
+    code = {transform.name: transform.code for transform in own}
+    files = table.files_of(split)
+    fields: Sequence[Field] = table.fields
+    if transform_spec is not None:
+        petastorm = replace(petastorm, transform_spec=transform_spec)
+        code = {"TransformSpec": address_of(transform_spec.func), **code}
+        if not isinstance(table, ParquetFiles):
+            fields = reshaped(fields, first_schema(files, opener), transform_spec)
+    if sample is not None and petastorm.asked_for:
+        raise LoaderError(
+            f"sample={sample!r} with {', '.join(petastorm.asked_for)}: rows are sampled as they are "
+            "stored. Make a column with the weights of the remaining rows, and sample by that column"
+        )
+    return _Input(
+        source=table,
+        files=files,
+        opener=opener,
+        fields=fields,
+        petastorm=petastorm,
+        table_transforms=bound(table.transforms, table.stored, table.permission),
+        transforms=own,
+        code=code,
+    )
 
 
 class BatchLoader(IterableDataset[Batch]):
@@ -60,9 +177,9 @@ class BatchLoader(IterableDataset[Batch]):
                 for batch in loader:
                     ...
 
-    Each `iter()` is one epoch; an epoch that was broken off is not resumed, the next `iter()` begins the next one.
-    `epochs` says how far the pipeline may read ahead over the end of an epoch; more may be asked for. To torch it is an
-    IterableDataset of whole batches: `DataLoader(loader, batch_size=None)` gives the same, from this process.
+    `sluice.Loader` is this loader with an agent that tunes it, and documents the arguments. Arguments of its `order`
+    and `reading` are given here one by one. `epochs` limits read-ahead over the end of an epoch. `memory_limit` is in
+    bytes. `before_read` runs in the reader before each row group, to imitate a store's latency.
     """
 
     def __init__(
@@ -95,90 +212,51 @@ class BatchLoader(IterableDataset[Batch]):
         machine: Machine | None = None,
         allow_code: Permission | Iterable[str] = (),
     ):
-        """`source` is a feature table, or any Parquet: a folder, a glob or a list of files, whose columns have the
-        `roles` given ({"label": "click", "dense": ["I*"], …}) or guessed. `fill` replaces a missing number, for all
-        columns or by name. `batch_size` is global: a rank gets `batch_size / ranks` rows a step. `transforms` are named
-        functions over a batch (`sluice.ingest.stages.transform.Transform`); operators and transforms that the table
-        leaves to the loader are applied before them. `memory_limit` is in bytes for the whole process tree, and never
-        more than the machine's. `errors` says what happens to rows that fail (default: the run stops). `files` opens
-        remote files with other retries, or a cache; it is closed with the loader. Row groups of local files are kept in
-        the `packed` copy, and read from it. `workers` names those that read and shuffle row groups elsewhere:
-        `local:4` starts so many processes here, `HOST:PORT,…?token=FILE` asks those that run there (`ingest/remote`).
-        `before_read` runs in the reader before each row group: it imitates a store's latency. `allow_code` names the
-        modules whose functions a table's spec may have imported when they must run (`sluice.etl.spec.permission`).
-        `reader` is `petastorm` or `arrow`;
-        None takes Petastorm where it is installed, and Arrow elsewhere, which gives the same rows. `sample` is a column
-        of weights by which rows are drawn, with replacement. `petastorm` is what its Reader is asked for besides. The
-        first of `transforms` may be a `petastorm.transform.TransformSpec`, which works on row groups as they are read:
-        what it gives are the columns."""
         if epochs < 1:
             raise LoaderError(f"epochs to read ahead: {epochs} is not a positive number")
         if sample is not None and errors.on_error != "raise":
             raise LoaderError(
-                f"sample={sample!r} with on_error={errors.on_error!r}: of rows that are drawn nobody "
-                "could list which of the table's they are; take on_error='raise'"
+                f"sample={sample!r} with on_error={errors.on_error!r}: a drawn row cannot be traced to one "
+                "row of the table. Use on_error='raise'"
             )
         machine = machine or Machine()
         self._books = Quarantine(errors)
-        transforms, transform_spec = without_spec(transforms)
-        source = table_of(source, roles, allow_code, transform_spec=transform_spec)
-        plain = source if isinstance(source, ParquetFiles) else None
-        given = transforms_of(transforms)
-        self._code = {t.name: t.code for t in given}
-        read = source.files_of(split)
-        files = files or FileOpener()
-        fields = source.fields
-        if transform_spec is not None:
-            petastorm = replace(petastorm, transform_spec=transform_spec)
-            self._code = {"TransformSpec": address_of(transform_spec.func), **self._code}
-            if not plain:
-                fields = reshaped(fields, first_schema(read, files), transform_spec)
-        if sample is not None and petastorm.asked_for:
-            raise LoaderError(
-                f"sample={sample!r} with {', '.join(petastorm.asked_for)}: rows are sampled as they are "
-                "stored; make the weights of what remains a column"
-            )
-        spec = "" if isinstance(source, ParquetFiles) or not source.records else source.record.spec
-        state = source.state() if any(f.online for f in fields) else None
-        self.operators = Operators(fields, state, spec)
-        """The operators that the table leaves to the loader, with their cost."""
-        left = bound(source.transforms, source.stored, source.permission)
-        self.layout = (
-            source.fingerprint.layout if transform_spec is None else Fingerprint.of(fields).layout
-        )
-        self.stored_bytes = sum(f.bytes for f in read) / max(1, sum(f.rows for f in read))
-        """The average size of a row in the table's files, in bytes."""
-        columns = (
-            Columns.of(fields, fill, plain.bags, plain.fill) if plain else Columns.of(fields, fill)
-        )
-        self._columns = self.operators.filled(columns)
-        if plain and not petastorm.asked_for:  # which may change values, and leave rows out
-            plain.check(self._columns)
-        made = (
-            plain.made(split, self._columns.names) if plain else self.operators.made(self._columns)
-        )
-        names: Sequence[str] = made.sources if made else self._columns.names
-        given_columns = None
-        if petastorm.transform_spec is not None or petastorm.predicate is not None:
-            names, given_columns = petastorm.columns(names, first_schema(read, files))
-        self._groups = groups = RowGroupReader(
-            read,
-            names,
-            before_read,
-            files,
-            bags=self._columns.bags,
+        loaded = _open_input(
+            source,
+            split=split,
+            roles=roles,
+            transforms=transforms,
+            petastorm=petastorm,
             sample=sample,
-            given=given_columns,
-            made=made,
-            packed=packed,
+            opener=files or FileOpener(),
+            allow_code=allow_code,
         )
-        rows = source_of(reader, groups, petastorm)
+        self._code = dict(loaded.code)
+        self.operators = loaded.operators()
+        """The operators that the table leaves to the loader, with their cost."""
+        self.layout = (
+            loaded.source.fingerprint.layout
+            if loaded.petastorm.transform_spec is None
+            else Fingerprint.of(loaded.fields).layout
+        )
+        stored = sum(file.rows for file in loaded.files)
+        self.stored_bytes = sum(file.bytes for file in loaded.files) / max(1, stored)
+        """The average size of a row in the table's files, in bytes."""
+        self._columns = loaded.columns(fill, self.operators)
+        self._groups = groups = loaded.row_groups(
+            self._columns,
+            self.operators,
+            split=split,
+            sample=sample,
+            packed=packed,
+            before_read=before_read,
+        )
+        rows = source_of(reader, groups, loaded.petastorm)
         self.reader = rows.name
         """Who decodes: `petastorm` or `arrow`."""
-        chances = groups.chances() if sample is not None else ()
         self.plan = RowsPlan(
             groups=rows.row_groups,
-            chances=chances,
+            chances=groups.chances() if sample is not None else (),
             batch_size=batch_size,
             seed=seed,
             streams=default_streams(batch_size) if streams is None else streams,
@@ -187,17 +265,17 @@ class BatchLoader(IterableDataset[Batch]):
             last=last,
         )
         share = self.plan.share_of(rank, ranks)
-        self._table = {"version": source.version, "split": split}
+        self._table = {"version": loaded.source.version, "split": split}
         if rows.chosen_rows:
             self._table["rows of the predicate"] = rows.chosen_rows
-        self._plain = plain if petastorm.transform_spec is None else None
+        self._plain = loaded.plain if loaded.petastorm.transform_spec is None else None
         self._epochs = epochs
-        self._remote = (
-            None
-            if not workers
-            else _remote_reads(
+        all_transforms = [*loaded.table_transforms, *loaded.transforms]
+        self._remote = None
+        if workers:
+            self._remote = _remote_reads(
                 workers,
-                source,
+                loaded.source,
                 plan=self.plan,
                 split=split,
                 columns=self._columns,
@@ -207,17 +285,15 @@ class BatchLoader(IterableDataset[Batch]):
                 local_only={
                     "a packed copy": packed,
                     "before_read (--store-latency-ms)": before_read,
-                    "what Petastorm's Reader is asked for": petastorm.asked_for,
+                    "what Petastorm's Reader is asked for": loaded.petastorm.asked_for,
                 },
                 rank=f"{rank}/{ranks}",
-                functions=[t.function for t in [*left, *given] if t.sendable],
+                functions=[t.function for t in all_transforms if t.sendable],
             )
-        )
-        if self._remote is not None:
             weakref.finalize(self, self._remote.close)  # also if what follows fails
         self._origins = Origins(self.plan, share)
-        aside = RowQuarantine(self._books, self._origins, lambda file: groups.files[file].path)
-        groups.rescue = aside if aside.allowed else None
+        quarantine = RowQuarantine(self._books, self._origins, lambda file: groups.files[file].path)
+        groups.rescue = quarantine if quarantine.allowed else None
         self._pipeline = Pipeline(
             PipelineParts(
                 plan=self.plan,
@@ -225,8 +301,8 @@ class BatchLoader(IterableDataset[Batch]):
                 describe=groups.describe,
                 columns=self._columns,
                 share=share,
-                transforms=fused([*left, *given]),
-                aside=aside,
+                transforms=fused(all_transforms),
+                aside=quarantine,
                 memory_limit=machine.memory_limit(memory_limit),
                 machine=machine,
                 decoding=groups.decoding,
@@ -250,8 +326,8 @@ class BatchLoader(IterableDataset[Batch]):
             dict if self._remote is None else self._remote.stats,
         )
         self.order_hash: str | None = None
-        """The order hash of the epoch last finished: a hash of the ids that came to this rank and their order. The same
-        for every choice of knobs; each rank has its own."""
+        """The order hash of the last finished epoch: a hash of the ids of this rank's rows and of their order. It does
+        not depend on the knobs. Each rank has its own."""
         _open.add(self._pipeline)
         weakref.finalize(self, self._pipeline.close).atexit = False
         weakref.finalize(self, groups.close).atexit = False  # the collector may come much later
@@ -270,8 +346,8 @@ class BatchLoader(IterableDataset[Batch]):
 
     @cached_property
     def cardinalities(self) -> Mapping[str, int]:
-        """The number of rows that an embedding of each column of ids needs: of ids that plain files hold as they are,
-        one more than the largest, if the footers say which that is."""
+        """The number of rows that an embedding of each column of ids needs. For ids of plain files it is one more than
+        the largest id, if the footers have it."""
         own = self._columns.cardinalities
         asked = [name for name in self.sparse_names if name not in own]
         found = {**(self._plain.sizes(asked) if self._plain and asked else {}), **own}
@@ -292,7 +368,7 @@ class BatchLoader(IterableDataset[Batch]):
         self._check_open()
         if get_worker_info() is not None:
             raise LoaderError(
-                "a loader has workers of its own, and cannot run in those of a DataLoader: "
+                "a loader has its own workers, and cannot run in those of a DataLoader. Use "
                 "DataLoader(loader, batch_size=None, num_workers=0), or iterate over the loader itself"
             )
         self._iteration += 1
@@ -336,7 +412,7 @@ class BatchLoader(IterableDataset[Batch]):
                     self._pipeline.close()
 
     def _begin(self, iteration: int) -> Iterator[Ready]:
-        """Returns what the epoch's batches come from. Another thread may close the loader at any moment: what was
+        """Returns the source of the epoch's batches. Another thread may close the loader at any moment: what was
         started after its `close` is stopped here."""
         self._check_current(iteration)
         if self._under_way:
@@ -354,25 +430,27 @@ class BatchLoader(IterableDataset[Batch]):
         return run
 
     def _count(self, batch: Batch) -> None:
-        """Counts a batch, which is the consumer's from now on."""
+        """Counts a batch that the consumer has taken."""
         self._progress.count(batch.rows)
         self._order = chain(self._order, batch.step, batch.checksum)
         self._position = Position(batch.epoch, batch.step + 1)
         if self._position.step == self.plan.steps:
             self._position = Position(batch.epoch + 1, 0)
             self.order_hash, self._order = self._order, ""
-            self._under_way = False  # many a framework takes no more than `len(loader)` batches, and never sees the end
+            self._under_way = (
+                False  # some frameworks take `len(loader)` batches and never ask for the end
+            )
 
     def resting(self) -> AbstractContextManager[None]:
-        """A context for what a trainer does between two batches that is no training, such as a validation or a
-        checkpoint. Its time counts neither as waiting nor as computing, and the agent judges no change by it."""
+        """Returns a context for work between two batches that is no training, such as a validation or a checkpoint. Its
+        time counts neither as waiting nor as computing, and the agent judges no change by it."""
         return self._progress.resting()
 
     # ---- position
 
     def place_of(self, epoch: int, step: int, row: int) -> str:
-        """Says where a row of this rank's batch comes from: file, row group, and the row in that, unless rows are drawn
-        by weight. Empty for a row that only fills the batch."""
+        """Returns where a row of this rank's batch comes from: file, row group and, unless rows are drawn by weight,
+        the row in it. Empty for a row that only fills the batch."""
         origin = self._origins.batch(epoch, step)[row]
         if origin is None:
             return ""
@@ -380,8 +458,8 @@ class BatchLoader(IterableDataset[Batch]):
         return where if self.plan.chances else f"{where}, row {origin.row}"
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the position of the next batch, as JSON holds it. It fits other knobs and other numbers of ranks.
-        `transforms` maps the names of those given to `module:function`, or to None for code without such a name."""
+        """Returns the position of the next batch, for JSON. It fits other knobs and other numbers of ranks.
+        `transforms` maps each transform's name to `module:function`, or to None for code that cannot be imported."""
         return {
             **self.plan.state(self._position),
             "table": dict(self._table),
@@ -390,9 +468,9 @@ class BatchLoader(IterableDataset[Batch]):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Makes the next `iter()` continue from that position. Raises if the state belongs to other rows or another
-        order, or was made with a transform that is not given now; whether another function of its name does the same
-        cannot be told."""
+        """Makes the next `iter()` continue from this position. Raises if the state belongs to other rows or another
+        order, or if one of its transforms is not given now. Sluice cannot check that a transform still does the same
+        thing."""
         self._check_open()
         for name, code in state.get("transforms", {}).items():
             if name not in self._code:
@@ -431,16 +509,16 @@ class BatchLoader(IterableDataset[Batch]):
         return self._pipeline.limits
 
     def apply(self, knobs: Knobs) -> None:
-        """Turns the knobs while running; neither rows nor their order change."""
+        """Changes the knobs while running. Rows and their order stay the same."""
         self._pipeline.apply(knobs)
 
     def snapshot(self) -> Snapshot:
-        """All that happened since the start."""
+        """Returns the counters since the start."""
         return self._progress.counters()
 
     @property
     def tunable(self) -> Progress:
-        """What an agent looks at and turns: it does not see what happens while the trainer rests."""
+        """What an agent looks at and changes. It does not see what happens while the trainer rests."""
         return self._progress
 
     def memory_used(self) -> int:
@@ -449,7 +527,7 @@ class BatchLoader(IterableDataset[Batch]):
 
     @property
     def epochs_loaded(self) -> float:
-        """How many epochs the consumer has taken, the one under way by its share."""
+        """How many epochs the consumer has taken. The present one counts by its share."""
         return self._position.epoch + self._position.step / self.plan.steps
 
     @property
@@ -459,13 +537,13 @@ class BatchLoader(IterableDataset[Batch]):
         return self._groups.stats()
 
     def pack(self) -> None:
-        """Makes the packed copies that are missing, as far as their limit goes."""
+        """Makes the missing packed copies, up to their limit."""
         if self._groups.packed is not None:
             self._groups.packed.make(self._groups.decoded, self._groups.row_groups)
 
     @property
     def quarantined(self) -> dict[str, Any]:
-        """Describes the rows set aside so far: how many, why, and the file that lists them."""
+        """The rows quarantined so far: how many, why, and the file that lists them."""
         return self._books.summary()
 
     @property
@@ -475,8 +553,8 @@ class BatchLoader(IterableDataset[Batch]):
 
     @property
     def remote(self) -> dict[str, Any]:
-        """Counts what workers elsewhere did: how many there are now, the bytes that came from them, and the requests
-        that were made again; empty without such workers."""
+        """What remote workers did: how many there are now, the bytes that came from them, and the repeated requests.
+        Empty without remote workers."""
         return {} if self._remote is None else self._remote.stats()
 
     @property
@@ -485,7 +563,7 @@ class BatchLoader(IterableDataset[Batch]):
         return [] if self._remote is None else self._remote.pids
 
     def burden(self, times: int) -> None:
-        """Makes transforms do their work so many times over, to test what a heavier transform costs."""
+        """Makes transforms do their work several times, to test what a heavier transform costs."""
         self._pipeline.burden(times)
 
     @property
@@ -494,12 +572,12 @@ class BatchLoader(IterableDataset[Batch]):
         return self._pipeline.restarts
 
     def stacks(self) -> str:
-        """Says what the processes that run transforms do now."""
+        """Returns the stacks of the processes that run transforms."""
         return self._pipeline.stacks()
 
     def memory(self) -> dict[str, Any]:
-        """The account of memory: the limit, the least limit that would do and what it is for, the bytes that no work is
-        charged for, and how often work was held back, by reason."""
+        """Returns the account of memory: the limit, the least sufficient limit with its parts, the bytes that no work
+        is charged for, and how often work was held back, by reason."""
         return {
             "limit": self._progress.memory_limit(),
             "minimum": self.minimum_memory,
@@ -516,14 +594,14 @@ class BatchLoader(IterableDataset[Batch]):
 
     @property
     def memory_need(self) -> str:
-        """Describes that limit for a person, with what it is for."""
+        """The least limit and its parts, in words."""
         least, start = format_bytes(self.minimum_memory), format_bytes(self._pipeline.base)
         return f"{least} of memory ({start} in use at the start, {self._pipeline.footprint})"
 
     # ---- the end
 
     def close(self) -> None:
-        """Ends the pipeline, from any state; a second call does nothing, nor does one in a fork of the process."""
+        """Stops the pipeline, from any state. A second call does nothing, nor does a call in a fork of the process."""
         if not self._closed:
             self._closed = True
             if not self._pipeline.forked:
@@ -557,13 +635,13 @@ class BatchLoader(IterableDataset[Batch]):
             raise LoaderError("this loader is closed")
         if self._pipeline.forked:
             raise LoaderError(
-                "this loader was made before the process was forked, and its threads are in the other: "
-                "make one in each process"
+                "this loader was made before the process was forked, and its threads are in the other process. "
+                "Make a loader in each process"
             )
 
 
 def _remote_reads(workers: str, *how: Any, **more: Any) -> Any:
-    """What asks these workers. They are an optional folder, which nobody loads who has none."""
+    """Returns what reads through these workers. Their code is an optional folder, loaded only here."""
     try:
         make = import_module("sluice.ingest.remote.reads").remote_reads
     except ModuleNotFoundError as error:
@@ -578,6 +656,6 @@ def _remote_reads(workers: str, *how: Any, **more: Any) -> Any:
 
 @atexit.register
 def _close_all() -> None:
-    """Closes all loaders, so that a program that ends with a pipeline running ends at once."""
+    """Closes all loaders, so that a program with a running pipeline ends at once."""
     for pipeline in list(_open):
         pipeline.stop()
