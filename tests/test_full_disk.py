@@ -192,7 +192,7 @@ def test_a_program_without_room_ends_with_one_line(tmp_path, capsys):
         run(writes, argv=[])
     assert ended.value.code == 1
     assert capsys.readouterr().err == (
-        "failed: a file: cannot be written (File too large); make room there, then run it again\n"
+        "failed: a file: cannot be written (File too large); free some space there, then run it again\n"
     )
 
 
@@ -240,7 +240,7 @@ def test_a_cache_without_room_costs_the_cache_and_one_that_cannot_begin_is_refus
         pytest.raises(
             ArgumentError,
             match=rf"--cache {tmp_path}/b: cannot be used \(File too large\)"
-            "; make room there",
+            "; free some space there",
         ),
     ):
         RunConditions("s3://bucket/table", RunOptions(cache=str(tmp_path / "b")), tmp_path / "q")

@@ -408,12 +408,12 @@ class TestTransforms:
 
     def test_two_of_one_name_are_refused(self, clicks):
         with pytest.raises(
-            TransformError, match="2 are called 'halve_price'; give each a name of its own"
+            TransformError, match="2 are called 'halve_price'; give each its own name"
         ):
             loader_of(clicks, transforms=[halve_price, halve_price])
 
     def test_what_is_no_function_is_refused(self, clicks):
-        with pytest.raises(TransformError, match="is no function"):
+        with pytest.raises(TransformError, match="is not a function"):
             loader_of(clicks, transforms=[3])
         with pytest.raises(
             TransformError, match=r"give a list, transforms=\[…\], of .*halve_price \(\w+\.py:\d+\)"

@@ -157,7 +157,7 @@ def test_a_cache_that_another_may_write_is_refused(tmp_path):
         with pytest.raises(
             ArgumentError,
             match=rf"--cache {tmp_path}/{place}: cannot be used \(.*sluice-cache is not "
-            "this user's alone to write",
+            "can be written by other users",
         ):
             cache(tmp_path / place)
     (tmp_path / "a" / "sluice-cache").chmod(0o755)

@@ -69,7 +69,7 @@ def test_rows_come_in_order_with_their_ids(window):
     [
         (
             pa.array([b"1234", b"12345"], pa.binary()),
-            r"a bag of 5 bytes, not a multiple",
+            r"a bag of 5 bytes, .* not a multiple",
         ),
         (pa.array([[1], [None]], pa.list_(pa.int32())), r"1 empty values within bags"),
         (

@@ -175,7 +175,7 @@ def test_a_wrong_answer_is_asked_for_again_and_one_that_stays_wrong_is_an_error(
     damaged = serve(open_job, Wrong)
     asker, _ = asking(job, damaged)
     with pytest.raises(
-        RemoteError, match=r"asked for 3 times in vain; the last time: 0 batches where"
+        RemoteError, match=r"asked for 3 times in vain; the last error: 0 batches where"
     ):
         asker.get(unit)
     right(asker.get(unit), open_job, job, unit)  # of two more damages, and then no more
@@ -469,7 +469,7 @@ def test_a_unit_with_which_each_worker_is_lost_that_answered_before_ends_the_run
     thread.start()
     while thread.is_alive():  # others go on, so workers come back
         asker.get(unit)
-    assert f"asked for {tries} times in vain; the last time: killed" in found[0]
+    assert f"asked for {tries} times in vain; the last error: killed" in found[0]
 
 
 def test_who_is_still_at_work_is_waited_for_however_often_others_were_lost(worker, job, unit):
@@ -481,4 +481,4 @@ def test_who_is_still_at_work_is_waited_for_however_often_others_were_lost(worke
         asker._failed(race, lost, unit, WorkerLost("gone"))
     assert race.error is None
     asker._failed(race, at_work, unit, WorkerLost("gone, too"))
-    assert "asked for 31 times in vain; the last time: gone, too" in str(race.error)
+    assert "asked for 31 times in vain; the last error: gone, too" in str(race.error)
