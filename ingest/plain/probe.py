@@ -105,7 +105,7 @@ def probe(
             ) from error
     for name, one in facts.items():
         if any(name in table.column_names for table in samples):
-            one.sampled = _together(
+            one.sampled = _join_parts(
                 [
                     table[name]
                     if name in table.column_names
@@ -121,7 +121,7 @@ def probe(
     return facts
 
 
-def _together(parts: Sequence[pa.ChunkedArray]) -> pa.Array:
+def _join_parts(parts: Sequence[pa.ChunkedArray]) -> pa.Array:
     """Joins parts of a column into one array, in the type of the first part that has one."""
     kind = next((part.type for part in parts if not pa.types.is_null(part.type)), pa.null())
     return whole(
@@ -183,23 +183,23 @@ class _FileLook:
         for group in _spread(list(range(self._file.metadata.num_row_groups)), groups):
             chunks = self._file.metadata.row_group(group)
             for name in self._names:
-                one, said = self._facts[name], chunks.column(leaves[name]).statistics
-                if said is None or not (
-                    said.has_null_count and (said.has_min_max or not said.num_values)
+                one, known = self._facts[name], chunks.column(leaves[name]).statistics
+                if known is None or not (
+                    known.has_null_count and (known.has_min_max or not known.num_values)
                 ):
                     self._known.discard(name)
                     one.known = False
                 if (
-                    said is not None
-                    and said.has_null_count
-                    and said.null_count
+                    known is not None
+                    and known.has_null_count
+                    and known.null_count
                     and not pa.types.is_nested(one.type)
                 ):
                     one.nulls[self._path, group] = (
-                        said.null_count
+                        known.null_count
                     )  # not for lists, whose count includes empty ones
-                if said is not None and said.has_min_max:
-                    one.widen(_plain(said.min), _plain(said.max), (self._path, group))
+                if known is not None and known.has_min_max:
+                    one.widen(_plain(known.min), _plain(known.max), (self._path, group))
 
     def sample(self, rows: int) -> pa.Table:
         """Reads the first rows of the file and the first rows of its last row groups. Adds what the footer did not
@@ -346,14 +346,14 @@ def _refuse(name: str, source: str, kind: Any, place: Place, columns: Columns) -
 
 def facts_text(one: ColumnFacts) -> str:
     """Describes what is known about a column, for people."""
-    said = [str(one.type)]
+    texts = [str(one.type)]
     if one.low is not None and not isinstance(one.low, (bytes, str)):
-        said.append(f"{_shown(one.low)} to {_shown(one.high)}")
+        texts.append(f"{_shown(one.low)} to {_shown(one.high)}")
     if one.optional or one.nulls:
-        said.append("not in every file" if one.optional else "with empty values")
+        texts.append("not in every file" if one.optional else "with empty values")
     if one.values:
-        said.append(f"{one.distinct:,} different among {one.values:,}")
-    return ", ".join(said)
+        texts.append(f"{one.distinct:,} different among {one.values:,}")
+    return ", ".join(texts)
 
 
 def _shown(value: Any) -> str:

@@ -109,7 +109,7 @@ class PackedRowGroups:
         """`paths` has the path of each local file, and None for a file in a store, which gets no copy. Copies hold
         these `columns`. Those in `dictionaries` are decoded as dictionaries."""
         self._paths = tuple(paths)
-        self._said = set[str]()
+        self._warned = set[str]()
         self._lock = threading.Lock()
         self._names: dict[
             tuple[int, tuple[int, ...]], str
@@ -122,7 +122,7 @@ class PackedRowGroups:
         local = [path for path in paths if path is not None]
         self._makes = bool(local)
         if len(local) < len(paths):
-            self._say("files in a store have no packed copy", "use --cache for them")
+            self._warn_once("files in a store have no packed copy", "use --cache for them")
         try:
             if local:
                 above = os.path.commonpath(
@@ -136,7 +136,7 @@ class PackedRowGroups:
                 )
             load_compiled()
         except OSError as error:
-            self._say("the folder of packed copies cannot be used", f"{error}")
+            self._warn_once("the folder of packed copies cannot be used", f"{error}")
 
     def wanted(self, number: int, group: int) -> Wanted | None:
         """Returns the entry of a row group, or None if it cannot have one. Call it before the row group is read from
@@ -168,7 +168,7 @@ class PackedRowGroups:
             found = None if stored is None else PackedTable(stored, wanted[0])
             return found if found is None or (straight and found.straight) else found.table()
         except (DamagedCopy, pa.ArrowException, OSError) as error:
-            self._say("a packed copy is not valid and is made again", f"{error}")
+            self._warn_once("a packed copy is not valid and is made again", f"{error}")
             self._cache.drop(wanted[0])
         return None
 
@@ -178,7 +178,9 @@ class PackedRowGroups:
         if not self._makes or self._cache is None or not isinstance(file, LocalFile):
             return
         if _state(file.status()) != wanted[1] or not file.is_as_described():
-            self._say("a file was replaced while it was read, so no packed copy is made of it", "")
+            self._warn_once(
+                "a file was replaced while it was read, so no packed copy is made of it", ""
+            )
             return
         try:
             content = packed(table, wanted[0])
@@ -187,7 +189,7 @@ class PackedRowGroups:
             why = f"{type(error).__name__}: {error}"
         if why:
             self._makes = False
-            self._say("no more packed copies are made", why)
+            self._warn_once("no more packed copies are made", why)
 
     def make(self, read: Callable[[int, int], Any], row_groups: Sequence[Sequence[int]]) -> None:
         """Makes all missing copies by reading each row group."""
@@ -224,12 +226,12 @@ class PackedRowGroups:
         if self._cache is not None:
             self._cache.close()
 
-    def _say(self, what: str, why: str) -> None:
+    def _warn_once(self, what: str, why: str) -> None:
         """Prints this line on standard error, once."""
         with self._lock:
-            if what in self._said:
+            if what in self._warned:
                 return
-            self._said.add(what)
+            self._warned.add(what)
         print(
             f"sluice: {what}{why and f' ({why})'}; the same rows are read from Parquet",
             file=sys.stderr,

@@ -47,7 +47,7 @@ from sluice.ingest.plain.roles import (
 from sluice.ingest.plain.row_selection import RowSelection
 from sluice.ingest.plain.unreadable import unreadable
 from sluice.ingest.read.footers import Footer, FooterError, footers_of
-from sluice.ingest.read.petastorm.options import retyped
+from sluice.ingest.read.petastorm.options import types_after
 
 if TYPE_CHECKING:
     from sluice.etl.table.table import FeatureTable
@@ -104,7 +104,7 @@ class ParquetFiles:
         Without either, roles are guessed. If `roles` names only the label, the others are guessed. `hash` maps names,
         or patterns of names, to numbers of ids. Roles and hash name the columns after `transform_spec`. `say` gets
         lines about what was guessed or left out. By default, each line is printed once on standard error."""
-        say = say or _tell
+        say = say or _print_once
         uri, prefix, paths = _paths(source)
         try:
             footers = footers_of(paths)
@@ -114,11 +114,11 @@ class ParquetFiles:
             spec = Spec.read(spec)
         optional = spec.input.optional if spec else ()
         types, lacking = common_types(paths, [footer.types for footer in footers], optional)
-        there = _types_there(paths[0])
+        there = _read_types(paths[0])
         for name in (name for name in optional if name not in there):
             there |= next(
                 (
-                    {name: _types_there(path)[name]}
+                    {name: _read_types(path)[name]}
                     for path, footer in zip(paths, footers, strict=True)
                     if name in footer.types
                 ),
@@ -126,7 +126,7 @@ class ParquetFiles:
             )
         edited = frozenset[str]()
         if transform_spec is not None:
-            there, edited = retyped(there, transform_spec)
+            there, edited = types_after(there, transform_spec)
             types = {
                 name: str(kind) if name in edited else types[name]
                 for name, kind in there.items()
@@ -155,7 +155,7 @@ class ParquetFiles:
         else:
             if guessed or roles is None:
                 by_caller = {recipe.name for recipe in recipes_of({}, hashed, types, lacking)[0]}
-                facts = _probed(
+                facts = _probe_columns(
                     paths,
                     {name: kind for name, kind in types.items() if name not in edited},
                     footers,
@@ -178,7 +178,7 @@ class ParquetFiles:
                 others = {name: _SEVERAL_TYPES for name in types if name not in found} | in_folders(
                     paths, types
                 )
-                roles, fill = _guessed(
+                roles, fill = _report_guesses(
                     uri, found, others | dict.fromkeys(lacking, _NOT_EVERYWHERE), say
                 )
             recipes, hashed = recipes_of(roles, hashed, types, lacking)
@@ -197,7 +197,7 @@ class ParquetFiles:
                 for path, footer in zip(paths, footers, strict=True)
                 if any(footer.row_groups)
             ],
-            _types_there,
+            _read_types,
         )  # a file without rows may have no types
         unused = [name for name in (*types, *lacking) if name not in used]
         if unused and not guessed:  # the line about guessed roles has named them
@@ -302,12 +302,12 @@ class ParquetFiles:
                 f"{self.uri}: no row lies in the split {split!r}; check table.split of "
                 f"{selection.spec.name}"
             )
-        _tell(
+        _print_once(
             f"{self.uri}: {sum(map(sum, counts)):,} of {sum(f.rows for f in self.files):,} rows are loaded, those of "
             f"the split {split!r}; split= chooses another ({', '.join(selection.spec.table.split)})"
         )
         if in_none:
-            _tell(
+            _print_once(
                 f"{self.uri}: {in_none:,} rows lie in no split, because their {selection.sources[0]!r} is missing or "
                 "names no split"
             )
@@ -322,7 +322,7 @@ class ParquetFiles:
             self._selection(split),
             [recipe for recipe in self.recipes if recipe.name in names],
         )
-        if selection is None and all(recipe.as_it_is for recipe in recipes):
+        if selection is None and all(recipe.is_unchanged for recipe in recipes):
             return None
         return MadeColumns(recipes, selection, self.spec)
 
@@ -335,11 +335,11 @@ class ParquetFiles:
         ):  # rows without a label are in a split of their own
             columns = replace(columns, fill={columns.label: 0.0, **columns.fill})
         if said := check_values(self.recipes, columns, paths):
-            _tell(f"{self.uri}: {said}")
+            _print_once(f"{self.uri}: {said}")
         for warning in unreadable(
             [recipe for recipe in self.recipes if recipe.name in columns.names], paths
         ):
-            _tell(warning)
+            _print_once(warning)
 
     def sizes(self, names: Iterable[str]) -> dict[str, int]:
         """Returns the number of embedding rows for each column of ids without operators. It is the largest id in the
@@ -380,17 +380,17 @@ def parquet_paths(source: Paths) -> list[str]:
     return _paths(source)[2]
 
 
-_told: set[str] = set()
+_printed: set[str] = set()
 
 
-def _tell(line: str) -> None:
+def _print_once(line: str) -> None:
     """Prints a line on standard error, once."""
-    if line not in _told:
-        _told.add(line)
+    if line not in _printed:
+        _printed.add(line)
         print(line, file=sys.stderr)
 
 
-def _probed(
+def _probe_columns(
     paths: Sequence[str], types: Mapping[str, str], footers: Sequence[Footer]
 ) -> dict[str, ColumnFacts]:
     """Returns the facts of each column that has one type in all files, or number types that can be loaded together."""
@@ -415,7 +415,7 @@ def _probed(
     return probe(paths, alike, common=common)
 
 
-def _guessed(
+def _report_guesses(
     uri: str, found: Mapping[str, Proposal], others: Mapping[str, str], say: Callable[[str], None]
 ) -> tuple[Roles, dict[str, float]]:
     """Returns the guessed roles and the fill values, and reports them to `say`. `others` maps each column that was not
@@ -426,7 +426,7 @@ def _guessed(
             roles[one.role].append(one.label or one.name)
     fill = {one.name: 0.0 for one in found.values() if one.fill}
     taken = "; ".join(
-        f"{role}: {', '.join(_said(found[name].hash if name in found else None, name) for name in names)}"
+        f"{role}: {', '.join(_with_size(found[name].hash if name in found else None, name) for name in names)}"
         for role, names in roles.items()
         if names
     )
@@ -451,7 +451,7 @@ def facts_of(source: Paths) -> tuple[dict[str, ColumnFacts], int, dict[str, str]
     files = [footer.types for footer in footers]
     _, lacking = common_types(paths, files)
     types, _ = common_types(paths, files, lacking)
-    facts = _probed(paths, types, footers)
+    facts = _probe_columns(paths, types, footers)
     for name in lacking.keys() & facts.keys():
         facts[name].optional = True
     others = {
@@ -478,11 +478,11 @@ def in_folders(paths: Iterable[str], columns: Container[str]) -> dict[str, str]:
     }
 
 
-def _said(size: int | None, name: str) -> str:
+def _with_size(size: int | None, name: str) -> str:
     return name if size is None else f"{name}%{size}"
 
 
-def _types_there(path: str) -> dict[str, pa.DataType]:
+def _read_types(path: str) -> dict[str, pa.DataType]:
     """The type of each column of a file."""
     try:
         return {part.name: part.type for part in parts(pq.read_schema(path))}
@@ -499,16 +499,16 @@ def _paths(source: Paths) -> tuple[str, str, list[str]]:
     Files of a folder or a glob are sorted by name. A list keeps its order. Raises ForeignTableError for a file that a
     table may have removed."""
     tables = LocalTables()
-    found = _found(source, tables)
+    found = _find_files(source, tables)
     tables.refuse_removed(found[2])
     return found
 
 
-def _found(source: Paths, tables: LocalTables) -> tuple[str, str, list[str]]:
+def _find_files(source: Paths, tables: LocalTables) -> tuple[str, str, list[str]]:
     """Returns what `_paths` returns. Refuses folders and globs that hold files of another table format. Files that are
     named one by one are not checked here."""
     if not isinstance(source, (str, os.PathLike)):
-        each = [_found(one, tables) for one in source]
+        each = [_find_files(one, tables) for one in source]
         if not each:
             raise ParquetError("an empty list of files")
         prefixes, found = (
@@ -530,7 +530,7 @@ def _found(source: Paths, tables: LocalTables) -> tuple[str, str, list[str]]:
             )
         return f"{len(found)} files from {each[0][0]}", prefixes.pop(), found
     if (at := slow_path(os.fspath(source))) is not None:
-        return os.fspath(source), at.prefix, _found(at.path, tables)[2]
+        return os.fspath(source), at.prefix, _find_files(at.path, tables)[2]
     text = os.fspath(source)
     if os.path.isdir(text):
         paths = sorted(

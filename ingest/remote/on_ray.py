@@ -46,12 +46,12 @@ class PlacedWorker(contextlib.AbstractContextManager[Any]):
 
     def readline(self) -> bytes:
         """Waits until Ray has placed the worker and it listens. Returns b"" if it has ended."""
-        said = self.told.get()
-        if "line" not in said:
-            self.told.put(said)
+        message = self.told.get()
+        if "line" not in message:
+            self.told.put(message)
             return b""
-        self.pid = said["pid"]
-        return bytes(said["line"].encode())
+        self.pid = message["pid"]
+        return bytes(message["line"].encode())
 
     def wait(self) -> int:
         self.returncode = int(self.told.get()["ended"])
@@ -98,10 +98,12 @@ class RayCluster:
                 process_group=0,
             )
             assert child.stdout is not None
-            said = json.loads(child.stdout.readline() or b'{"error": "Ray has ended its process"}')
-            if "error" in said:
+            message = json.loads(
+                child.stdout.readline() or b'{"error": "Ray has ended its process"}'
+            )
+            if "error" in message:
                 self._end(child)
-                raise RuntimeError(said["error"])
+                raise RuntimeError(message["error"])
         except (OSError, RuntimeError, ValueError) as error:
             raise RemoteError(
                 f"{named}: this host is not a node of a Ray cluster at this address (ray start "
@@ -140,14 +142,14 @@ class RayCluster:
         """Passes the child's messages to the workers. When the child has ended, so have its workers."""
         assert child.stdout is not None
         for line in child.stdout:
-            said = json.loads(line)
+            message = json.loads(line)
             with self._lock:
                 worker = (
-                    self._placed.pop(said["number"])
-                    if "ended" in said
-                    else self._placed[said["number"]]
+                    self._placed.pop(message["number"])
+                    if "ended" in message
+                    else self._placed[message["number"]]
                 )
-            worker.told.put(said)
+            worker.told.put(message)
         self._end(child)
         with self._lock:
             lost = self._placed
@@ -222,7 +224,7 @@ def place(_owner: str, address: str) -> None:
     host = ray.remote(WorkerHost).options(num_cpus=1, max_restarts=0, scheduling_strategy="SPREAD")
     actors: dict[int, Any] = {}
 
-    def attend(number: int, actor: Any) -> None:
+    def follow(number: int, actor: Any) -> None:
         code = -signal.SIGKILL  # assumed if its actor or host ended before it reported an exit code
         try:
             line, pid = ray.get(actor.announced.remote())
@@ -246,11 +248,11 @@ def place(_owner: str, address: str) -> None:
                 ray.kill(actor)
 
     for line in sys.stdin.buffer:
-        asked = json.loads(line)
-        number = asked["number"]
-        if "given" in asked:
-            actors[number] = host.remote(asked["given"])
-            threading.Thread(target=attend, args=(number, actors[number]), daemon=True).start()
+        request = json.loads(line)
+        number = request["number"]
+        if "given" in request:
+            actors[number] = host.remote(request["given"])
+            threading.Thread(target=follow, args=(number, actors[number]), daemon=True).start()
         else:
             end(number)
     leaving = threading.Thread(target=ray.shutdown, daemon=True)  # it may wait for a lost head

@@ -27,7 +27,7 @@ from sluice.ingest.remote.fleet import Fleet
 from sluice.ingest.remote.maker import UnitMaker, job_of
 from sluice.ingest.remote.server import WorkerServer
 from sluice.ingest.remote.unit import RemoteError, Unit, checksum
-from sluice.ingest.stages.completed_windows import NobodyThere
+from sluice.ingest.stages.completed_windows import NoWorkerAnswers
 from sluice.ingest.stages.pool import Closed
 from sluice.ingest.stages.shuffle import ReadTask
 from sluice.ingest.stages.transform import Transform
@@ -201,10 +201,10 @@ def test_a_worker_that_ended_or_never_was_there_costs_a_retry(serve, worker, job
             type("Nobody", (), {"port": silent.getsockname()[1]}),
             clock=iter(range(0, 10**6, 10)).__next__,
         )
-        with pytest.raises(NobodyThere):
+        with pytest.raises(NoWorkerAnswers):
             alone.get(unit)
     assert alone.counts["retries"] > 0
-    assert others.why_alone.startswith("worker 127.0.0.1:")
+    assert others.why_none_answers.startswith("worker 127.0.0.1:")
 
 
 def test_whoever_waits_is_let_go_when_it_is_closed(serve, job, unit, open_job):
@@ -410,9 +410,9 @@ def test_tls_from_end_to_end_and_a_wrong_certificate_by_name(
         ):
             asker.get(unit)
     plain, fleet = asking(job, server, clock=iter(range(0, 10**6, 10)).__next__)
-    with pytest.raises(NobodyThere):
+    with pytest.raises(NoWorkerAnswers):
         plain.get(unit)
-    assert "&ca=FILE" in fleet.why_alone
+    assert "&ca=FILE" in fleet.why_none_answers
 
 
 class Mortal:
