@@ -689,7 +689,7 @@ def test_damaged_parquet_stays_an_error_that_names_it(files):
 
 def test_its_memory_is_part_of_what_decoding_takes(files):
     with_copy, without = reader(files, PackedCopy()), reader(files, None)
-    more = with_copy.decoding.beside - without.decoding.beside
+    more = with_copy.decoding.extra_bytes - without.decoding.extra_bytes
     decoded = without.decoding.decoded(GROUP)
     assert more == 3 * decoded  # the stream of Arrow, its packed columns, and the copy
     table = without.decoded(0, 0)
