@@ -196,7 +196,14 @@ MUTANTS = {
         run_pools, 100, pool.Pool, "_put", "self._ready.notify_all()", "pass"
     ),
     "before it pulls itself, a consumer does not look again": Mutant(
-        run_pools, 4000, pool.Pool, "_take_passing", "if not self._empty:", "if False:", elastic, first=780
+        run_pools,
+        4000,
+        pool.Pool,
+        "_take_passing",
+        "if not self._empty:",
+        "if False:",
+        elastic,
+        first=780,
     ),
     "a charge is given back twice": Mutant(
         run_pools,
