@@ -408,7 +408,7 @@ class TestTransforms:
 
     def test_two_of_one_name_are_refused(self, clicks):
         with pytest.raises(
-            TransformError, match="2 are called 'halve_price'; give each its own name"
+            TransformError, match="2 are called 'halve_price'; give each a name of its own"
         ):
             loader_of(clicks, transforms=[halve_price, halve_price])
 

@@ -66,7 +66,7 @@ def compiled(function: Callable[..., Any]) -> Any:
 @cache
 def _warn_uncached() -> None:
     print(
-        "sluice: this process compiles its inner loops again, which takes seconds, because it cannot write next to its "
+        "sluice: this process compiles its inner loops anew, which takes seconds, because it cannot write next to its "
         "sources or into the user's cache; set NUMBA_CACHE_DIR to a folder that it can write to",
         file=sys.stderr,
         flush=True,
