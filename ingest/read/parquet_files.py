@@ -32,7 +32,7 @@ from sluice.ingest.plain.from_spec import recipes_of_spec, selection_of
 from sluice.ingest.plain.guess import Proposal, proposals
 from sluice.ingest.plain.hashed_ids import can_hash
 from sluice.ingest.plain.made_columns import MadeColumns
-from sluice.ingest.plain.probe import ColumnFacts, check_values, probe
+from sluice.ingest.plain.probe import ColumnFacts, check_values, probe, unreadable
 from sluice.ingest.plain.recipe import Recipe
 from sluice.ingest.plain.roles import (
     ROLES,
@@ -45,7 +45,6 @@ from sluice.ingest.plain.roles import (
     roles_of,
 )
 from sluice.ingest.plain.row_selection import RowSelection
-from sluice.ingest.plain.unreadable import unreadable
 from sluice.ingest.read.footers import Footer, FooterError, footers_of
 from sluice.ingest.read.petastorm.options import types_after
 
