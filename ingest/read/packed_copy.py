@@ -18,7 +18,6 @@ import functools
 import hashlib
 import json
 import os
-import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -31,6 +30,7 @@ import numpy.typing as npt
 import pyarrow as pa
 from zlib_ng.zlib_ng import crc32
 
+from sluice.ingest.errors import warn
 from sluice.ingest.memory.buffers import Buffers
 from sluice.ingest.read.cache import FileCache
 from sluice.ingest.read.open_file import LocalFile, OpenFile, stored_footer
@@ -232,10 +232,8 @@ class PackedRowGroups:
             if what in self._warned:
                 return
             self._warned.add(what)
-        print(
-            f"sluice: {what}{why and f' ({why})'}; the same rows are read from Parquet",
-            file=sys.stderr,
-            flush=True,
+        warn(
+            f"{what}{why and f' ({why})'}; the same rows are read from Parquet",
         )
 
 

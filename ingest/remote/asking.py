@@ -15,11 +15,12 @@ from typing import Any
 
 import pyarrow as pa
 
+from sluice.ingest.errors import warn
 from sluice.ingest.memory.governor import Charge
 from sluice.ingest.read.reader import RowGroupReader, SourceError
 from sluice.ingest.remote.calls import Call, source_digest
 from sluice.ingest.remote.client import WorkerLost
-from sluice.ingest.remote.fleet import Fleet, RemoteWorker, say
+from sluice.ingest.remote.fleet import Fleet, RemoteWorker
 from sluice.ingest.remote.unit import RemoteError, Unit, WrongAnswer
 from sluice.ingest.stages.completed_windows import NoWorkerAnswers
 from sluice.ingest.stages.pool import Closed
@@ -181,13 +182,13 @@ class Asking:
         the lock held."""
         if any(worker.is_there for worker in self._fleet.workers):
             if self._is_alone:
-                say("a worker answers again; row groups are read by workers again")
+                warn("a worker answers again; row groups are read by workers again")
             self._alone_since, self._is_alone = None, False
             return
         self._alone_since = now if self._alone_since is None else self._alone_since
         if not self._is_alone and now - self._alone_since > _NOBODY_S:
             self._is_alone = True
-            say(
+            warn(
                 f"no worker was there for {_NOBODY_S:g} s ({self._fleet.why_none_answers}); this loader "
                 "reads the rows itself until one answers"
             )

@@ -8,7 +8,6 @@ import json
 import os
 import secrets
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -17,6 +16,7 @@ from hashlib import blake2b
 from typing import Any, Protocol
 
 from sluice.common import interpreter
+from sluice.ingest.errors import warn
 from sluice.ingest.knobs import REQUESTS_A_CORE
 from sluice.ingest.machine import WORKER_PROCESS_BYTES
 from sluice.ingest.remote.client import Connection
@@ -28,10 +28,6 @@ _REST_S = 1.0  # how long a worker is not asked after it could not be reached
 _FAILED_STARTS = 3  # processes in a row that may end before they listen
 _LEAVE_S = 5.0
 _REST_MOST_S = 30.0
-
-
-def say(line: str) -> None:
-    print(f"sluice: {line}", file=sys.stderr, flush=True)
 
 
 class RunningWorker(contextlib.AbstractContextManager[Any], Protocol):
@@ -122,7 +118,7 @@ class Fleet:
         """Prints a line that a worker is lost."""
         self.last_lost = why
         if not self.closed:
-            say(f"{why}; other workers get its requests")
+            warn(f"{why}; other workers get its requests")
 
     @property
     def why_none_answers(self) -> str:

@@ -24,6 +24,7 @@ from typing import Any
 
 from sluice.common import interpreter
 from sluice.common.extras import install_command
+from sluice.ingest.errors import warn
 from sluice.ingest.remote.fleet import started
 from sluice.ingest.remote.unit import RemoteError
 
@@ -157,11 +158,9 @@ class RayCluster:
             self._placed = {}
             closed = self._closed
         if not closed:
-            print(
-                f"sluice: the process that talks to Ray has ended (exit code {child.returncode}), and with it its "
+            warn(
+                f"the process that talks to Ray has ended (exit code {child.returncode}), and with it its "
                 f"{len(lost)} workers; check the head of the cluster at {self._address}",
-                file=sys.stderr,
-                flush=True,
             )
         for worker in lost.values():
             worker.told.put({"ended": -signal.SIGKILL})
@@ -233,10 +232,8 @@ def place(_owner: str, address: str) -> None:
             code = int(ray.get(actor.wait.remote()))
         except ray.exceptions.RayError as error:
             if number in actors:
-                print(
-                    f"sluice: Ray lost a worker: {str(error).strip().splitlines()[-1:]}",
-                    file=sys.stderr,
-                    flush=True,
+                warn(
+                    f"Ray lost a worker: {str(error).strip().splitlines()[-1:]}",
                 )
         end(number)
         tell(number=number, ended=code)

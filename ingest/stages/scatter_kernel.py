@@ -8,7 +8,6 @@
 from __future__ import annotations
 
 import ctypes
-import sys
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -21,6 +20,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from sluice.ingest.columns import Columns
+from sluice.ingest.errors import warn
 
 CONVERTED, WORDS, BYTES_TO_FLOATS, BYTES_TO_WORDS = range(-1, 3)
 """What happens to a column's values. CONVERTED: they are converted before the call. WORDS: 4 bytes are copied
@@ -65,11 +65,9 @@ def compiled(function: Callable[..., Any]) -> Any:
 
 @cache
 def _warn_uncached() -> None:
-    print(
-        "sluice: this process compiles its inner loops anew, which takes seconds, because it cannot write next to its "
+    warn(
+        "this process compiles its inner loops anew, which takes seconds, because it cannot write next to its "
         "sources or into the user's cache; set NUMBA_CACHE_DIR to a folder that it can write to",
-        file=sys.stderr,
-        flush=True,
     )
 
 
