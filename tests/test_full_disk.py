@@ -192,7 +192,7 @@ def test_a_program_without_room_ends_with_one_line(tmp_path, capsys):
         run(writes, argv=[])
     assert ended.value.code == 1
     assert capsys.readouterr().err == (
-        "failed: a file: cannot be written (File too large); free some space there, then run it again\n"
+        "failed: a file: cannot be written (File too large); make room there, then run it again\n"
     )
 
 

@@ -416,7 +416,8 @@ class TestTransforms:
         with pytest.raises(TransformError, match="is not a function"):
             loader_of(clicks, transforms=[3])
         with pytest.raises(
-            TransformError, match=r"give a list, transforms=\[…\], of .*halve_price \(\w+\.py:\d+\)"
+            TransformError,
+            match=r"give a list, transforms=\[…\], not just .*halve_price \(\w+\.py:\d+\)",
         ):
             loader_of(clicks, transforms=halve_price)
 

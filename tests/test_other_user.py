@@ -156,7 +156,7 @@ def test_a_cache_that_another_may_write_is_refused(tmp_path):
     for place in ("a", "b"):
         with pytest.raises(
             ArgumentError,
-            match=rf"--cache {tmp_path}/{place}: cannot be used \(.*sluice-cache is not "
+            match=rf"--cache {tmp_path}/{place}: cannot be used \(.*sluice-cache "
             "can be written by other users",
         ):
             cache(tmp_path / place)
