@@ -251,7 +251,31 @@ class RowGroupReader:
     def decoded(self, number: int, group: int, columns: Sequence[str] | None = None) -> pa.Table:
         """Decodes the stored columns of a row group, or only those in `columns`. The result may be a packed table,
         whose rows can only be placed in batches."""
-        where, file = self._where(number, group), None
+        where = self._where(number, group)
+        table = self._read_stored(number, group, columns)
+        for name in (self._optional - set(table.schema.names)) & {
+            *(columns or self.columns),
+            *self._deciding,
+        }:
+            table = table.append_column(name, pa.nulls(table.num_rows, self._typed[name]))
+        if columns is None and table.schema != self._usual:
+            self._check_schema(table.schema, where)
+            self._usual = table.schema
+        if self._selection:
+            try:
+                table = table.filter(pa.array(self._selection.mask(table)))
+            except ColumnError as error:
+                raise SourceError(f"{where}: {error}") from error
+        if table.num_rows != self.row_groups[number][group]:
+            raise SourceError(
+                f"{where}: {table.num_rows} rows where the table has {self.row_groups[number][group]}; "
+                "the file was replaced. Start again"
+            )
+        return table
+
+    def _read_stored(self, number: int, group: int, columns: Sequence[str] | None) -> pa.Table:
+        """Reads stored columns of a row group, from its packed copy or from its file, and adds its folders' columns."""
+        file = None
         try:
             wanted = self.packed.wanted(number, group) if self.packed and columns is None else None
             table: Any = self.packed.read(wanted, self.straight) if self.packed and wanted else None
@@ -277,36 +301,19 @@ class RowGroupReader:
             if file is not None:
                 file.close()
             cause = without_frames(error) if isinstance(error, OSError) else error
-            raise SourceError(f"{where}: {error or type(error).__name__}") from cause
+            raise SourceError(
+                f"{self._where(number, group)}: {error or type(error).__name__}"
+            ) from cause
         if file is not None:
             self._give_back(number, file)
-        for name in (self._optional - set(table.schema.names)) & {
-            *(columns or self.columns),
-            *self._deciding,
-        }:
-            table = table.append_column(name, pa.nulls(table.num_rows, self._typed[name]))
-        if columns is None and table.schema != self._usual:
-            if wrong := self.compare(
-                pa.schema(
-                    [
-                        self.stored.field(f.name) if f.name in self._typed else f
-                        for f in table.schema
-                    ]
-                )
-            ):  # values of typed columns are converted one by one, so their stored type may differ
-                raise SourceError(f"{where}: {wrong}")
-            self._usual = table.schema
-        if self._selection:
-            try:
-                table = table.filter(pa.array(self._selection.mask(table)))
-            except ColumnError as error:
-                raise SourceError(f"{where}: {error}") from error
-        if table.num_rows != self.row_groups[number][group]:
-            raise SourceError(
-                f"{where}: {table.num_rows} rows where the table has {self.row_groups[number][group]}; "
-                "the file was replaced. Start again"
-            )
         return table
+
+    def _check_schema(self, schema: pa.Schema, where: str) -> None:
+        """Raises SourceError if a row group's columns cannot be loaded along with the first file's."""
+        # Values of typed columns are converted one by one, so their stored type may differ.
+        fields = [self.stored.field(f.name) if f.name in self._typed else f for f in schema]
+        if wrong := self.compare(pa.schema(fields)):
+            raise SourceError(f"{where}: {wrong}")
 
     def _table(self, file: OpenFile, group: int, portions: Sequence[Sequence[str]]) -> pa.Table:
         """Decodes a row group, a portion of its columns at a time. Arrow's reader keeps the stored form of all columns
