@@ -277,8 +277,10 @@ class RowGroupReader:
         """Reads stored columns of a row group, from its packed copy or from its file, and adds its folders' columns."""
         file = None
         try:
-            wanted = self.packed.wanted(number, group) if self.packed and columns is None else None
-            table: Any = self.packed.read(wanted, self.straight) if self.packed and wanted else None
+            entry = (
+                self.packed.find_entry(number, group) if self.packed and columns is None else None
+            )
+            table: Any = self.packed.read(entry, self.straight) if self.packed and entry else None
             if table is None:
                 file = self._take(number)
                 table = self._table(
@@ -288,8 +290,8 @@ class RowGroupReader:
                     if columns is None
                     else (tuple(dict.fromkeys([*columns, *self._deciding])),),
                 )
-                if self.packed and wanted:
-                    self.packed.keep(wanted, file, table)
+                if self.packed and entry:
+                    self.packed.keep(entry, file, table)
             for name, value in self._folders[number].items() if self._folders else ():
                 if name in (self.columns if columns is None else columns):
                     table = table.append_column(
