@@ -1,5 +1,5 @@
-"""Runs batches through transform stages: `Transformer`. `settled` checks what a function returned and writes it into
-the batch."""
+"""Runs batches through transform stages: `Transformer`. `apply_result` checks what a function returned and writes it
+into the batch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from numpy.lib.array_utils import byte_bounds
 
 from sluice.ingest.columns import Columns
 from sluice.ingest.memory.governor import Charge
-from sluice.ingest.stages.batch import Stretch, columns_of, joined, lengths_name
+from sluice.ingest.stages.batch import Stretch, columns_of, join_ids, lengths_name
 from sluice.ingest.stages.counters import StageCounters, WorkerClock
 from sluice.ingest.stages.number_types import ValueRefused, numbers, same_bytes
 from sluice.ingest.stages.transform import Arrays, Fused, Given, Transform, TransformError
@@ -94,7 +94,7 @@ class Transformer:
             ):
                 where = f"transform {transform.name!r}, epoch {stretch.schedule.epoch}, step {stretch.step + n}"
                 arrays = columns_of(stretch, n, self._columns)
-                changed = settled(
+                changed = apply_result(
                     transform,
                     run(stretch, n, arrays, where),
                     arrays,
@@ -104,12 +104,12 @@ class Transformer:
                 )
                 if changed:
                     ids = list(stretch.ids)
-                    ids[n] = joined(self._columns, {**arrays, **changed}, stretch.floats.shape[2])
+                    ids[n] = join_ids(self._columns, {**arrays, **changed}, stretch.floats.shape[2])
                     stretch = stretch.replaced(ids=tuple(ids))
         return stretch
 
 
-def settled(  # noqa: PLR0917
+def apply_result(  # noqa: PLR0917
     transform: Transform,
     given: Given,
     arrays: Arrays,
@@ -125,8 +125,7 @@ def settled(  # noqa: PLR0917
         isinstance(given, Mapping) and all(isinstance(name, str) for name in given)
     ):
         raise TransformError(
-            f"{where}: it returned {type(given).__name__}, which is neither a dict of arrays by column name nor "
-            "None"
+            f"{where}: it gave back {type(given).__name__}, not a dict of arrays by column name, nor None"
         )
     new = {name: value for name, value in (given or {}).items() if value is not arrays.get(name)}
     if transform.outputs:
@@ -187,8 +186,8 @@ def _check_ids(name: str, ids: npt.NDArray[Any], size: int, where: str) -> None:
     if ids.size and not (ids.min() >= 0 and ids.max() < size):
         at = int(np.argmax((ids < 0) | (ids >= size)))
         raise TransformError(
-            f"{where}: column {name!r} came back with id {ids[at]} (number {at}), but its cardinality "
-            f"is {size}, so ids go from 0 to {size - 1}; give a larger cardinality, or fewer ids"
+            f"{where}: column {name!r} came back with id {ids[at]} (number {at}), and its cardinality "
+            f"is {size}: ids go from 0 to {size - 1}; give a larger cardinality, or fewer ids"
         )
 
 
@@ -225,7 +224,7 @@ def _take(name: str, value: Any, arrays: Arrays, where: str) -> None:
     what = f"{where}: column {name!r}"
     if name not in arrays:
         raise TransformError(
-            f"{what} is not in the table; a transform changes columns and does not add any"
+            f"{what} is none of the table's; a transform changes columns, it does not add them"
         )
     value, into = np.asarray(value), arrays[name]
     if value.shape != into.shape:
