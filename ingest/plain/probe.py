@@ -316,7 +316,7 @@ def check_values(recipes: Sequence[Recipe], columns: Columns, paths: Sequence[st
     ):
         return ""
     return (
-        f"the label {columns.label!r} goes from {_shown(label.low)} to {_shown(label.high)}, and is loaded so; "
+        f"the label {columns.label!r} goes from {_shown(label.low)} to {_shown(label.high)}, and is loaded unchanged; "
         'binary cross-entropy needs labels from 0 to 1, which roles="label='
         f'{taken[columns.label]} >= {_shown(label.high)}" makes'
     )

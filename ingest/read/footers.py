@@ -65,7 +65,7 @@ def metadata_of(path: str, opened: Any) -> tuple[pq.FileMetaData, pa.Schema]:
             ) from error
         raise FooterError(
             f"{path}: its footer cannot be read ({type(error).__name__}: {error}); the file is damaged, "
-            "or no Parquet (`sluice etl` makes a table of other logs)"
+            "or it is not Parquet (`sluice etl` makes a table of other logs)"
         ) from error
     if min(counts, default=0) < 0 or sum(counts) != metadata.num_rows:
         raise FooterError(

@@ -142,7 +142,7 @@ class RowQuarantine:
                 name, value = columns.floats[column], floats[column, rows[0]] if len(rows) else 0
                 error = ColumnError(
                     f'column {name!r} holds {value:g}: fill it (op = "fill" in a spec, or fill='
-                    f"{{{name!r}: 0}}), mend the transform that gave it, or use Errors(finite=False) "
+                    f"{{{name!r}: 0}}), correct the transform that made it, or use Errors(finite=False) "
                     "to keep such numbers"
                 )
                 self.rows(error, "batch", stretch.schedule.epoch, stretch.step + n, rows.tolist())

@@ -66,7 +66,7 @@ def compiled(function: Callable[..., Any]) -> Any:
 @cache
 def _warn_uncached() -> None:
     warn(
-        "this process compiles its inner loops anew, which takes seconds, because it cannot write next to its "
+        "this process compiles its inner loops again, which takes seconds, because it cannot write next to its "
         "sources or into the user's cache; set NUMBA_CACHE_DIR to a folder that it can write to",
     )
 

@@ -122,7 +122,7 @@ def transforms_of(given: Iterable[UserTransform]) -> tuple[Transform, ...]:
     for name, count in Counter(t.name for t in found).items():
         if count > 1:
             raise TransformError(
-                f"transforms: {count} are called {name!r}; give each a name of its own, as in "
+                f"transforms: {count} are called {name!r}; give each its own name, as in "
                 f"transforms=[('first', {name}), ('second', {name})]"
             )
     return found

@@ -125,7 +125,7 @@ def apply_result(  # noqa: PLR0917
         isinstance(given, Mapping) and all(isinstance(name, str) for name in given)
     ):
         raise TransformError(
-            f"{where}: it gave back {type(given).__name__}, not a dict of arrays by column name, nor None"
+            f"{where}: it returned {type(given).__name__}, which is neither a dict of arrays by column name nor None"
         )
     new = {name: value for name, value in (given or {}).items() if value is not arrays.get(name)}
     if transform.outputs:
@@ -186,8 +186,8 @@ def _check_ids(name: str, ids: npt.NDArray[Any], size: int, where: str) -> None:
     if ids.size and not (ids.min() >= 0 and ids.max() < size):
         at = int(np.argmax((ids < 0) | (ids >= size)))
         raise TransformError(
-            f"{where}: column {name!r} came back with id {ids[at]} (number {at}), and its cardinality "
-            f"is {size}: ids go from 0 to {size - 1}; give a larger cardinality, or fewer ids"
+            f"{where}: column {name!r} came back with id {ids[at]} (number {at}), but its cardinality "
+            f"is {size}, so ids go from 0 to {size - 1}; give a larger cardinality, or fewer ids"
         )
 
 
@@ -224,7 +224,7 @@ def _take(name: str, value: Any, arrays: Arrays, where: str) -> None:
     what = f"{where}: column {name!r}"
     if name not in arrays:
         raise TransformError(
-            f"{what} is none of the table's; a transform changes columns, it does not add them"
+            f"{what} is not in the table; a transform changes columns and does not add any"
         )
     value, into = np.asarray(value), arrays[name]
     if value.shape != into.shape:

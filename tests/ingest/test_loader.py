@@ -471,9 +471,9 @@ class TestTransforms:
             (lambda c: {"C1": c["C1"] * 0.5}, "column 'C1' came back as float64"),
             (
                 lambda c: [c["I1"]],
-                "transform 'mine', epoch 0, step 0: it gave back list, not a dict of arrays",
+                "transform 'mine', epoch 0, step 0: it returned list, which is neither a dict of arrays",
             ),
-            (lambda c: {"new": c["C1"]}, "column 'new' is none of the table's"),
+            (lambda c: {"new": c["C1"]}, "column 'new' is not in the table"),
         ],
     )
     def test_what_does_not_fit_is_named(self, table, function, message):

@@ -202,7 +202,7 @@ outputs = ["v0", "v1", "v2"]
         ("other_type:I1>x=5", "column 'x' came back as float64, which does not become int32"),
         (
             "beyond:I1>x=9",
-            r"column 'x' came back with id 9 \(number 3\), and its cardinality is 9: ids go from 0 to 8",
+            r"column 'x' came back with id 9 \(number 3\), but its cardinality is 9, so ids go from 0 to 8",
         ),
         ("nothing:I1>x=9", "it returned no column 'x', which its outputs name"),
         (
