@@ -108,7 +108,7 @@ def small(command: str, master: str) -> list[str]:
     for flag, value in (("--seconds", "2"), ("--batch-size", "512")):
         if flag in words:
             words[words.index(flag) + 1] = value
-    if "dlrm.train" in words:
+    if "sluice.dlrm.train" in words:
         words += ["--batch-size", "512"]
     return words
 
