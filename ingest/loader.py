@@ -1,13 +1,12 @@
-"""The loader of one rank: `BatchLoader`. `sluice.Loader` is this one with an agent in it."""
+"""The loader of one rank: `BatchLoader`. `sluice.Loader` adds an agent."""
 
 from __future__ import annotations
 
 import atexit
 import sys
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from functools import cached_property
 from importlib import import_module
 from types import MappingProxyType
@@ -15,30 +14,35 @@ from typing import TYPE_CHECKING, Any, Self
 
 from torch.utils.data import IterableDataset, get_worker_info
 
-from sluice.etl.schema import Fingerprint
 from sluice.etl.spec.permission import Permission
 from sluice.ingest.batch import Batch
-from sluice.ingest.column_transforms import bound
-from sluice.ingest.columns import Columns
 from sluice.ingest.errors import LoadingError
 from sluice.ingest.knobs import Knobs, Limits, format_bytes
+from sluice.ingest.loader_input import LoaderInput
 from sluice.ingest.machine import Machine
 from sluice.ingest.pipeline import Pipeline, PipelineParts
 from sluice.ingest.process.worker import WorkerClosed
 from sluice.ingest.progress import Progress
 from sluice.ingest.read.files import FileOpener
 from sluice.ingest.read.packed_copy import PackedCopy
-from sluice.ingest.read.parquet_files import ParquetFiles, table_of
-from sluice.ingest.read.petastorm.options import PetastormOptions, reshaped, without_spec
-from sluice.ingest.read.reader import RowGroupReader, SourceError, first_schema
+from sluice.ingest.read.parquet_files import ParquetFiles
+from sluice.ingest.read.petastorm.options import PetastormOptions
+from sluice.ingest.read.reader import RowGroupSource, SourceError
 from sluice.ingest.read.sources import source_of
-from sluice.ingest.row_order import WINDOW_ROWS, Position, Read, RowsPlan, chain, default_streams
+from sluice.ingest.row_order import (
+    WINDOW_ROWS,
+    Position,
+    RankShare,
+    Read,
+    RowsPlan,
+    chain,
+    default_streams,
+)
 from sluice.ingest.stages.batch import Ready
 from sluice.ingest.stages.pool import Closed
 from sluice.ingest.stages.quarantine import Errors, Origins, Quarantine, RowQuarantine
 from sluice.ingest.stages.scatter_kernel import converted
-from sluice.ingest.stages.table_operators import Operators
-from sluice.ingest.stages.transform import UserTransform, address_of, fused, transforms_of
+from sluice.ingest.stages.transform import UserTransform, fused
 from sluice.ingest.stats import Snapshot
 
 if TYPE_CHECKING:
@@ -49,20 +53,13 @@ _open: weakref.WeakSet[Pipeline] = weakref.WeakSet()
 
 
 class LoaderError(LoadingError):
-    """A loader that is asked for what it cannot do: the message says what would do."""
+    """A loader cannot do this. The message says what to do instead."""
 
 
 class BatchLoader(IterableDataset[Batch]):
-    """Batches of a table for one rank, in an order that depends on (table version, seed, epoch) alone.
+    """Batches for one rank, in an order that depends on (table version, seed, epoch) alone.
 
-        with BatchLoader(FeatureTable.open("table"), batch_size=8192) as loader:
-            for epoch in range(3):
-                for batch in loader:
-                    ...
-
-    Each `iter()` is one epoch; an epoch that was broken off is not resumed, the next `iter()` begins the next one.
-    `epochs` says how far the pipeline may read ahead over the end of an epoch; more may be asked for. To torch it is an
-    IterableDataset of whole batches: `DataLoader(loader, batch_size=None)` gives the same, from this process.
+    This is `sluice.Loader` without an agent. Training has one agent for all ranks of a host.
     """
 
     def __init__(
@@ -95,90 +92,52 @@ class BatchLoader(IterableDataset[Batch]):
         machine: Machine | None = None,
         allow_code: Permission | Iterable[str] = (),
     ):
-        """`source` is a feature table, or any Parquet: a folder, a glob or a list of files, whose columns have the
-        `roles` given ({"label": "click", "dense": ["I*"], …}) or guessed. `fill` replaces a missing number, for all
-        columns or by name. `batch_size` is global: a rank gets `batch_size / ranks` rows a step. `transforms` are named
-        functions over a batch (`sluice.ingest.stages.transform.Transform`); operators and transforms that the table
-        leaves to the loader are applied before them. `memory_limit` is in bytes for the whole process tree, and never
-        more than the machine's. `errors` says what happens to rows that fail (default: the run stops). `files` opens
-        remote files with other retries, or a cache; it is closed with the loader. Row groups of local files are kept in
-        the `packed` copy, and read from it. `workers` names those that read and shuffle row groups elsewhere:
-        `local:4` starts so many processes here, `HOST:PORT,…?token=FILE` asks those that run there (`ingest/remote`).
-        `before_read` runs in the reader before each row group: it imitates a store's latency. `allow_code` names the
-        modules whose functions a table's spec may have imported when they must run (`sluice.etl.spec.permission`).
-        `reader` is `petastorm` or `arrow`;
-        None takes Petastorm where it is installed, and Arrow elsewhere, which gives the same rows. `sample` is a column
-        of weights by which rows are drawn, with replacement. `petastorm` is what its Reader is asked for besides. The
-        first of `transforms` may be a `petastorm.transform.TransformSpec`, which works on row groups as they are read:
-        what it gives are the columns."""
+        """The arguments are those of `sluice.Loader`, except these:
+
+        - `epochs` limits read-ahead.
+        - `memory_limit` is a number of bytes.
+        - `before_read` is called in the reader before each row group, to imitate a store's latency.
+        - `machine` has the cores and the memory that this loader may use.
+        """
         if epochs < 1:
             raise LoaderError(f"epochs to read ahead: {epochs} is not a positive number")
         if sample is not None and errors.on_error != "raise":
             raise LoaderError(
-                f"sample={sample!r} with on_error={errors.on_error!r}: of rows that are drawn nobody "
-                "could list which of the table's they are; take on_error='raise'"
+                f"sample={sample!r} with on_error={errors.on_error!r}: a sampled row may come several times, so the "
+                "list of quarantined rows would be wrong. Use on_error='raise'"
             )
         machine = machine or Machine()
         self._books = Quarantine(errors)
-        transforms, transform_spec = without_spec(transforms)
-        source = table_of(source, roles, allow_code, transform_spec=transform_spec)
-        plain = source if isinstance(source, ParquetFiles) else None
-        given = transforms_of(transforms)
-        self._code = {t.name: t.code for t in given}
-        read = source.files_of(split)
-        files = files or FileOpener()
-        fields = source.fields
-        if transform_spec is not None:
-            petastorm = replace(petastorm, transform_spec=transform_spec)
-            self._code = {"TransformSpec": address_of(transform_spec.func), **self._code}
-            if not plain:
-                fields = reshaped(fields, first_schema(read, files), transform_spec)
-        if sample is not None and petastorm.asked_for:
+        content = LoaderInput(
+            source,
+            split=split,
+            transforms=transforms,
+            roles=roles,
+            fill=fill,
+            files=files,
+            petastorm=petastorm,
+            allow_code=allow_code,
+        )
+        if sample is not None and content.petastorm.asked_for:
             raise LoaderError(
-                f"sample={sample!r} with {', '.join(petastorm.asked_for)}: rows are sampled as they are "
-                "stored; make the weights of what remains a column"
+                f"sample={sample!r} with {', '.join(content.petastorm.asked_for)}: rows are sampled as they are "
+                "stored. Store the remaining rows' weights as a column"
             )
-        spec = "" if isinstance(source, ParquetFiles) or not source.records else source.record.spec
-        state = source.state() if any(f.online for f in fields) else None
-        self.operators = Operators(fields, state, spec)
+        self._code = content.code
+        self._columns = content.columns
+        self._plain = content.plain
+        self.operators = content.operators
         """The operators that the table leaves to the loader, with their cost."""
-        left = bound(source.transforms, source.stored, source.permission)
-        self.layout = (
-            source.fingerprint.layout if transform_spec is None else Fingerprint.of(fields).layout
-        )
-        self.stored_bytes = sum(f.bytes for f in read) / max(1, sum(f.rows for f in read))
+        self.layout = content.layout
+        self.stored_bytes = content.stored_bytes
         """The average size of a row in the table's files, in bytes."""
-        columns = (
-            Columns.of(fields, fill, plain.bags, plain.fill) if plain else Columns.of(fields, fill)
-        )
-        self._columns = self.operators.filled(columns)
-        if plain and not petastorm.asked_for:  # which may change values, and leave rows out
-            plain.check(self._columns)
-        made = (
-            plain.made(split, self._columns.names) if plain else self.operators.made(self._columns)
-        )
-        names: Sequence[str] = made.sources if made else self._columns.names
-        given_columns = None
-        if petastorm.transform_spec is not None or petastorm.predicate is not None:
-            names, given_columns = petastorm.columns(names, first_schema(read, files))
-        self._groups = groups = RowGroupReader(
-            read,
-            names,
-            before_read,
-            files,
-            bags=self._columns.bags,
-            sample=sample,
-            given=given_columns,
-            made=made,
-            packed=packed,
-        )
-        rows = source_of(reader, groups, petastorm)
+        self._groups = content.row_groups(sample=sample, packed=packed, before_read=before_read)
+        rows = source_of(reader, self._groups, content.petastorm)
         self.reader = rows.name
-        """Who decodes: `petastorm` or `arrow`."""
-        chances = groups.chances() if sample is not None else ()
+        """The reader that decodes: `petastorm` or `arrow`."""
         self.plan = RowsPlan(
             groups=rows.row_groups,
-            chances=chances,
+            chances=self._groups.chances() if sample is not None else (),
             batch_size=batch_size,
             seed=seed,
             streams=default_streams(batch_size) if streams is None else streams,
@@ -187,74 +146,87 @@ class BatchLoader(IterableDataset[Batch]):
             last=last,
         )
         share = self.plan.share_of(rank, ranks)
-        self._table = {"version": source.version, "split": split}
+        self._table = {"version": content.table.version, "split": split}
         if rows.chosen_rows:
             self._table["rows of the predicate"] = rows.chosen_rows
-        self._plain = plain if petastorm.transform_spec is None else None
-        self._epochs = epochs
-        self._remote = (
-            None
-            if not workers
-            else _remote_reads(
+        self._remote = None
+        if workers:
+            self._remote = _remote_reads(
                 workers,
-                source,
+                content.table,
                 plan=self.plan,
                 split=split,
                 columns=self._columns,
                 reader=rows.name,
                 sample=sample,
-                groups=groups,
+                groups=self._groups,
                 local_only={
                     "a packed copy": packed,
                     "before_read (--store-latency-ms)": before_read,
-                    "what Petastorm's Reader is asked for": petastorm.asked_for,
+                    "what Petastorm's Reader is asked for": content.petastorm.asked_for,
                 },
                 rank=f"{rank}/{ranks}",
-                functions=[t.function for t in [*left, *given] if t.sendable],
+                functions=[t.function for t in content.transforms if t.sendable],
             )
-        )
-        if self._remote is not None:
             weakref.finalize(self, self._remote.close)  # also if what follows fails
         self._origins = Origins(self.plan, share)
-        aside = RowQuarantine(self._books, self._origins, lambda file: groups.files[file].path)
-        groups.rescue = aside if aside.allowed else None
-        self._pipeline = Pipeline(
-            PipelineParts(
-                plan=self.plan,
-                source=rows,
-                describe=groups.describe,
-                columns=self._columns,
-                share=share,
-                transforms=fused([*left, *given]),
-                aside=aside,
-                memory_limit=machine.memory_limit(memory_limit),
-                machine=machine,
-                decoding=groups.decoding,
-                converted=converted(groups.schema, self._columns),
-                epochs=epochs,
-                remote=self._remote,
-            ),
-            knobs,
+        self._pipeline = self._connect(
+            rows,
+            content,
+            share,
+            machine=machine,
+            memory_limit=memory_limit,
+            epochs=epochs,
+            knobs=knobs,
         )
         self._machine = machine
+        self._epochs = epochs
         self._position = Position()
         self._order = ""
         self._run: Iterator[Ready] | None = None
         self._run_end = 0  # the first epoch that the pipeline does not reach
         self._iteration = 0
         self._under_way = self._closed = False
-        self._progress = Progress(
-            self._pipeline,
-            machine,
-            memory_limit,
-            dict if self._remote is None else self._remote.stats,
-        )
+        remote_stats = dict if self._remote is None else self._remote.stats
+        self._progress = Progress(self._pipeline, machine, memory_limit, remote_stats)
         self.order_hash: str | None = None
         """The order hash of the epoch last finished: a hash of the ids that came to this rank and their order. The same
         for every choice of knobs; each rank has its own."""
         _open.add(self._pipeline)
         weakref.finalize(self, self._pipeline.close).atexit = False
-        weakref.finalize(self, groups.close).atexit = False  # the collector may come much later
+        weakref.finalize(self, self._groups.close).atexit = False  # the collector may come late
+
+    def _connect(
+        self,
+        rows: RowGroupSource,
+        content: LoaderInput,
+        share: RankShare,
+        *,
+        machine: Machine,
+        memory_limit: int | None,
+        epochs: int,
+        knobs: Knobs | None,
+    ) -> Pipeline:
+        """Makes the pipeline from the rows to this rank's batches."""
+        groups = self._groups
+        quarantine = RowQuarantine(self._books, self._origins, lambda file: groups.files[file].path)
+        groups.rescue = quarantine if quarantine.allowed else None
+        parts = PipelineParts(
+            plan=self.plan,
+            source=rows,
+            describe=groups.describe,
+            columns=self._columns,
+            share=share,
+            transforms=fused(content.transforms),
+            aside=quarantine,
+            memory_limit=machine.memory_limit(memory_limit),
+            machine=machine,
+            decoding=groups.decoding,
+            converted=converted(groups.schema, self._columns),
+            epochs=epochs,
+            remote=self._remote,
+        )
+        return Pipeline(parts, knobs)
 
     # ---- the content of a batch
 
@@ -270,8 +242,8 @@ class BatchLoader(IterableDataset[Batch]):
 
     @cached_property
     def cardinalities(self) -> Mapping[str, int]:
-        """The number of rows that an embedding of each column of ids needs: of ids that plain files hold as they are,
-        one more than the largest, if the footers say which that is."""
+        """The number of rows that an embedding of each column of ids needs. For unhashed ids of plain files it is one
+        more than the largest id, if the footers have that."""
         own = self._columns.cardinalities
         asked = [name for name in self.sparse_names if name not in own]
         found = {**(self._plain.sizes(asked) if self._plain and asked else {}), **own}
@@ -279,7 +251,7 @@ class BatchLoader(IterableDataset[Batch]):
 
     @property
     def row_bytes(self) -> int:
-        """The size of a row in bytes, on average, once decoded."""
+        """The average size of a decoded row in bytes."""
         return self._columns.row_bytes
 
     def __len__(self) -> int:
@@ -292,7 +264,7 @@ class BatchLoader(IterableDataset[Batch]):
         self._check_open()
         if get_worker_info() is not None:
             raise LoaderError(
-                "a loader has workers of its own, and cannot run in those of a DataLoader: "
+                "a loader has workers of its own, and cannot run in those of a DataLoader. Write "
                 "DataLoader(loader, batch_size=None, num_workers=0), or iterate over the loader itself"
             )
         self._iteration += 1
@@ -336,8 +308,8 @@ class BatchLoader(IterableDataset[Batch]):
                     self._pipeline.close()
 
     def _begin(self, iteration: int) -> Iterator[Ready]:
-        """Returns what the epoch's batches come from. Another thread may close the loader at any moment: what was
-        started after its `close` is stopped here."""
+        """Returns the epoch's batches. Another thread may call `close` at any moment. What starts after that is stopped
+        here."""
         self._check_current(iteration)
         if self._under_way:
             self._position = Position(self._position.epoch + 1, 0)
@@ -354,7 +326,7 @@ class BatchLoader(IterableDataset[Batch]):
         return run
 
     def _count(self, batch: Batch) -> None:
-        """Counts a batch, which is the consumer's from now on."""
+        """Counts a batch that the consumer is about to get."""
         self._progress.count(batch.rows)
         self._order = chain(self._order, batch.step, batch.checksum)
         self._position = Position(batch.epoch, batch.step + 1)
@@ -364,15 +336,15 @@ class BatchLoader(IterableDataset[Batch]):
             self._under_way = False  # many a framework takes no more than `len(loader)` batches, and never sees the end
 
     def resting(self) -> AbstractContextManager[None]:
-        """A context for what a trainer does between two batches that is no training, such as a validation or a
-        checkpoint. Its time counts neither as waiting nor as computing, and the agent judges no change by it."""
+        """A context for other work of the trainer between two batches, such as a validation or a checkpoint. Its time
+        counts neither as waiting nor as computing, and the agent ignores it."""
         return self._progress.resting()
 
     # ---- position
 
     def place_of(self, epoch: int, step: int, row: int) -> str:
-        """Says where a row of this rank's batch comes from: file, row group, and the row in that, unless rows are drawn
-        by weight. Empty for a row that only fills the batch."""
+        """Returns the file, row group and row that a row of this rank's batch comes from. Sampled rows have no row
+        number. For a row that only fills the batch the text is empty."""
         origin = self._origins.batch(epoch, step)[row]
         if origin is None:
             return ""
@@ -380,8 +352,8 @@ class BatchLoader(IterableDataset[Batch]):
         return where if self.plan.chances else f"{where}, row {origin.row}"
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the position of the next batch, as JSON holds it. It fits other knobs and other numbers of ranks.
-        `transforms` maps the names of those given to `module:function`, or to None for code without such a name."""
+        """Returns the position of the next batch, for JSON. It can be loaded with other knobs and on another number of
+        ranks. `transforms` maps each transform to `module:function`, or to None for code without such a name."""
         return {
             **self.plan.state(self._position),
             "table": dict(self._table),
@@ -391,8 +363,8 @@ class BatchLoader(IterableDataset[Batch]):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Makes the next `iter()` continue from that position. Raises if the state belongs to other rows or another
-        order, or was made with a transform that is not given now; whether another function of its name does the same
-        cannot be told."""
+        order, or needs a transform that is missing. Sluice cannot check that a function of that name still does the
+        same thing."""
         self._check_open()
         for name, code in state.get("transforms", {}).items():
             if name not in self._code:
@@ -431,41 +403,41 @@ class BatchLoader(IterableDataset[Batch]):
         return self._pipeline.limits
 
     def apply(self, knobs: Knobs) -> None:
-        """Turns the knobs while running; neither rows nor their order change."""
+        """Changes the knobs while running. Rows and their order stay the same."""
         self._pipeline.apply(knobs)
 
     def snapshot(self) -> Snapshot:
-        """All that happened since the start."""
+        """The counters since the start."""
         return self._progress.counters()
 
     @property
     def tunable(self) -> Progress:
-        """What an agent looks at and turns: it does not see what happens while the trainer rests."""
+        """The counters and knobs for an agent. The time in `resting` is left out."""
         return self._progress
 
     def memory_used(self) -> int:
-        """The number of anonymous and shared bytes that the process tree uses now."""
+        """The anonymous and shared bytes that the process tree uses now."""
         return self._machine.memory_used()
 
     @property
     def epochs_loaded(self) -> float:
-        """How many epochs the consumer has taken, the one under way by its share."""
+        """How many epochs the consumer has taken. The current one counts by its share."""
         return self._position.epoch + self._position.step / self.plan.steps
 
     @property
     def store(self) -> dict[str, int]:
-        """Counts what was read through stores (reads, bytes, retries) and from the packed copy; empty for plain local
+        """Counts reads, bytes and retries of remote stores, and reads of the packed copy. Empty for plain local
         files."""
         return self._groups.stats()
 
     def pack(self) -> None:
-        """Makes the packed copies that are missing, as far as their limit goes."""
+        """Makes the missing packed copies, up to their limit."""
         if self._groups.packed is not None:
             self._groups.packed.make(self._groups.decoded, self._groups.row_groups)
 
     @property
     def quarantined(self) -> dict[str, Any]:
-        """Describes the rows set aside so far: how many, why, and the file that lists them."""
+        """Describes the quarantined rows: their number, the reasons, and the file that lists them."""
         return self._books.summary()
 
     @property
@@ -475,8 +447,7 @@ class BatchLoader(IterableDataset[Batch]):
 
     @property
     def remote(self) -> dict[str, Any]:
-        """Counts what workers elsewhere did: how many there are now, the bytes that came from them, and the requests
-        that were made again; empty without such workers."""
+        """Counts remote workers, the bytes that came from them, and repeated requests. Empty without such workers."""
         return {} if self._remote is None else self._remote.stats()
 
     @property
@@ -485,7 +456,7 @@ class BatchLoader(IterableDataset[Batch]):
         return [] if self._remote is None else self._remote.pids
 
     def burden(self, times: int) -> None:
-        """Makes transforms do their work so many times over, to test what a heavier transform costs."""
+        """Makes transforms repeat their work so many times, to test what a heavier transform costs."""
         self._pipeline.burden(times)
 
     @property
@@ -494,12 +465,12 @@ class BatchLoader(IterableDataset[Batch]):
         return self._pipeline.restarts
 
     def stacks(self) -> str:
-        """Says what the processes that run transforms do now."""
+        """Returns the stacks of the processes that run transforms."""
         return self._pipeline.stacks()
 
     def memory(self) -> dict[str, Any]:
-        """The account of memory: the limit, the least limit that would do and what it is for, the bytes that no work is
-        charged for, and how often work was held back, by reason."""
+        """Describes memory: the limit, the smallest possible limit with its parts, the bytes that no work is charged
+        for, and how often work was held back, by reason."""
         return {
             "limit": self._progress.memory_limit(),
             "minimum": self.minimum_memory,
@@ -510,20 +481,20 @@ class BatchLoader(IterableDataset[Batch]):
 
     @property
     def minimum_memory(self) -> int:
-        """The limit that this loader needs: that of the control group if one leaves the least, otherwise that of this
-        process."""
+        """The smallest memory limit for this loader. If a control group leaves less than the process's limit, the limit
+        of that group is meant."""
         return self._pipeline.least_limit
 
     @property
     def memory_need(self) -> str:
-        """Describes that limit for a person, with what it is for."""
+        """Describes that limit and its parts for a person."""
         least, start = format_bytes(self.minimum_memory), format_bytes(self._pipeline.base)
         return f"{least} of memory ({start} in use at the start, {self._pipeline.footprint})"
 
     # ---- the end
 
     def close(self) -> None:
-        """Ends the pipeline, from any state; a second call does nothing, nor does one in a fork of the process."""
+        """Stops the pipeline, from any state. A second call does nothing, nor does one in a fork of the process."""
         if not self._closed:
             self._closed = True
             if not self._pipeline.forked:
@@ -557,13 +528,13 @@ class BatchLoader(IterableDataset[Batch]):
             raise LoaderError("this loader is closed")
         if self._pipeline.forked:
             raise LoaderError(
-                "this loader was made before the process was forked, and its threads are in the other: "
-                "make one in each process"
+                "this loader was made before the process was forked, and its threads run in the other process. "
+                "Make a loader in each process"
             )
 
 
 def _remote_reads(workers: str, *how: Any, **more: Any) -> Any:
-    """What asks these workers. They are an optional folder, which nobody loads who has none."""
+    """Makes the client of remote workers. Their folder is optional, so it is imported only here."""
     try:
         make = import_module("sluice.ingest.remote.reads").remote_reads
     except ModuleNotFoundError as error:
