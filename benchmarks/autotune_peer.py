@@ -1,4 +1,4 @@
-"""Our `autotune` beside tf.data's AUTOTUNE: the workers that each gives to the stages of small graphs.
+"""Compares our `autotune` with tf.data's AUTOTUNE: the workers that each gives to the stages of small graphs.
 
     python -m benchmarks.autotune_peer [--graphs 30] [--seconds 8]
 

@@ -1,4 +1,4 @@
-"""The simulator against live pipelines: calibrated on five settings of a set-up, it predicts the others.
+"""Compares the simulator with live pipelines: it is calibrated on five settings of a set-up and predicts the others.
 
     python -m benchmarks.calibration [--results FILE] [--rounds 2] [--seconds 1.2] [--most 170]
 

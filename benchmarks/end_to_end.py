@@ -1,4 +1,4 @@
-"""From raw rows to an AUC on rows never seen: Sluice's two commands beside the plainest pipeline, in turns.
+"""Times the way from raw rows to a test AUC: Sluice's two commands and the simplest pipeline, in turns.
 
     python -m benchmarks.end_to_end --work DIR --rows 200000 2000000 8000000 --rounds 3
 

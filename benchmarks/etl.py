@@ -1,4 +1,4 @@
-"""The ETL job's figures, each a table: `python -m benchmarks.etl FIGURE… --work DIR`.
+"""Measures the ETL job, one table per figure: `python -m benchmarks.etl FIGURE… --work DIR`.
 
   job      the whole job beside the least it could do (see benchmarks.etl_turns) and its rows a second and core
   linear   1, 2 and 8 M rows: are they on a line?

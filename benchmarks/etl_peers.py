@@ -1,4 +1,4 @@
-"""The ETL job beside what makes the same features in one process: `python -m benchmarks.etl_peers --work DIR`.
+"""Compares the ETL job with single-process programs: `python -m benchmarks.etl_peers --work DIR`.
 
 pandas, Polars, DuckDB and a loop over rows (benchmarks.etl_arms) run in an environment of their own, which
 `make bench-peers-etl` makes from requirements-peers-etl.txt; Spark as spark-submit would: a fresh session for each

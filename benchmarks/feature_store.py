@@ -1,4 +1,4 @@
-"""The store of examples/feature_store.py on one core: point reads, keys by columns, and rows as of a time.
+"""Measures the store of examples/feature_store.py on one core: point reads, keys by columns, and rows as of a time.
 
     python -m benchmarks.feature_store [--rows 300000] [--users 50000]
 

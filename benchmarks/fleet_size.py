@@ -1,4 +1,4 @@
-"""How many workers elsewhere: the planner, which knows their price, beside Ray Data's thresholds and DS2. Simulated.
+"""Compares numbers of remote workers: the planner, which knows their price, Ray Data's thresholds and DS2. Simulated.
 
     python -m benchmarks.fleet_size --seeds 40
 

@@ -1,4 +1,4 @@
-"""Several jobs on one host: do they starve each other, and what does it bring that they agree on their cores?
+"""Measures several jobs on one host: whether they starve each other, and what sharing cores by agreement brings.
 
     python -m benchmarks.jobs TABLE [--jobs 3] [--seconds 15]
 

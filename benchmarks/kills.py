@@ -1,4 +1,4 @@
-"""Short runs inside a real memory cgroup at 1.3 times the limit: how many does the kernel kill?
+"""Counts the kills of short runs inside a real memory cgroup at 1.3 times the limit.
 
     python benchmarks/kills.py --runs 200                                    ours, with the governor and without
     python benchmarks/kills.py --runs 200 --tensorflow ENV/bin/python        beside tf.data's AUTOTUNE

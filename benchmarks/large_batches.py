@@ -1,4 +1,4 @@
-"""Large batches beside small ones: `python -m benchmarks.large_batches --work DIR`.
+"""Compares large batches with small ones: `python -m benchmarks.large_batches --work DIR`.
 
 Fixed beforehand: one epoch of a DLRM of `sluice train`'s sizes on synthetic Criteo clicks; row-wise Adagrad updates the
 tables in each arm. Small batches (2,048 rows) have Adam for the dense layers; large ones (16,384) Adam, Adagrad or

@@ -1,4 +1,4 @@
-"""A store that answers late: the tuned loader, begun with one reader, against fixed numbers of readers.
+"""Compares the tuned loader with fixed numbers of readers on a slow store. The tuned one starts with one reader.
 
     python benchmarks/latency.py [TABLE] [--latency-ms 50] [--readers 1,2,4,8,16,32] [--seconds 4] [--rounds 3]
 

@@ -1,4 +1,4 @@
-"""A learned size of the fleet beside the planner, in the cases of `benchmarks.fleet_size`. Simulated.
+"""Compares a learned number of remote workers with the planner's, in the cases of `benchmarks.fleet_size`. Simulated.
 
     python -m benchmarks.learned_fleet --seeds 100
 

@@ -1,4 +1,4 @@
-"""Loaders side by side on one feature table, in one run, taking turns.
+"""Measures several loaders on one feature table, in turns in one run.
 
     python -m benchmarks.loaders [TABLE] [--batch-size 8192] [--seconds 3] [--rounds 5]
     python -m benchmarks.loaders --subset              (`make bench SUBSET=1`) less of everything

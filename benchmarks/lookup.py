@@ -1,4 +1,4 @@
-"""A lookup that waits as for the answer of a service: a file of its own, as workers import what stands beside it."""
+"""A lookup that waits like a call to a service. It has its own module because workers import it."""
 
 from __future__ import annotations
 

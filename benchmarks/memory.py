@@ -1,4 +1,4 @@
-"""Does a loader stay inside its memory, and does it lose anything under faults? `python benchmarks/memory.py`
+"""Measures whether a loader stays within its memory limit and keeps all rows: `python benchmarks/memory.py`
 
 Each case runs in a process of its own; its result is one line of `--output`, and a case that is there already is not
 run again. So a long run can be interrupted and goes on where it was.

@@ -1,4 +1,4 @@
-"""Live: after something changed, how soon is the rate back, and what would knobs that stay have brought?
+"""Measures live runs after a change: how soon the rate is back, and the rate with unchanged knobs.
 
     python -m benchmarks.occasions [--only transform] [--rounds 3]
 

@@ -1,4 +1,4 @@
-"""What operators cost in the loader: the same log with all applied by the ETL, and with all left to the loader.
+"""Measures what operators cost in the loader: the same log with all operators in the ETL, and with all in the loader.
 
     python -m benchmarks.online_operators --work DIR [--rows 1000000] [--rounds 6]
 

@@ -1,4 +1,4 @@
-"""The plainest way from raw clicks to an AUC: pandas, then a loop written by hand. It uses nothing of Sluice.
+"""The simplest way from raw clicks to an AUC: pandas, then a hand-written loop. It does not use Sluice.
 
     python benchmarks/plain_pipeline.py RAW.tsv [--width 16] [--batch-size 800]
 

@@ -1,4 +1,4 @@
-"""A race of loaders over the same rows, drawn as it goes: no Java, no Spark, about a minute.
+"""Races loaders over the same rows and draws the result live: no Java, no Spark, about a minute.
 
     python -m benchmarks.race                 # ours, a torch DataLoader, binary files mapped into memory
     python -m benchmarks.race --full          # and every peer that `make bench-peers` has installed

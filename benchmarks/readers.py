@@ -1,4 +1,4 @@
-"""What Petastorm's Reader and worker cost beside plain Arrow: processor time a row of whole loaders, in pairs.
+"""Measures what Petastorm's Reader and worker cost compared with plain Arrow: processor time per row, in pairs.
 
     python -m benchmarks.readers [TABLE] [--batch-size 8192] [--epochs 3] [--pairs 9]
 

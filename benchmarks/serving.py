@@ -1,4 +1,4 @@
-"""A run served on one core: the time to an answer for one client, answers a second for many, and a soak below that.
+"""Measures a server on one core: latency with one client, throughput with many, and a soak test below that rate.
 
     python benchmarks/serving.py RUN [--clients 64] [--seconds 10] [--soak 600] [--tables int8] [--attack 128]
     python benchmarks/serving.py RUN --beside 5 [--rows rows.json]     in turns with the plainest server

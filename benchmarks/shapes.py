@@ -1,4 +1,4 @@
-"""The loader on tables of other shapes, each beside the least that reading the same columns takes.
+"""Measures the loader on tables of other shapes, and the minimum time to read the same columns.
 
     python -m benchmarks.shapes [CASE …] [--seconds 3] [--rounds 3]
 

@@ -1,4 +1,4 @@
-"""Workers elsewhere, in numbers: hosts that differ, take their time to start and are taken away.
+"""Simulates remote workers: hosts differ, start slowly and are removed.
 
 `SimulatedFleet` is the fleet, `FleetPipeline` a simulated pipeline that reads by it."""
 

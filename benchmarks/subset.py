@@ -1,4 +1,4 @@
-"""Does `make bench SUBSET=1` rank the loaders as `make bench` does, and in which share of its time?
+"""Checks whether `make bench SUBSET=1` ranks the loaders like `make bench`, and in what share of its time.
 
     python -m benchmarks.subset --rounds 3              about nine minutes on two quiet cores
 

@@ -1,4 +1,4 @@
-"""The trainer measured: one case a call, its figures in the last line.
+"""Measures the trainer: one case per call, with the figures in the last line.
 
     python benchmarks/trainer.py plain                        against a plain PyTorch DLRM, 26 tables of 100 k rows
     python benchmarks/trainer.py cached --data TABLE          fed by the loader against the same batches from memory

@@ -1,4 +1,4 @@
-"""Tuned training against fixed settings: two ranks under torchrun, small towers, in turns.
+"""Compares tuned training with fixed settings: two ranks under torchrun, small models, in turns.
 
     python -m benchmarks.tuned_training --work DIR                    everything: about 50 minutes on two quiet cores
     python -m benchmarks.tuned_training --work DIR --only lookup --rounds 2 --seconds 20

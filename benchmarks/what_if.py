@@ -1,4 +1,4 @@
-"""What `headroom` foretells, held against the real change: pairs of runs, foretold against what came.
+"""Compares the predictions of `headroom` with the real change, in pairs of runs.
 
     python -m benchmarks.what_if TABLE [--only CASE,…] [--seconds 3] [--rounds 3]
 

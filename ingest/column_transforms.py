@@ -19,7 +19,7 @@ from sluice.ingest.process import protocol
 from sluice.ingest.stages.batch import lengths_name
 from sluice.ingest.stages.transform import Arrays, Transform, shown
 from sluice.ingest.stages.transform_worker import function_of
-from sluice.ingest.stages.transformer import settled
+from sluice.ingest.stages.transformer import apply_result
 
 if TYPE_CHECKING:
     from sluice.etl.table.table import FeatureTable
@@ -91,10 +91,10 @@ class ColumnTransforms:
         for call, function in self._calls:
             hidden = {of for name in call.added for of in (name, lengths_name(name))}
             names = {of for name in call.columns for of in (name, lengths_name(name))} - hidden
-            given = protocol.called(
+            given = protocol.call_function(
                 function, shown(call, {name: found[name] for name in found if name in names})
             )
-            found |= settled(call, given, found, self._bags, {}, f"transform {call.name!r}")
+            found |= apply_result(call, given, found, self._bags, {}, f"transform {call.name!r}")
         return found
 
 

@@ -70,35 +70,7 @@ class Columns:
         fields = tuple(fields)
         used = [f for f in fields if f.role in ("dense", "sparse", "label", "weight", "id_list")]
         for f in used:
-            ids = (
-                f.role == "sparse" and not f.online
-            )  # the loader's operators make ids from numbers of any type
-            fits = f.nullable or (
-                _BAGS.fullmatch(f.type)
-                if f.role == "id_list"
-                else f.type in (_WHOLE if ids else _NUMBERS)
-            )
-            if not fits:
-                if f.role == "id_list":
-                    wanted = "lists of whole numbers, or binary"
-                elif not ids:
-                    wanted = "one number a row"
-                else:
-                    wanted = (
-                        "one whole number a row (cast it; hash, categorify or bucketize it in the spec; or, of "
-                        f"plain Parquet, Loader(hash={{{f.name!r}: 1_000_000}}))"
-                    )
-                better = (
-                    "give it the role id_list"
-                    if ids and _BAGS.fullmatch(f.type)
-                    else "leave the column out, or give it another role"
-                )
-                if f.type.startswith(("timestamp", "date")):
-                    better = "its hour or weekday can be a feature: `sluice guess` writes a spec that makes them"
-                raise ColumnError(
-                    f"column {f.name!r} holds {f.type} in the role {f.role}, which takes {wanted}: "
-                    f"{better}"
-                )
+            _check_type(f)
         most = max(
             (f for f in used if f.role in ("sparse", "id_list") and not f.made),
             key=lambda f: f.stored_ids or f.cardinality or 0,
@@ -180,3 +152,35 @@ class Columns:
         return (
             4 * len(self.floats) + each * len(self.sparse) + round(each * sum(self.bags.values()))
         )
+
+
+def _check_type(f: Field) -> None:
+    """Raises ColumnError if a column's type does not fit its role."""
+    # The loader's operators make ids from numbers of any type.
+    ids = f.role == "sparse" and not f.online
+    fits = f.nullable or (
+        _BAGS.fullmatch(f.type) if f.role == "id_list" else f.type in (_WHOLE if ids else _NUMBERS)
+    )
+    if fits:
+        return
+    if f.role == "id_list":
+        wanted = "lists of whole numbers, or binary"
+    elif not ids:
+        wanted = "one number a row"
+    else:
+        wanted = (
+            "one whole number a row (cast it; hash, categorify or bucketize it in the spec; or, of "
+            f"plain Parquet, Loader(hash={{{f.name!r}: 1_000_000}}))"
+        )
+    better = (
+        "give it the role id_list"
+        if ids and _BAGS.fullmatch(f.type)
+        else "leave the column out, or give it another role"
+    )
+    if f.type.startswith(("timestamp", "date")):
+        better = (
+            "its hour or weekday can be a feature: `sluice guess` writes a spec that makes them"
+        )
+    raise ColumnError(
+        f"column {f.name!r} holds {f.type} in the role {f.role}, which takes {wanted}: {better}"
+    )

@@ -1,6 +1,8 @@
-"""The base class of a loader's errors that a user can correct. Standard library only."""
+"""The base class of a loader's errors that a user can correct, and `warn`. Standard library only."""
 
 from __future__ import annotations
+
+import sys
 
 from sluice.common.errors import UsageError
 
@@ -9,3 +11,8 @@ class LoadingError(UsageError):
     """A mistake in the data or in a loader's arguments. It may be found at the start or in the middle of an epoch.
 
     A program that does more than load counts it as a failure of its run."""
+
+
+def warn(line: str) -> None:
+    """Prints a line on standard error."""
+    print(f"sluice: {line}", file=sys.stderr, flush=True)

@@ -1,12 +1,13 @@
-"""The loader of one rank: `BatchLoader`. `sluice.Loader` adds an agent."""
+"""The loader of one rank: `BatchLoader`. `sluice.Loader` is this one with an agent in it."""
 
 from __future__ import annotations
 
 import atexit
 import sys
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib import import_module
 from types import MappingProxyType
@@ -14,20 +15,22 @@ from typing import TYPE_CHECKING, Any, Self
 
 from torch.utils.data import IterableDataset, get_worker_info
 
+from sluice.etl.schema import DataFile, Field, Fingerprint
 from sluice.etl.spec.permission import Permission
 from sluice.ingest.batch import Batch
+from sluice.ingest.column_transforms import bound
+from sluice.ingest.columns import Columns
 from sluice.ingest.errors import LoadingError
 from sluice.ingest.knobs import Knobs, Limits, format_bytes
-from sluice.ingest.loader_input import LoaderInput
 from sluice.ingest.machine import Machine
 from sluice.ingest.pipeline import Pipeline, PipelineParts
 from sluice.ingest.process.worker import WorkerClosed
 from sluice.ingest.progress import Progress
 from sluice.ingest.read.files import FileOpener
 from sluice.ingest.read.packed_copy import PackedCopy
-from sluice.ingest.read.parquet_files import ParquetFiles
-from sluice.ingest.read.petastorm.options import PetastormOptions
-from sluice.ingest.read.reader import RowGroupSource, SourceError
+from sluice.ingest.read.parquet_files import ParquetFiles, table_of
+from sluice.ingest.read.petastorm.options import PetastormOptions, reshaped, without_spec
+from sluice.ingest.read.reader import RowGroupReader, RowGroupSource, SourceError, first_schema
 from sluice.ingest.read.sources import source_of
 from sluice.ingest.row_order import (
     WINDOW_ROWS,
@@ -42,7 +45,14 @@ from sluice.ingest.stages.batch import Ready
 from sluice.ingest.stages.pool import Closed
 from sluice.ingest.stages.quarantine import Errors, Origins, Quarantine, RowQuarantine
 from sluice.ingest.stages.scatter_kernel import converted
-from sluice.ingest.stages.transform import UserTransform, fused
+from sluice.ingest.stages.table_operators import Operators
+from sluice.ingest.stages.transform import (
+    Transform,
+    UserTransform,
+    address_of,
+    fused,
+    transforms_of,
+)
 from sluice.ingest.stats import Snapshot
 
 if TYPE_CHECKING:
@@ -53,13 +63,131 @@ _open: weakref.WeakSet[Pipeline] = weakref.WeakSet()
 
 
 class LoaderError(LoadingError):
-    """A loader cannot do this. The message says what to do instead."""
+    """A loader cannot do what was asked. The message says what to do instead."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Input:
+    """The rows to load, and what makes batches of them."""
+
+    source: FeatureTable | ParquetFiles
+    files: Sequence[DataFile]
+    """The files of the split."""
+    opener: FileOpener
+    fields: Sequence[Field]
+    """The columns, after a TransformSpec if there is one."""
+    petastorm: PetastormOptions
+    table_transforms: Sequence[Transform]
+    """The transforms of the table's spec, which run first."""
+    transforms: Sequence[Transform]
+    code: Mapping[str, str | None]
+    """Each transform's name, and `module:function` if it can be imported."""
+
+    @property
+    def plain(self) -> ParquetFiles | None:
+        return self.source if isinstance(self.source, ParquetFiles) else None
+
+    @property
+    def spec(self) -> str:
+        if isinstance(self.source, ParquetFiles) or not self.source.records:
+            return ""
+        return self.source.record.spec
+
+    def operators(self) -> Operators:
+        """Returns the operators that the table leaves to the loader."""
+        state = self.source.state() if any(field.online for field in self.fields) else None
+        return Operators(self.fields, state, self.spec)
+
+    def columns(self, fill: Mapping[str, float] | float | None, operators: Operators) -> Columns:
+        """Returns the columns of a batch."""
+        plain = self.plain
+        if plain is None:
+            return operators.filled(Columns.of(self.fields, fill))
+        columns = operators.filled(Columns.of(self.fields, fill, plain.bags, plain.fill))
+        if not self.petastorm.asked_for:  # Petastorm may change values and skip rows
+            plain.check(columns)
+        return columns
+
+    def row_groups(
+        self,
+        columns: Columns,
+        operators: Operators,
+        *,
+        split: str,
+        sample: str | None,
+        packed: PackedCopy | None,
+        before_read: Callable[[Read], None] | None,
+    ) -> RowGroupReader:
+        """Returns what reads row groups."""
+        plain = self.plain
+        made = plain.made(split, columns.names) if plain else operators.made(columns)
+        names: Sequence[str] = made.sources if made else columns.names
+        given = None
+        if self.petastorm.transform_spec is not None or self.petastorm.predicate is not None:
+            names, given = self.petastorm.columns(names, first_schema(self.files, self.opener))
+        return RowGroupReader(
+            self.files,
+            names,
+            before_read,
+            self.opener,
+            bags=columns.bags,
+            sample=sample,
+            given=given,
+            made=made,
+            packed=packed,
+        )
+
+
+def _open_input(
+    source: FeatureTable | ParquetFiles | Paths,
+    *,
+    split: str,
+    roles: Roles | None,
+    transforms: Iterable[UserTransform],
+    petastorm: PetastormOptions,
+    sample: str | None,
+    opener: FileOpener,
+    allow_code: Permission | Iterable[str],
+) -> _Input:
+    transforms, transform_spec = without_spec(transforms)
+    table = table_of(source, roles, allow_code, transform_spec=transform_spec)
+    own = transforms_of(transforms)
+    code = {transform.name: transform.code for transform in own}
+    files = table.files_of(split)
+    fields: Sequence[Field] = table.fields
+    if transform_spec is not None:
+        petastorm = replace(petastorm, transform_spec=transform_spec)
+        code = {"TransformSpec": address_of(transform_spec.func), **code}
+        if not isinstance(table, ParquetFiles):
+            fields = reshaped(fields, first_schema(files, opener), transform_spec)
+    if sample is not None and petastorm.asked_for:
+        raise LoaderError(
+            f"sample={sample!r} with {', '.join(petastorm.asked_for)}: rows are sampled as they are "
+            "stored. Make a column with the weights of the remaining rows, and sample by that column"
+        )
+    return _Input(
+        source=table,
+        files=files,
+        opener=opener,
+        fields=fields,
+        petastorm=petastorm,
+        table_transforms=bound(table.transforms, table.stored, table.permission),
+        transforms=own,
+        code=code,
+    )
 
 
 class BatchLoader(IterableDataset[Batch]):
-    """Batches for one rank, in an order that depends on (table version, seed, epoch) alone.
+    """Batches of a table for one rank, in an order that depends on (table version, seed, epoch) alone.
 
-    This is `sluice.Loader` without an agent. Training has one agent for all ranks of a host.
+        with BatchLoader(FeatureTable.open("table"), batch_size=8192) as loader:
+            for epoch in range(3):
+                for batch in loader:
+                    ...
+
+    `sluice.Loader` is this loader with an agent that tunes it, and documents the arguments. Arguments of its `order`
+    and `reading` are given here one by one. `epochs` limits read-ahead over the end of an epoch. `memory_limit` is in
+    bytes. `before_read` runs in the reader before each row group, to imitate a store's latency.
     """
 
     def __init__(
@@ -92,52 +220,51 @@ class BatchLoader(IterableDataset[Batch]):
         machine: Machine | None = None,
         allow_code: Permission | Iterable[str] = (),
     ):
-        """The arguments are those of `sluice.Loader`, except these:
-
-        - `epochs` limits read-ahead.
-        - `memory_limit` is a number of bytes.
-        - `before_read` is called in the reader before each row group, to imitate a store's latency.
-        - `machine` has the cores and the memory that this loader may use.
-        """
         if epochs < 1:
             raise LoaderError(f"epochs to read ahead: {epochs} is not a positive number")
         if sample is not None and errors.on_error != "raise":
             raise LoaderError(
-                f"sample={sample!r} with on_error={errors.on_error!r}: a sampled row may come several times, so the "
-                "list of quarantined rows would be wrong. Use on_error='raise'"
+                f"sample={sample!r} with on_error={errors.on_error!r}: a drawn row cannot be traced to one "
+                "row of the table. Use on_error='raise'"
             )
         machine = machine or Machine()
         self._books = Quarantine(errors)
-        content = LoaderInput(
+        loaded = _open_input(
             source,
             split=split,
-            transforms=transforms,
             roles=roles,
-            fill=fill,
-            files=files,
+            transforms=transforms,
             petastorm=petastorm,
+            sample=sample,
+            opener=files or FileOpener(),
             allow_code=allow_code,
         )
-        if sample is not None and content.petastorm.asked_for:
-            raise LoaderError(
-                f"sample={sample!r} with {', '.join(content.petastorm.asked_for)}: rows are sampled as they are "
-                "stored. Store the remaining rows' weights as a column"
-            )
-        self._code = content.code
-        self._columns = content.columns
-        self._plain = content.plain
-        self.operators = content.operators
+        self._code = dict(loaded.code)
+        self.operators = loaded.operators()
         """The operators that the table leaves to the loader, with their cost."""
-        self.layout = content.layout
-        self.stored_bytes = content.stored_bytes
+        self.layout = (
+            loaded.source.fingerprint.layout
+            if loaded.petastorm.transform_spec is None
+            else Fingerprint.of(loaded.fields).layout
+        )
+        stored = sum(file.rows for file in loaded.files)
+        self.stored_bytes = sum(file.bytes for file in loaded.files) / max(1, stored)
         """The average size of a row in the table's files, in bytes."""
-        self._groups = content.row_groups(sample=sample, packed=packed, before_read=before_read)
-        rows = source_of(reader, self._groups, content.petastorm)
+        self._columns = loaded.columns(fill, self.operators)
+        self._groups = groups = loaded.row_groups(
+            self._columns,
+            self.operators,
+            split=split,
+            sample=sample,
+            packed=packed,
+            before_read=before_read,
+        )
+        rows = source_of(reader, groups, loaded.petastorm)
         self.reader = rows.name
         """The reader that decodes: `petastorm` or `arrow`."""
         self.plan = RowsPlan(
             groups=rows.row_groups,
-            chances=self._groups.chances() if sample is not None else (),
+            chances=groups.chances() if sample is not None else (),
             batch_size=batch_size,
             seed=seed,
             streams=default_streams(batch_size) if streams is None else streams,
@@ -146,87 +273,81 @@ class BatchLoader(IterableDataset[Batch]):
             last=last,
         )
         share = self.plan.share_of(rank, ranks)
-        self._table = {"version": content.table.version, "split": split}
+        self._table = {"version": loaded.source.version, "split": split}
         if rows.chosen_rows:
             self._table["rows of the predicate"] = rows.chosen_rows
+        self._plain = loaded.plain if loaded.petastorm.transform_spec is None else None
+        self._epochs = epochs
+        all_transforms = [*loaded.table_transforms, *loaded.transforms]
         self._remote = None
         if workers:
             self._remote = _remote_reads(
                 workers,
-                content.table,
+                loaded.source,
                 plan=self.plan,
                 split=split,
                 columns=self._columns,
                 reader=rows.name,
                 sample=sample,
-                groups=self._groups,
+                groups=groups,
                 local_only={
                     "a packed copy": packed,
                     "before_read (--store-latency-ms)": before_read,
-                    "what Petastorm's Reader is asked for": content.petastorm.asked_for,
+                    "what Petastorm's Reader is asked for": loaded.petastorm.asked_for,
                 },
                 rank=f"{rank}/{ranks}",
-                functions=[t.function for t in content.transforms if t.sendable],
+                functions=[t.function for t in all_transforms if t.sendable],
             )
             weakref.finalize(self, self._remote.close)  # also if what follows fails
         self._origins = Origins(self.plan, share)
-        self._pipeline = self._connect(
-            rows,
-            content,
-            share,
-            machine=machine,
-            memory_limit=memory_limit,
-            epochs=epochs,
-            knobs=knobs,
-        )
+        parts = self._pipeline_parts(rows, share, all_transforms, machine, memory_limit)
+        self._pipeline = Pipeline(parts, knobs)
         self._machine = machine
-        self._epochs = epochs
         self._position = Position()
         self._order = ""
         self._run: Iterator[Ready] | None = None
         self._run_end = 0  # the first epoch that the pipeline does not reach
         self._iteration = 0
         self._under_way = self._closed = False
-        remote_stats = dict if self._remote is None else self._remote.stats
-        self._progress = Progress(self._pipeline, machine, memory_limit, remote_stats)
+        self._progress = Progress(
+            self._pipeline,
+            machine,
+            memory_limit,
+            dict if self._remote is None else self._remote.stats,
+        )
         self.order_hash: str | None = None
-        """The order hash of the epoch last finished: a hash of the ids that came to this rank and their order. The same
-        for every choice of knobs; each rank has its own."""
+        """The order hash of the last finished epoch: a hash of the ids of this rank's rows and of their order. It does
+        not depend on the knobs. Each rank has its own."""
         _open.add(self._pipeline)
         weakref.finalize(self, self._pipeline.close).atexit = False
-        weakref.finalize(self, self._groups.close).atexit = False  # the collector may come late
+        weakref.finalize(self, groups.close).atexit = False  # the collector may come much later
 
-    def _connect(
+    def _pipeline_parts(
         self,
         rows: RowGroupSource,
-        content: LoaderInput,
         share: RankShare,
-        *,
+        transforms: Sequence[Transform],
         machine: Machine,
         memory_limit: int | None,
-        epochs: int,
-        knobs: Knobs | None,
-    ) -> Pipeline:
-        """Makes the pipeline from the rows to this rank's batches."""
+    ) -> PipelineParts:
         groups = self._groups
         quarantine = RowQuarantine(self._books, self._origins, lambda file: groups.files[file].path)
         groups.rescue = quarantine if quarantine.allowed else None
-        parts = PipelineParts(
+        return PipelineParts(
             plan=self.plan,
             source=rows,
             describe=groups.describe,
             columns=self._columns,
             share=share,
-            transforms=fused(content.transforms),
+            transforms=fused(transforms),
             aside=quarantine,
             memory_limit=machine.memory_limit(memory_limit),
             machine=machine,
             decoding=groups.decoding,
             converted=converted(groups.schema, self._columns),
-            epochs=epochs,
+            epochs=self._epochs,
             remote=self._remote,
         )
-        return Pipeline(parts, knobs)
 
     # ---- the content of a batch
 
@@ -242,8 +363,8 @@ class BatchLoader(IterableDataset[Batch]):
 
     @cached_property
     def cardinalities(self) -> Mapping[str, int]:
-        """The number of rows that an embedding of each column of ids needs. For unhashed ids of plain files it is one
-        more than the largest id, if the footers have that."""
+        """The number of rows that an embedding of each column of ids needs. For ids of plain files it is one more than
+        the largest id, if the footers have it."""
         own = self._columns.cardinalities
         asked = [name for name in self.sparse_names if name not in own]
         found = {**(self._plain.sizes(asked) if self._plain and asked else {}), **own}
@@ -251,7 +372,7 @@ class BatchLoader(IterableDataset[Batch]):
 
     @property
     def row_bytes(self) -> int:
-        """The average size of a decoded row in bytes."""
+        """The size of a row in bytes, on average, once decoded."""
         return self._columns.row_bytes
 
     def __len__(self) -> int:
@@ -264,7 +385,7 @@ class BatchLoader(IterableDataset[Batch]):
         self._check_open()
         if get_worker_info() is not None:
             raise LoaderError(
-                "a loader has workers of its own, and cannot run in those of a DataLoader. Write "
+                "a loader has its own workers, and cannot run in those of a DataLoader. Use "
                 "DataLoader(loader, batch_size=None, num_workers=0), or iterate over the loader itself"
             )
         self._iteration += 1
@@ -308,8 +429,8 @@ class BatchLoader(IterableDataset[Batch]):
                     self._pipeline.close()
 
     def _begin(self, iteration: int) -> Iterator[Ready]:
-        """Returns the epoch's batches. Another thread may call `close` at any moment. What starts after that is stopped
-        here."""
+        """Returns the source of the epoch's batches. Another thread may close the loader at any moment: what was
+        started after its `close` is stopped here."""
         self._check_current(iteration)
         if self._under_way:
             self._position = Position(self._position.epoch + 1, 0)
@@ -326,25 +447,27 @@ class BatchLoader(IterableDataset[Batch]):
         return run
 
     def _count(self, batch: Batch) -> None:
-        """Counts a batch that the consumer is about to get."""
+        """Counts a batch that the consumer has taken."""
         self._progress.count(batch.rows)
         self._order = chain(self._order, batch.step, batch.checksum)
         self._position = Position(batch.epoch, batch.step + 1)
         if self._position.step == self.plan.steps:
             self._position = Position(batch.epoch + 1, 0)
             self.order_hash, self._order = self._order, ""
-            self._under_way = False  # many a framework takes no more than `len(loader)` batches, and never sees the end
+            self._under_way = (
+                False  # some frameworks take `len(loader)` batches and never ask for the end
+            )
 
     def resting(self) -> AbstractContextManager[None]:
-        """A context for other work of the trainer between two batches, such as a validation or a checkpoint. Its time
-        counts neither as waiting nor as computing, and the agent ignores it."""
+        """Returns a context for work between two batches that is no training, such as a validation or a checkpoint. Its
+        time counts neither as waiting nor as computing, and the agent judges no change by it."""
         return self._progress.resting()
 
     # ---- position
 
     def place_of(self, epoch: int, step: int, row: int) -> str:
-        """Returns the file, row group and row that a row of this rank's batch comes from. Sampled rows have no row
-        number. For a row that only fills the batch the text is empty."""
+        """Returns where a row of this rank's batch comes from: file, row group and, unless rows are drawn by weight,
+        the row in it. Empty for a row that only fills the batch."""
         origin = self._origins.batch(epoch, step)[row]
         if origin is None:
             return ""
@@ -352,8 +475,8 @@ class BatchLoader(IterableDataset[Batch]):
         return where if self.plan.chances else f"{where}, row {origin.row}"
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the position of the next batch, for JSON. It can be loaded with other knobs and on another number of
-        ranks. `transforms` maps each transform to `module:function`, or to None for code without such a name."""
+        """Returns the position of the next batch, for JSON. It fits other knobs and other numbers of ranks.
+        `transforms` maps each transform's name to `module:function`, or to None for code that cannot be imported."""
         return {
             **self.plan.state(self._position),
             "table": dict(self._table),
@@ -362,9 +485,9 @@ class BatchLoader(IterableDataset[Batch]):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Makes the next `iter()` continue from that position. Raises if the state belongs to other rows or another
-        order, or needs a transform that is missing. Sluice cannot check that a function of that name still does the
-        same thing."""
+        """Makes the next `iter()` continue from this position. Raises if the state belongs to other rows or another
+        order, or if one of its transforms is not given now. Sluice cannot check that a transform still does the same
+        thing."""
         self._check_open()
         for name, code in state.get("transforms", {}).items():
             if name not in self._code:
@@ -407,26 +530,26 @@ class BatchLoader(IterableDataset[Batch]):
         self._pipeline.apply(knobs)
 
     def snapshot(self) -> Snapshot:
-        """The counters since the start."""
+        """Returns the counters since the start."""
         return self._progress.counters()
 
     @property
     def tunable(self) -> Progress:
-        """The counters and knobs for an agent. The time in `resting` is left out."""
+        """What an agent looks at and changes. It does not see what happens while the trainer rests."""
         return self._progress
 
     def memory_used(self) -> int:
-        """The anonymous and shared bytes that the process tree uses now."""
+        """The number of anonymous and shared bytes that the process tree uses now."""
         return self._machine.memory_used()
 
     @property
     def epochs_loaded(self) -> float:
-        """How many epochs the consumer has taken. The current one counts by its share."""
+        """How many epochs the consumer has taken. The present one counts by its share."""
         return self._position.epoch + self._position.step / self.plan.steps
 
     @property
     def store(self) -> dict[str, int]:
-        """Counts reads, bytes and retries of remote stores, and reads of the packed copy. Empty for plain local
+        """Counts what was read through stores (reads, bytes, retries) and from the packed copy; empty for plain local
         files."""
         return self._groups.stats()
 
@@ -437,7 +560,7 @@ class BatchLoader(IterableDataset[Batch]):
 
     @property
     def quarantined(self) -> dict[str, Any]:
-        """Describes the quarantined rows: their number, the reasons, and the file that lists them."""
+        """The rows quarantined so far: how many, why, and the file that lists them."""
         return self._books.summary()
 
     @property
@@ -447,7 +570,8 @@ class BatchLoader(IterableDataset[Batch]):
 
     @property
     def remote(self) -> dict[str, Any]:
-        """Counts remote workers, the bytes that came from them, and repeated requests. Empty without such workers."""
+        """What remote workers did: how many there are now, the bytes that came from them, and the repeated requests.
+        Empty without remote workers."""
         return {} if self._remote is None else self._remote.stats()
 
     @property
@@ -456,7 +580,7 @@ class BatchLoader(IterableDataset[Batch]):
         return [] if self._remote is None else self._remote.pids
 
     def burden(self, times: int) -> None:
-        """Makes transforms repeat their work so many times, to test what a heavier transform costs."""
+        """Makes transforms do their work several times, to test what a heavier transform costs."""
         self._pipeline.burden(times)
 
     @property
@@ -469,8 +593,8 @@ class BatchLoader(IterableDataset[Batch]):
         return self._pipeline.stacks()
 
     def memory(self) -> dict[str, Any]:
-        """Describes memory: the limit, the smallest possible limit with its parts, the bytes that no work is charged
-        for, and how often work was held back, by reason."""
+        """Returns the account of memory: the limit, the least sufficient limit with its parts, the bytes that no work
+        is charged for, and how often work was held back, by reason."""
         return {
             "limit": self._progress.memory_limit(),
             "minimum": self.minimum_memory,
@@ -481,20 +605,20 @@ class BatchLoader(IterableDataset[Batch]):
 
     @property
     def minimum_memory(self) -> int:
-        """The smallest memory limit for this loader. If a control group leaves less than the process's limit, the limit
-        of that group is meant."""
+        """The limit that this loader needs: that of the control group if one leaves the least, otherwise that of this
+        process."""
         return self._pipeline.least_limit
 
     @property
     def memory_need(self) -> str:
-        """Describes that limit and its parts for a person."""
+        """The least limit and its parts, in words."""
         least, start = format_bytes(self.minimum_memory), format_bytes(self._pipeline.base)
         return f"{least} of memory ({start} in use at the start, {self._pipeline.footprint})"
 
     # ---- the end
 
     def close(self) -> None:
-        """Stops the pipeline, from any state. A second call does nothing, nor does one in a fork of the process."""
+        """Stops the pipeline, from any state. A second call does nothing, nor does a call in a fork of the process."""
         if not self._closed:
             self._closed = True
             if not self._pipeline.forked:
@@ -528,13 +652,13 @@ class BatchLoader(IterableDataset[Batch]):
             raise LoaderError("this loader is closed")
         if self._pipeline.forked:
             raise LoaderError(
-                "this loader was made before the process was forked, and its threads run in the other process. "
+                "this loader was made before the process was forked, and its threads are in the other process. "
                 "Make a loader in each process"
             )
 
 
 def _remote_reads(workers: str, *how: Any, **more: Any) -> Any:
-    """Makes the client of remote workers. Their folder is optional, so it is imported only here."""
+    """Returns what reads through these workers. Their code is an optional folder, loaded only here."""
     try:
         make = import_module("sluice.ingest.remote.reads").remote_reads
     except ModuleNotFoundError as error:
@@ -549,6 +673,6 @@ def _remote_reads(workers: str, *how: Any, **more: Any) -> Any:
 
 @atexit.register
 def _close_all() -> None:
-    """Closes all loaders, so that a program that ends with a pipeline running ends at once."""
+    """Closes all loaders, so that a program with a running pipeline ends at once."""
     for pipeline in list(_open):
         pipeline.stop()

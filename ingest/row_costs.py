@@ -41,7 +41,7 @@ class Share:
         seconds = slow * self.cpu_s + self.wait_s
         return self.workers / seconds if seconds > _NOTHING else math.inf
 
-    def beside(self, before: Share, others_s: tuple[float, float]) -> Share:
+    def with_waits(self, before: Share, others_s: tuple[float, float]) -> Share:
         """Returns the share with waits that fit its new work. `others_s` has the processor seconds a row of all other
         threads, with the share as `before` and now.
 
@@ -282,7 +282,7 @@ class RowCosts:
         now, after = self.cpu_s, replace(self, stages=stages).cpu_s
         for name, share in stages.items():
             before = self.stages[name]
-            stages[name] = share.beside(
+            stages[name] = share.with_waits(
                 before,
                 (
                     now - before.cpu_s / max(1.0, before.workers),

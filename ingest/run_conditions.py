@@ -34,7 +34,7 @@ class RunConditions:
     ):
         """`quarantine` is the file that lists quarantined rows. `launcher` is the process that started all ranks of
         this host, if there are several."""
-        self.table, self._disturbed = _apart(table)
+        self.table, self._disturbed = _split_disturbance(table)
         self._launcher = launcher
         self._wishes, self._quarantine = wishes, quarantine
         if not self._disturbed and any(fault.kind in ON_STORES for fault in wishes.faults):
@@ -112,7 +112,7 @@ def _cache(wishes: RunOptions, table: str) -> FileCache | None:
         ) from None
 
 
-def _apart(table: str) -> tuple[str, str]:
+def _split_disturbance(table: str) -> tuple[str, str]:
     """Splits `latency://TABLE?HOW` into (TABLE, HOW)."""
     if not table.startswith(_LATENCY) or slow_path(table) is not None:
         return table, ""

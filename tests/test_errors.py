@@ -45,7 +45,7 @@ NOT_A_USERS_MISTAKE = {
     "ThriftError": "told as a FooterError",
     "TooLarge": "a batch has no place in shared memory, so the worker is handed it in parts",
     "ValueRefused": "told as a ColumnError or a TransformError, with its place",
-    "NobodyThere": "between a loader's threads: work that no remote worker takes is done here",
+    "NoWorkerAnswers": "between a loader's threads: work that no remote worker takes is done here",
     "WorkerClosed": "between a loader's threads",
     "WorkerCrashed": "a worker process ended",
     "WorkerError": "the root of those of worker processes",

@@ -240,7 +240,7 @@ def test_a_cache_without_room_costs_the_cache_and_one_that_cannot_begin_is_refus
         pytest.raises(
             ArgumentError,
             match=rf"--cache {tmp_path}/b: cannot be used \(File too large\)"
-            "; make room there",
+            "; free some space there",
         ),
     ):
         RunConditions("s3://bucket/table", RunOptions(cache=str(tmp_path / "b")), tmp_path / "q")

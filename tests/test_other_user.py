@@ -156,8 +156,8 @@ def test_a_cache_that_another_may_write_is_refused(tmp_path):
     for place in ("a", "b"):
         with pytest.raises(
             ArgumentError,
-            match=rf"--cache {tmp_path}/{place}: cannot be used \(.*sluice-cache is not "
-            "this user's alone to write",
+            match=rf"--cache {tmp_path}/{place}: cannot be used \(.*sluice-cache "
+            "can be written by other users",
         ):
             cache(tmp_path / place)
     (tmp_path / "a" / "sluice-cache").chmod(0o755)

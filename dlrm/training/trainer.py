@@ -1,11 +1,11 @@
-"""The training loop: it turns batches into weights. All that it works with is handed in; it makes none of it."""
+"""The training loop: `Trainer` turns batches into weights. Its parts are made elsewhere and passed in."""
 
 from __future__ import annotations
 
 import math
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -70,14 +70,57 @@ class TrainingOutcome:
     """The most memory that this rank was seen to use."""
 
 
+@dataclass(slots=True)
+class _TrainingProgress:
+    """How far a call of `train` has come."""
+
+    meta: CheckpointMeta
+    saved_at: int
+    """The step of the last checkpoint."""
+    loss: torch.Tensor
+    """The loss times rows since the last report. It stays on its device, so that no step waits for it."""
+    sums: torch.Tensor = field(default_factory=lambda: torch.zeros(4, dtype=torch.float64))
+    """Since the last report: loss times rows, rows, seconds of waiting, seconds of computing."""
+    timing: Timing = field(default_factory=Timing)
+    first_batch_s: float | None = None
+    finished: FinishedStep | None = None
+    """The last step of this epoch."""
+    good_enough: bool = False
+    table_changed: bool = False
+
+    def begin_epoch(self) -> None:
+        self.finished = None
+        self.sums.zero_()
+        self.loss.zero_()
+
+    def add(self, finished: FinishedStep, step_s: float, ranks: int) -> None:
+        """Counts a step that took so long. The wait for the first batch counts as neither."""
+        wait_s = finished.wait_s
+        if self.first_batch_s is None:
+            self.first_batch_s = wait_s
+            step_s -= wait_s
+            wait_s = 0.0
+        self.finished = finished
+        self.loss.add_(finished.loss, alpha=finished.rows / ranks)
+        self.meta = replace(
+            self.meta,
+            step=self.meta.step + 1,
+            rows=self.meta.rows + finished.rows,
+            skipped=self.meta.skipped + finished.skipped,
+        )
+        self.sums[1] += finished.rank_rows
+        self.sums[2] += wait_s
+        self.sums[3] += step_s - wait_s
+
+
 class Trainer:
     """Trains a sharded model on a feed. Ranks meet before each step, in its collectives, and every `log_every` steps to
-    put together what they saw.
+    add up their figures.
 
-    `save(meta)` writes a checkpoint, `evaluate(meta)` says whether the model is good enough to stop; `tick()` is called
-    after each step; `table_changed(meta)` says after an epoch whether to end here, as the table has a newer version.
-    `warn(step, text)` reports a batch that is left out.
-    `ahead` says whether steps look ahead, as in `sluice.dlrm.training.overlapped_steps` (default: on a GPU)."""
+    `save(meta)` writes a checkpoint. `evaluate(meta)` returns whether the model is good enough to stop. `tick()` is
+    called after each step. `table_changed(meta)` returns after an epoch whether to end here, because the table has a
+    newer version. `warn(step, text)` reports a batch that is left out. `ahead` is whether steps look ahead, as in
+    `sluice.dlrm.training.overlapped_steps` (default: on a GPU)."""
 
     def __init__(
         self,
@@ -120,85 +163,66 @@ class Trainer:
 
     def train(self, feed: TrainingBatches, meta: CheckpointMeta) -> TrainingOutcome:
         """Trains all epochs that `meta` has left, with a checkpoint and an evaluation after each."""
-        timing = Timing()
-        synced_batches = self._synced_batches
-        saved_at = meta.step
-        good_enough = table_changed = False
-        first_batch_s: float | None = None
-        steps = len(feed)
-        evaluation_steps = {steps * k // self._config.evals for k in range(1, self._config.evals)}
-        while meta.epoch < self._config.epochs and not (
-            synced_batches.stopped or good_enough or table_changed
+        loss = torch.zeros((), dtype=torch.float64, device=self._world.device)
+        progress = _TrainingProgress(meta=meta, saved_at=meta.step, loss=loss)
+        while progress.meta.epoch < self._config.epochs and not (
+            self._synced_batches.stopped or progress.good_enough or progress.table_changed
         ):
-            sums = torch.zeros(4, dtype=torch.float64)  # loss·rows, rows, wait, compute
-            loss = torch.zeros(
-                (), dtype=torch.float64, device=self._world.device
-            )  # on its device: no step waits
-            self._bias_set = meta.step > 0
-            step_began = self._clock()
-            finished: FinishedStep | None = None
-            batches = synced_batches.batches(feed, self.guard)
-            for finished in (
-                self._overlapped_steps.steps(batches, meta.step, self._check)
-                if self._overlapped_steps
-                else self._steps(batches, meta.step)
-            ):
-                step_s, wait = self._clock() - step_began, finished.wait_s
-                if first_batch_s is None:
-                    first_batch_s = wait
-                    step_s = step_s - wait
-                    wait = 0.0
-                loss.add_(finished.loss, alpha=finished.rows / self._world.ranks)
-                meta = replace(
-                    meta,
-                    step=meta.step + 1,
-                    rows=meta.rows + finished.rows,
-                    skipped=meta.skipped + finished.skipped,
-                )
-                self.guard.watch(meta.step, finished)
-                sums[1] += finished.rank_rows
-                sums[2] += wait
-                sums[3] += step_s - wait
-                self._tick()
-                if meta.step % self._config.log_every == 0:
-                    sums[0] = loss.item()
-                    self._report(sums, meta, timing)
-                    sums.zero_()
-                    loss.zero_()
-                evaluation_due = (meta.step - meta.since) % steps in evaluation_steps
-                if evaluation_due or (
-                    self._config.save_every and meta.step % self._config.save_every == 0
-                ):
-                    meta = self._save(meta, finished)
-                    saved_at = meta.step
-                good_enough = evaluation_due and self._judge(meta)
-                if good_enough:
-                    break
-                step_began = self._clock()
+            progress.begin_epoch()
+            self._train_epoch(feed, progress)
             self._pause()
-            if finished is not None and not good_enough:
-                if meta.step % self._config.log_every:
-                    sums[0] = loss.item()
-                    self._report(sums, meta, timing)
-                if meta.step != saved_at:
-                    last = (
-                        finished
-                        if synced_batches.stopped
-                        else replace(finished, position=feed.state_dict())
-                    )
-                    meta = self._save(meta, last)
-                    saved_at = meta.step
-            if not (synced_batches.stopped or good_enough):
-                good_enough = self._judge(meta)
-                table_changed = not good_enough and self._table_changed(meta)
+            self._end_epoch(feed, progress)
         return TrainingOutcome(
-            meta=meta,
-            timing=timing,
-            first_batch_s=first_batch_s or 0.0,
-            stopped=synced_batches.stopped,
-            good_enough=good_enough,
+            meta=progress.meta,
+            timing=progress.timing,
+            first_batch_s=progress.first_batch_s or 0.0,
+            stopped=self._synced_batches.stopped,
+            good_enough=progress.good_enough,
             peak_bytes=self._peak_bytes,
         )
+
+    def _train_epoch(self, feed: TrainingBatches, progress: _TrainingProgress) -> None:
+        """Makes the steps of an epoch, until it ends, a stop is asked for, or the model is good enough."""
+        config = self._config
+        steps = len(feed)
+        evaluation_steps = {steps * k // config.evals for k in range(1, config.evals)}
+        step = progress.meta.step
+        self._bias_set = step > 0
+        batches = self._synced_batches.batches(feed, self.guard)
+        if self._overlapped_steps is None:
+            all_steps = self._steps(batches, step)
+        else:
+            all_steps = self._overlapped_steps.steps(batches, step, self._check)
+        began = self._clock()
+        for finished in all_steps:
+            progress.add(finished, self._clock() - began, self._world.ranks)
+            meta = progress.meta
+            self.guard.watch(meta.step, finished)
+            self._tick()
+            if meta.step % config.log_every == 0:
+                self._report(progress)
+            evaluation_due = (meta.step - meta.since) % steps in evaluation_steps
+            if evaluation_due or (config.save_every and meta.step % config.save_every == 0):
+                self._save(progress, finished)
+            if evaluation_due and self._judge(progress.meta):
+                progress.good_enough = True
+                return
+            began = self._clock()
+
+    def _end_epoch(self, feed: TrainingBatches, progress: _TrainingProgress) -> None:
+        """Reports and saves what came since the last report and checkpoint, then evaluates the model."""
+        stopped = self._synced_batches.stopped
+        finished = progress.finished
+        if finished is not None and not progress.good_enough:
+            if progress.meta.step % self._config.log_every:
+                self._report(progress)
+            if progress.meta.step != progress.saved_at:
+                if not stopped:
+                    finished = replace(finished, position=feed.state_dict())
+                self._save(progress, finished)
+        if not (stopped or progress.good_enough):
+            progress.good_enough = self._judge(progress.meta)
+            progress.table_changed = not progress.good_enough and self._table_changed(progress.meta)
 
     def _steps(self, batches: Iterator[Fetched], step: int) -> Iterator[FinishedStep]:
         """Makes a step of one batch after the other."""
@@ -251,30 +275,34 @@ class Trainer:
         if self._overlapped_steps is not None:
             self._overlapped_steps.pause()
 
-    def _report(self, sums: torch.Tensor, meta: CheckpointMeta, timing: Timing) -> None:
-        """Sums up over the ranks what each saw since the last time."""
+    def _report(self, progress: _TrainingProgress) -> None:
+        """Adds up over the ranks what each saw since the last report, and begins to count anew."""
         self._peak_bytes = max(self._peak_bytes, self._memory_used())
-        loss, rows, wait_s, compute_s = self._world.sum(sums).tolist()
+        progress.sums[0] = progress.loss.item()
+        loss, rows, wait_s, compute_s = self._world.sum(progress.sums).tolist()
+        progress.sums.zero_()
+        progress.loss.zero_()
         if not math.isfinite(loss):
             self.guard.end()
         interval = Timing()
         interval.add(rows, wait_s, compute_s, self._world.ranks)
-        timing.add(rows, wait_s, compute_s, self._world.ranks)
+        progress.timing.add(rows, wait_s, compute_s, self._world.ranks)
         if not rows:  # all batches were left out
             return
         self._observe(
             {
                 "kind": "train",
-                "step": meta.step,
-                "epoch": meta.epoch,
+                "step": progress.meta.step,
+                "epoch": progress.meta.epoch,
                 "loss": loss / rows,
                 "samples_per_s": interval.samples_per_s,
                 "stall": interval.stall,
             }
         )
 
-    def _save(self, meta: CheckpointMeta, finished: FinishedStep) -> CheckpointMeta:
-        # The position is the next batch's, so its epoch is the number of those that are whole.
-        meta = replace(meta, loader=finished.position, epoch=finished.position["epoch"])
-        self._save_to(meta)
-        return meta
+    def _save(self, progress: _TrainingProgress, finished: FinishedStep) -> None:
+        """Writes a checkpoint. Its position is that of the next batch, so its epoch is the number of whole ones."""
+        position = finished.position
+        progress.meta = replace(progress.meta, loader=position, epoch=position["epoch"])
+        progress.saved_at = progress.meta.step
+        self._save_to(progress.meta)

@@ -38,10 +38,10 @@ class CoreShare:
         """Limits the cores. Returns a text that says what was done."""
         before, self._cores = self._machine.cores() if self._cores is None else self._cores, cores
         if self._quota(cores):
-            return f"a quota of {_counted(cores)} instead of {before:g}"
+            return f"a quota of {_describe_cores(cores)} instead of {before:g}"
         kept = set(sorted(self._affinity)[: max(1, round(cores))])
         _pin(self._machine.tree(), kept)
-        return f"{_counted(len(kept))} instead of {before:g}"
+        return f"{_describe_cores(len(kept))} instead of {before:g}"
 
     def restore(self) -> None:
         """Removes the limit."""
@@ -69,7 +69,7 @@ class CoreShare:
         """Sets the quota of a group of our own. Returns whether that worked. In version 2, only leaf groups and the
         root may hold processes, so the new group is made below the root."""
         if self._group is None:
-            self._group = self._made()
+            self._group = self._make_group()
         if self._group is None:
             return False
         quota = round(cores * _PERIOD_US)
@@ -79,7 +79,7 @@ class CoreShare:
             (self._group / "cpu.cfs_quota_us").write_text(str(quota))
         return True
 
-    def _made(self) -> Path | None:
+    def _make_group(self) -> Path | None:
         for parent, limit in (
             (self._groups, "cpu.max"),
             (self._groups / "cpu", "cpu.cfs_quota_us"),
@@ -102,7 +102,7 @@ class CoreShare:
         return None
 
 
-def _counted(cores: float) -> str:
+def _describe_cores(cores: float) -> str:
     return f"{cores:g} {'core' if cores == 1 else 'cores'}"
 
 

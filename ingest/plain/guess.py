@@ -244,7 +244,7 @@ def _proposal(name: str, facts: ColumnFacts, rows: int) -> Proposal:
         return Proposal(name=name, facts=facts, role="dense", fill=fill, spread=spread)
     role, inner = ("id_list", kind.value_type) if is_list(kind) else ("sparse", kind)
     if not (fractional or pa.types.is_integer(inner) or _is_text(inner)):
-        return Proposal(name=name, facts=facts, why=_unread(kind))
+        return Proposal(name=name, facts=facts, why=_why_left_out(kind))
     if _is_text(inner) and not facts.values:
         return Proposal(
             name=name, facts=facts, why="text of which no value was seen; hash= makes ids of it"
@@ -325,7 +325,7 @@ def _are_ids(name: str, facts: ColumnFacts) -> bool:
     return len(values) > 0 and bool(pc.all(pc.equal(pc.floor(values), values)).as_py())
 
 
-def _unread(kind: pa.DataType) -> str:
+def _why_left_out(kind: pa.DataType) -> str:
     """Why a column of this type is left out."""
     if is_list(kind) and pa.types.is_floating(kind.value_type):
         return f'{kind}, a vector; read it as floats, and op = "bag" makes a number of it'

@@ -71,7 +71,7 @@ class MadeColumns:
             ]
         )
 
-    def repeated(self, stored: pa.Schema, footer: Any) -> list[str]:
+    def dictionary_columns(self, stored: pa.Schema, footer: Any) -> list[str]:
         """The columns to read as dictionaries, by the footer of a file: texts that repeat, so that each distinct text
         is processed once."""
         if not footer.num_row_groups:

@@ -1,5 +1,5 @@
-"""Examines columns of plain Parquet by the statistics in footers and a few rows: `probe`. `check_values` rejects values
-that would stop a loader later."""
+"""Examines columns of plain Parquet by the statistics in footers and a few rows: `probe`. `check_values` and
+`unreadable` reject values that would stop a loader later or be lost."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from sluice.etl.ops.chain import lacks, reading, step
 from sluice.etl.spec.nested_columns import flattened, parts, whole
 from sluice.ingest.columns import ColumnError, Columns
-from sluice.ingest.plain.recipe import Recipe
+from sluice.ingest.plain.recipe import Recipe, typed
 from sluice.ingest.plain.roles import ParquetError
 from sluice.ingest.stages.number_types import ValueRefused, numbers
 
@@ -32,6 +33,14 @@ _EXAMPLES = 1_000
 _CELLS, _LEAST_ROWS = 4_000_000, 1_000
 """Roughly how many values are read of a file, and of how many rows at least. Wide tables get fewer rows."""
 _IDS, _LARGEST = np.iinfo(np.int32), float(np.finfo(np.float32).max)
+_CHECKED_ROWS = 10_000  # rows of a file that `unreadable` checks
+_WARNED_SHARE = (
+    0.05  # the share of unreadable values that causes a warning, as in a job for a first version
+)
+_REFUSED_SHARE = (
+    0.5  # above this share the column is rejected, because its format is probably wrong
+)
+_QUOTED = 100  # characters of a value to quote
 Place = tuple[str, int]
 """A file, and the number of a row group in it."""
 
@@ -105,7 +114,7 @@ def probe(
             ) from error
     for name, one in facts.items():
         if any(name in table.column_names for table in samples):
-            one.sampled = _together(
+            one.sampled = _join_parts(
                 [
                     table[name]
                     if name in table.column_names
@@ -121,7 +130,7 @@ def probe(
     return facts
 
 
-def _together(parts: Sequence[pa.ChunkedArray]) -> pa.Array:
+def _join_parts(parts: Sequence[pa.ChunkedArray]) -> pa.Array:
     """Joins parts of a column into one array, in the type of the first part that has one."""
     kind = next((part.type for part in parts if not pa.types.is_null(part.type)), pa.null())
     return whole(
@@ -183,23 +192,23 @@ class _FileLook:
         for group in _spread(list(range(self._file.metadata.num_row_groups)), groups):
             chunks = self._file.metadata.row_group(group)
             for name in self._names:
-                one, said = self._facts[name], chunks.column(leaves[name]).statistics
-                if said is None or not (
-                    said.has_null_count and (said.has_min_max or not said.num_values)
+                one, known = self._facts[name], chunks.column(leaves[name]).statistics
+                if known is None or not (
+                    known.has_null_count and (known.has_min_max or not known.num_values)
                 ):
                     self._known.discard(name)
                     one.known = False
                 if (
-                    said is not None
-                    and said.has_null_count
-                    and said.null_count
+                    known is not None
+                    and known.has_null_count
+                    and known.null_count
                     and not pa.types.is_nested(one.type)
                 ):
                     one.nulls[self._path, group] = (
-                        said.null_count
+                        known.null_count
                     )  # not for lists, whose count includes empty ones
-                if said is not None and said.has_min_max:
-                    one.widen(_plain(said.min), _plain(said.max), (self._path, group))
+                if known is not None and known.has_min_max:
+                    one.widen(_plain(known.min), _plain(known.max), (self._path, group))
 
     def sample(self, rows: int) -> pa.Table:
         """Reads the first rows of the file and the first rows of its last row groups. Adds what the footer did not
@@ -346,17 +355,79 @@ def _refuse(name: str, source: str, kind: Any, place: Place, columns: Columns) -
 
 def facts_text(one: ColumnFacts) -> str:
     """Describes what is known about a column, for people."""
-    said = [str(one.type)]
+    texts = [str(one.type)]
     if one.low is not None and not isinstance(one.low, (bytes, str)):
-        said.append(f"{_shown(one.low)} to {_shown(one.high)}")
+        texts.append(f"{_shown(one.low)} to {_shown(one.high)}")
     if one.optional or one.nulls:
-        said.append("not in every file" if one.optional else "with empty values")
+        texts.append("not in every file" if one.optional else "with empty values")
     if one.values:
-        said.append(f"{one.distinct:,} different among {one.values:,}")
-    return ", ".join(said)
+        texts.append(f"{one.distinct:,} different among {one.values:,}")
+    return ", ".join(texts)
 
 
 def _shown(value: Any) -> str:
     if isinstance(value, datetime.datetime):
         return f"{value:%Y-%m-%d %H:%M}"
     return f"{value + 0.0:g}" if isinstance(value, float) else str(value)
+
+
+def unreadable(recipes: Sequence[Recipe], paths: Sequence[str]) -> Iterator[str]:
+    """Yields a warning for each column with many values that its operators cannot read, such as times in another
+    format. Raises ColumnError if most are unreadable.
+
+    In batches, a fill hides such values. A job compares with the table's previous version. A loader of plain files has
+    no previous version, so it checks the first rows of its first and its last file."""
+    wanted = [recipe for recipe in recipes if reading(recipe.operators)]
+    for path in dict.fromkeys((paths[0], paths[-1])) if wanted else ():
+        rows = _first_rows(
+            path, list(dict.fromkeys(name for recipe in wanted for name in recipe.sources))
+        )
+        for recipe in wanted:
+            if not rows.num_rows or not set(recipe.sources) <= set(rows.column_names):
+                continue  # an optional column that this file lacks
+            share, example = _unreadable_share(recipe, rows)
+            if share < _WARNED_SHARE:
+                continue
+            text = (
+                f"{path}: column {recipe.name!r}: {share:.1%} of its values cannot be read (first {rows.num_rows:,}"
+                f" rows), for instance {example!r}"
+            )
+            if share > _REFUSED_SHARE:
+                raise ColumnError(
+                    f"{text}; correct the format in the spec (it may list several), or leave the column out"
+                )
+            yield f"warning: {text}; they count as missing"
+
+
+def _first_rows(path: str, names: list[str]) -> pa.Table:
+    batches: list[pa.RecordBatch] = []
+    with pq.ParquetFile(path) as file:
+        for batch in file.iter_batches(
+            _CHECKED_ROWS, columns=names, use_threads=False
+        ):  # a batch does not cross row groups
+            batches.append(batch)
+            if sum(one.num_rows for one in batches) >= _CHECKED_ROWS:
+                break
+    return (
+        flattened(pa.Table.from_batches(batches).slice(0, _CHECKED_ROWS))
+        if batches
+        else pa.table({})
+    )
+
+
+def _unreadable_share(recipe: Recipe, rows: pa.Table) -> tuple[float, str]:
+    """Returns the unreadable share of the values that are not missing, and the first unreadable value."""
+    stored = [whole(rows.column(name)) for name in recipe.sources]
+    columns = [typed(*one) for one in zip(recipe.sources, stored, recipe.kinds, strict=True)]
+    values = (
+        columns[0]
+        if len(columns) == 1
+        else pa.StructArray.from_arrays(columns, list(recipe.sources))
+    )
+    for op in recipe.operators[: reading(recipe.operators)]:
+        values = step(op, values, None, {})
+    there = pc.invert(lacks(columns[0]))
+    bad = pc.and_(there, lacks(values))
+    count = pc.sum(bad).as_py() or 0
+    example = str(stored[0].filter(bad)[0])[:_QUOTED] if count else ""
+    return count / max(1, pc.sum(there).as_py() or 0), example

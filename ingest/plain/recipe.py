@@ -16,7 +16,7 @@ from sluice.etl.schema import Field
 from sluice.etl.spec.input_values import ARROW_TYPES, converted
 from sluice.ingest.columns import ColumnError
 from sluice.ingest.plain.hashed_ids import can_hash, hashed_ids
-from sluice.ingest.stages.number_types import held
+from sluice.ingest.stages.number_types import to_batch_type
 
 _DICTIONARIES = tuple(
     f"dictionary<values={kind}" for kind in ("int", "uint", "float", "double", "halffloat")
@@ -59,7 +59,7 @@ class Recipe:
         )
 
     @property
-    def as_it_is(self) -> bool:
+    def is_unchanged(self) -> bool:
         """Whether the column is read unchanged, under its own name."""
         return not self.kinds and not self.operators and "." not in self.name
 
@@ -158,7 +158,7 @@ class Making:
             if len(columns) == 1
             else pa.StructArray.from_arrays(columns, list(recipe.sources))
         )
-        made = held(self._operators(values))
+        made = to_batch_type(self._operators(values))
         return made if isinstance(made, pa.Array) else pa.array(made)
 
     def _checked(self, values: pa.Array) -> pa.Array:

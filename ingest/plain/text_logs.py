@@ -60,9 +60,9 @@ class TextSample:
     @classmethod
     def of(cls, paths: Sequence[str]) -> TextSample:
         """Samples these files, which are sorted by name."""
-        first, last, whole = _ends(paths[0])
+        first, last, whole = _read_ends(paths[0])
         if len(paths) > 1:
-            *others, whole = _ends(paths[-1])
+            *others, whole = _read_ends(paths[-1])
             last = others[1] or others[0]
         content = first + last
         if content[:2] in (b"\xff\xfe", b"\xfe\xff"):
@@ -122,7 +122,7 @@ class TextSample:
         cls, lines: Sequence[str], path: str, *, keys: dict[str, Any], **more: Any
     ) -> TextSample:
         """Samples lines of fields with a delimiter between them."""
-        cut = {sign: _cut(lines, sign) for sign in _DELIMITERS}
+        cut = {sign: _split_fields(lines, sign) for sign in _DELIMITERS}
         widths = {sign: Counter(map(len, rows)).most_common(1)[0] for sign, rows in cut.items()}
         fitting = [
             sign
@@ -199,7 +199,7 @@ def _is_parquet(path: str) -> bool:
         return path.endswith(".parquet") or file.read(4) == b"PAR1"
 
 
-def _ends(path: str) -> tuple[bytes, bytes, bool]:
+def _read_ends(path: str) -> tuple[bytes, bytes, bool]:
     """Returns the first lines of a file, its last lines, and whether its end was read. A small file only has first
     lines. A compressed file must be read up to its end."""
     size, packed = os.path.getsize(path), path.endswith((".gz", ".bz2"))
@@ -239,7 +239,7 @@ def _json(line: str) -> Any:
         return None
 
 
-def _cut(lines: Sequence[str], sign: str) -> list[list[str]]:
+def _split_fields(lines: Sequence[str], sign: str) -> list[list[str]]:
     """The fields of each line. A single empty field if the lines cannot be parsed."""
     try:
         return list(

@@ -77,9 +77,9 @@ class Child:
         self._poll.register(self._sock, select.POLLIN)
         self._poll.register(self._pidfd, select.POLLIN)
         self._knows: set[int] = set()
-        self._greet(function)
+        self._send_function(function)
 
-    def _greet(self, function: str) -> None:
+    def _send_function(self, function: str) -> None:
         """Tells the process which function to call. If it has already ended, closes everything."""
         try:
             self.send({"function": function})

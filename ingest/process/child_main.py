@@ -57,7 +57,7 @@ def load(name: str) -> Callable[..., Any]:
 
 def new_columns(function: Callable[..., Any], columns: protocol.Columns) -> protocol.Columns:
     """Calls a user's function and returns the columns that it added or replaced."""
-    result = protocol.called(function, dict(columns))
+    result = protocol.call_function(function, dict(columns))
     if not isinstance(result, Mapping) or not all(isinstance(name, str) for name in result):
         raise TypeError(
             f"the function returned {type(result).__name__}, not a dict of column names and arrays"

@@ -120,7 +120,7 @@ def _view(region: npt.NDArray[np.uint8], place: Place) -> npt.NDArray[Any]:
     return np.ndarray(shape, dtype, region, at) if 0 not in shape else np.empty(shape, dtype)
 
 
-def called(function: Callable[[Any], Any], columns: dict[str, Any]) -> Any:
+def call_function(function: Callable[[Any], Any], columns: dict[str, Any]) -> Any:
     """Calls a function on a dict of columns and returns its result. If it returns None, the result is the columns that
     it replaced in the dict, as in `columns["price"] = columns["price"] / 2`."""
     got = dict(columns)

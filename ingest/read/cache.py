@@ -54,9 +54,9 @@ class FileCache:
         self._hits = self._misses = self._corrupt = self._refused = 0
         self._full = self._closed = False
         self._top.mkdir(0o755, parents=True, exist_ok=True)
-        _refuse_strangers(self._top)
+        _refuse_writable_by_others(self._top)
         self._users = -1
-        with self._alone():
+        with self._exclusive():
             self._home.mkdir(exist_ok=True)
             (self._home / "name").write_text(data_set)
             self._users = os.open(
@@ -124,7 +124,7 @@ class FileCache:
         """Removes a damaged entry."""
         self._count("_corrupt", "_misses")
         path = self._path(key)
-        with contextlib.suppress(OSError), self._alone():
+        with contextlib.suppress(OSError), self._exclusive():
             size = path.stat().st_size
             path.unlink()
             self._add(-_blocks(size))
@@ -147,7 +147,7 @@ class FileCache:
                 file.write(data)
             os.link(part, path)  # unlike a rename, this fails if another rank was first
         except OSError as error:
-            with contextlib.suppress(OSError), self._alone():
+            with contextlib.suppress(OSError), self._exclusive():
                 self._add(-size if reserved else 0)
             if error.errno != errno.EEXIST:
                 self._full = True
@@ -170,7 +170,7 @@ class FileCache:
     @property
     def bytes(self) -> int:
         """The bytes of all data sets on disk now."""
-        with self._alone():
+        with self._exclusive():
             return self._total()
 
     @property
@@ -203,7 +203,7 @@ class FileCache:
                 setattr(self, name, getattr(self, name) + 1)
 
     def _reserve(self, size: int) -> bool:
-        with self._alone():
+        with self._exclusive():
             total = self._total()
             if total + size > self._limit:
                 total -= self._evict(total + size - self._limit)
@@ -254,12 +254,12 @@ class FileCache:
         new.write_text(str(max(0, size)))
         new.replace(self._home / "ledger")
 
-    def _alone(self) -> contextlib.AbstractContextManager[None]:
-        return _alone(self._top)
+    def _exclusive(self) -> contextlib.AbstractContextManager[None]:
+        return _exclusive(self._top)
 
 
 @contextlib.contextmanager
-def _alone(top: Path) -> Iterator[None]:
+def _exclusive(top: Path) -> Iterator[None]:
     """A context that one thread of one process can hold at a time. It guards what all data sets share."""
     descriptor = os.open(top / _SPACE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
@@ -269,7 +269,7 @@ def _alone(top: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _refuse_strangers(folder: Path) -> None:
+def _refuse_writable_by_others(folder: Path) -> None:
     """Refuses a folder that other users may write to, because they could change the rows that are read from it."""
     about = folder.lstat()
     if (
@@ -286,7 +286,7 @@ def half_written(folder: str | os.PathLike[str], remove: bool) -> list[Path]:
     top, found = Path(folder) / "sluice-cache", []
     if not top.is_dir():
         return []
-    with _alone(top):
+    with _exclusive(top):
         for users in top.glob("*/users"):
             descriptor = os.open(users, os.O_RDWR | os.O_CLOEXEC)
             try:
@@ -307,7 +307,7 @@ def forget(folder: str | os.PathLike[str], keys: Callable[[str], Sequence[str]])
     top, freed = Path(folder) / "sluice-cache", 0
     if top.parent.is_symlink() or top.is_symlink() or not top.is_dir():
         return 0
-    with _alone(top):
+    with _exclusive(top):
         for home in [found for found in top.iterdir() if found.is_dir() and not found.is_symlink()]:
             with contextlib.suppress(
                 OSError
@@ -322,7 +322,7 @@ def forget(folder: str | os.PathLike[str], keys: Callable[[str], Sequence[str]])
                         str(max(0, int((home / "ledger").read_text()) - gone))
                     )
                     freed += gone
-                    _removed_if_empty(home)
+                    _remove_if_empty(home)
     if freed:
         with contextlib.suppress(OSError):  # the folder is not empty
             if [found.name for found in top.iterdir()] == [_SPACE]:
@@ -332,7 +332,7 @@ def forget(folder: str | os.PathLike[str], keys: Callable[[str], Sequence[str]])
     return freed
 
 
-def _removed_if_empty(home: Path) -> None:
+def _remove_if_empty(home: Path) -> None:
     """Removes the folder of a data set if it has no entries and no process uses it."""
     users = os.open(home / "users", os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:

@@ -52,7 +52,7 @@ class ColumnChunk:
         )
 
     @property
-    def beside(self) -> int:
+    def extra_bytes(self) -> int:
         """The bytes that the reader holds in addition to the result until all columns of one call are done."""
         room = 1 << max(0, self.values - 1).bit_length()  # arrays grow to powers of two
         dictionary = (
@@ -74,7 +74,7 @@ class Decoding:
 
     row_bytes: float
     """The bytes of a decoded row."""
-    beside: int
+    extra_bytes: int
     """The most bytes that decoding a row group takes in addition to its result."""
     portions: tuple[tuple[str, ...], ...]
     """The groups of columns that are decoded together."""
@@ -84,7 +84,7 @@ class Decoding:
 
     def at_work(self, rows: int) -> int:
         """The bytes in use while a row group of `rows` rows is decoded."""
-        return self.decoded(rows) + self.beside
+        return self.decoded(rows) + self.extra_bytes
 
 
 def decoding_of(
@@ -103,15 +103,15 @@ def decoding_of(
     portions: list[list[str]] = []
     taken = 0
     for name, parts in chunks.items():
-        size = sum(part.beside for part in parts)
+        size = sum(part.extra_bytes for part in parts)
         if not portions or taken + size > _AT_ONCE:
             portions.append([])
             taken = 0
         portions[-1].append(name)
         taken += size
-    beside = max(
+    extra_bytes = max(
         (
-            sum(part.beside for name in some for part in chunks[name])
+            sum(part.extra_bytes for name in some for part in chunks[name])
             + max((part.at_work for name in some for part in chunks[name]), default=0)
             for some in portions
         ),
@@ -119,7 +119,7 @@ def decoding_of(
     )
     decoded = sum(part.decoded for parts in chunks.values() for part in parts)
     rows = max(1, metadata.row_group(group).num_rows)
-    return Decoding(scale * decoded / rows, round(scale * beside), tuple(map(tuple, portions)))
+    return Decoding(scale * decoded / rows, round(scale * extra_bytes), tuple(map(tuple, portions)))
 
 
 def chunks_of(

@@ -79,7 +79,7 @@ def footers_of(paths: Sequence[str]) -> list[Footer]:
     """Reads the footers of all files in parallel. Unchanged files use the remembered footers."""
     root = os.path.commonpath([os.path.dirname(os.path.abspath(p)) for p in paths])
     names = [os.path.relpath(os.path.abspath(p), root) for p in paths]
-    known = _remembered(root)
+    known = _read_remembered(root)
 
     def footer(path: str, name: str) -> Footer:
         try:
@@ -114,7 +114,7 @@ def footers_of(paths: Sequence[str]) -> list[Footer]:
     with ThreadPoolExecutor(16, "sluice-footers") as pool:
         found = list(pool.map(footer, paths, names))
     if any(known.get(name) is not f for name, f in zip(names, found, strict=True)):
-        _remember(root, {**known, **dict(zip(names, found, strict=True))})
+        _write_remembered(root, {**known, **dict(zip(names, found, strict=True))})
     return found
 
 
@@ -158,7 +158,7 @@ def _ids(path: str, metadata: pq.FileMetaData, schema: pa.Schema) -> dict[str, i
 # ---- remembered
 
 
-def _remembered(root: str) -> dict[str, Footer]:
+def _read_remembered(root: str) -> dict[str, Footer]:
     """Reads the remembered footers. Returns none if the file is missing, is a link, can be written by other users, or
     cannot be parsed."""
     try:
@@ -188,7 +188,7 @@ def _remembered(root: str) -> dict[str, Footer]:
         return {}
 
 
-def _remember(root: str, footers: Mapping[str, Footer]) -> None:
+def _write_remembered(root: str, footers: Mapping[str, Footer]) -> None:
     """Writes the footers to be remembered. A schema that many files share is written once. Does nothing if the folder
     cannot be written to."""
     kinds: dict[str, int] = {}

@@ -18,19 +18,19 @@ import functools
 import hashlib
 import json
 import os
-import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 from zlib_ng.zlib_ng import crc32
 
+from sluice.ingest.errors import warn
 from sluice.ingest.memory.buffers import Buffers
 from sluice.ingest.read.cache import FileCache
 from sluice.ingest.read.open_file import LocalFile, OpenFile, stored_footer
@@ -76,8 +76,13 @@ _WHOLE: dict[int, tuple[Any, Any]] = {
     4: (np.int32, np.uint32),
     8: (np.int64, np.uint64),
 }
-Wanted = tuple[str, tuple[int, ...]]
-"""The entry's name, and the state of its Parquet file."""
+
+
+class EntryKey(NamedTuple):
+    """The name of an entry, and the state of its Parquet file."""
+
+    name: str
+    state: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +114,7 @@ class PackedRowGroups:
         """`paths` has the path of each local file, and None for a file in a store, which gets no copy. Copies hold
         these `columns`. Those in `dictionaries` are decoded as dictionaries."""
         self._paths = tuple(paths)
-        self._said = set[str]()
+        self._warned = set[str]()
         self._lock = threading.Lock()
         self._names: dict[
             tuple[int, tuple[int, ...]], str
@@ -122,7 +127,7 @@ class PackedRowGroups:
         local = [path for path in paths if path is not None]
         self._makes = bool(local)
         if len(local) < len(paths):
-            self._say("files in a store have no packed copy", "use --cache for them")
+            self._warn_once("files in a store have no packed copy", "use --cache for them")
         try:
             if local:
                 above = os.path.commonpath(
@@ -136,9 +141,9 @@ class PackedRowGroups:
                 )
             load_compiled()
         except OSError as error:
-            self._say("the folder of packed copies cannot be used", f"{error}")
+            self._warn_once("the folder of packed copies cannot be used", f"{error}")
 
-    def wanted(self, number: int, group: int) -> Wanted | None:
+    def find_entry(self, number: int, group: int) -> EntryKey | None:
         """Returns the entry of a row group, or None if it cannot have one. Call it before the row group is read from
         Parquet."""
         path = self._paths[number]
@@ -147,15 +152,15 @@ class PackedRowGroups:
         try:
             state = _state(os.stat(path))
             if (number, state) not in self._names:
-                name = named(path, state[0], state[1], self._columns)
+                name = entry_name(path, state[0], state[1], self._columns)
                 if _state(os.stat(path)) != state:
                     return None
                 self._names[number, state] = name
         except OSError:
             return None  # reading the file raises the error
-        return f"{self._names[number, state]} {group}", state
+        return EntryKey(f"{self._names[number, state]} {group}", state)
 
-    def read(self, wanted: Wanted, straight: bool = False) -> pa.Table | PackedTable | None:
+    def read(self, entry: EntryKey, straight: bool = False) -> pa.Table | PackedTable | None:
         """Reads a row group from its copy. Returns None if there is no valid copy. With `straight`, columns stay packed
         if all of them can be placed directly from the copy."""
         assert self._cache is not None
@@ -163,31 +168,33 @@ class PackedRowGroups:
             self._buffers.trim()
         try:
             stored = self._cache.fetch(
-                wanted[0], lambda size: self._buffers.take_line(size, np.uint8)
+                entry.name, lambda size: self._buffers.take_line(size, np.uint8)
             )
-            found = None if stored is None else PackedTable(stored, wanted[0])
+            found = None if stored is None else PackedTable(stored, entry.name)
             return found if found is None or (straight and found.straight) else found.table()
         except (DamagedCopy, pa.ArrowException, OSError) as error:
-            self._say("a packed copy is not valid and is made again", f"{error}")
-            self._cache.drop(wanted[0])
+            self._warn_once("a packed copy is not valid and is made again", f"{error}")
+            self._cache.drop(entry.name)
         return None
 
-    def keep(self, wanted: Wanted, file: OpenFile, table: pa.Table) -> None:
+    def keep(self, entry: EntryKey, file: OpenFile, table: pa.Table) -> None:
         """Writes the copy of a row group that was read from `file`, if there is space for it. Does nothing if another
-        file has replaced the one that `wanted` describes."""
+        file has replaced the one that `entry` describes."""
         if not self._makes or self._cache is None or not isinstance(file, LocalFile):
             return
-        if _state(file.status()) != wanted[1] or not file.is_as_described():
-            self._say("a file was replaced while it was read, so no packed copy is made of it", "")
+        if _state(file.status()) != entry.state or not file.is_as_described():
+            self._warn_once(
+                "a file was replaced while it was read, so no packed copy is made of it", ""
+            )
             return
         try:
-            content = packed(table, wanted[0])
-            why = "" if content is None else self._cache.put(wanted[0], content, checked=True)
+            content = packed(table, entry.name)
+            why = "" if content is None else self._cache.put(entry.name, content, checked=True)
         except Exception as error:  # the reader has its rows and does not need the copy
             why = f"{type(error).__name__}: {error}"
         if why:
             self._makes = False
-            self._say("no more packed copies are made", why)
+            self._warn_once("no more packed copies are made", why)
 
     def make(self, read: Callable[[int, int], Any], row_groups: Sequence[Sequence[int]]) -> None:
         """Makes all missing copies by reading each row group."""
@@ -224,20 +231,18 @@ class PackedRowGroups:
         if self._cache is not None:
             self._cache.close()
 
-    def _say(self, what: str, why: str) -> None:
+    def _warn_once(self, what: str, why: str) -> None:
         """Prints this line on standard error, once."""
         with self._lock:
-            if what in self._said:
+            if what in self._warned:
                 return
-            self._said.add(what)
-        print(
-            f"sluice: {what}{why and f' ({why})'}; the same rows are read from Parquet",
-            file=sys.stderr,
-            flush=True,
+            self._warned.add(what)
+        warn(
+            f"{what}{why and f' ({why})'}; the same rows are read from Parquet",
         )
 
 
-def named(path: str, size: int, changed_ns: int, columns: str) -> str:
+def entry_name(path: str, size: int, changed_ns: int, columns: str) -> str:
     """The name of a file in this state with these columns. An entry's name adds the row group's number."""
     return f"{size} {changed_ns} {hashlib.sha256(stored_footer(path, size)).hexdigest()} {columns}"
 

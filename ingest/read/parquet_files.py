@@ -32,7 +32,7 @@ from sluice.ingest.plain.from_spec import recipes_of_spec, selection_of
 from sluice.ingest.plain.guess import Proposal, proposals
 from sluice.ingest.plain.hashed_ids import can_hash
 from sluice.ingest.plain.made_columns import MadeColumns
-from sluice.ingest.plain.probe import ColumnFacts, check_values, probe
+from sluice.ingest.plain.probe import ColumnFacts, check_values, probe, unreadable
 from sluice.ingest.plain.recipe import Recipe
 from sluice.ingest.plain.roles import (
     ROLES,
@@ -45,9 +45,8 @@ from sluice.ingest.plain.roles import (
     roles_of,
 )
 from sluice.ingest.plain.row_selection import RowSelection
-from sluice.ingest.plain.unreadable import unreadable
 from sluice.ingest.read.footers import Footer, FooterError, footers_of
-from sluice.ingest.read.petastorm.options import retyped
+from sluice.ingest.read.petastorm.options import types_after
 
 if TYPE_CHECKING:
     from sluice.etl.table.table import FeatureTable
@@ -104,110 +103,30 @@ class ParquetFiles:
         Without either, roles are guessed. If `roles` names only the label, the others are guessed. `hash` maps names,
         or patterns of names, to numbers of ids. Roles and hash name the columns after `transform_spec`. `say` gets
         lines about what was guessed or left out. By default, each line is printed once on standard error."""
-        say = say or _tell
+        say = say or _print_once
         uri, prefix, paths = _paths(source)
-        try:
-            footers = footers_of(paths)
-        except FooterError as error:
-            raise ParquetError(str(error)) from error
+        footers = _read_footers(paths)
         if spec is not None and not isinstance(spec, Spec):
             spec = Spec.read(spec)
-        optional = spec.input.optional if spec else ()
-        types, lacking = common_types(paths, [footer.types for footer in footers], optional)
-        there = _types_there(paths[0])
-        for name in (name for name in optional if name not in there):
-            there |= next(
-                (
-                    {name: _types_there(path)[name]}
-                    for path, footer in zip(paths, footers, strict=True)
-                    if name in footer.types
-                ),
-                {name: pa.null()},
-            )
-        edited = frozenset[str]()
-        if transform_spec is not None:
-            there, edited = retyped(there, transform_spec)
-            types = {
-                name: str(kind) if name in edited else types[name]
-                for name, kind in there.items()
-                if name in edited or name in types
-            }
-        roles = roles_of(roles) if isinstance(roles, str) else roles
-        label = None if roles is None or hash else only_label(roles)
-        hashed = dict(hash or {})
-        fill = dict[str, float]()
-        guessed = spec is None and (roles is None or label_of(label or "", types)[0] in types)
-        if spec is not None:
-            if roles is not None or hash:
-                raise ParquetError(
-                    "a spec already says which roles the columns have and what is hashed: give either "
-                    "spec, or roles and hash"
-                )
-            if transform_spec is not None:
-                raise ParquetError(
-                    "a spec makes the columns by its operators, a TransformSpec by its function: give "
-                    "only one of them. With a TransformSpec, give roles and hash"
-                )
-            recipes = recipes_of_spec(spec, types, lacking)
+        stored = _StoredColumns.of(uri, paths, footers, spec, transform_spec)
+        if spec is None:
+            made = _columns_by_roles(stored, roles, hash, say)
+        else:
+            _refuse_with_spec(roles, hash, transform_spec)
+            made = _MadeBy(recipes_of_spec(spec, stored.types, stored.lacking))
             permission = Permission(
                 permission.modules, permission.functions | spec.permission.functions
             )
-        else:
-            if guessed or roles is None:
-                by_caller = {recipe.name for recipe in recipes_of({}, hashed, types, lacking)[0]}
-                facts = _probed(
-                    paths,
-                    {name: kind for name, kind in types.items() if name not in edited},
-                    footers,
-                )
-                facts |= {name: ColumnFacts(there[name]) for name in edited}
-                found = proposals(
-                    facts, sum(sum(footer.row_groups) for footer in footers), label, by_caller
-                )
-                found = {
-                    name: one
-                    if one.hash is None or can_hash(types[name])
-                    else replace(one, role="dense", size=0)
-                    for name, one in found.items()
-                }  # floats cannot be hashed
-                hashed |= {
-                    one.name: one.hash
-                    for one in found.values()
-                    if one.hash and one.name not in by_caller
-                }
-                others = {name: _SEVERAL_TYPES for name in types if name not in found} | in_folders(
-                    paths, types
-                )
-                roles, fill = _guessed(
-                    uri, found, others | dict.fromkeys(lacking, _NOT_EVERYWHERE), say
-                )
-            recipes, hashed = recipes_of(roles, hashed, types, lacking)
-        used = dict.fromkeys(
-            [
-                *(name for recipe in recipes for name in recipe.sources),
-                *((name for name in spec.input.columns if name not in spec.unused) if spec else ()),
-            ]
-        )
-        refuse_mixed(
-            [name for name in used if name not in edited],
-            recipes,
-            spec.input.columns if spec else {},
-            [
-                (path, footer.types)
-                for path, footer in zip(paths, footers, strict=True)
-                if any(footer.row_groups)
-            ],
-            _types_there,
-        )  # a file without rows may have no types
-        unused = [name for name in (*types, *lacking) if name not in used]
-        if unused and not guessed:  # the line about guessed roles has named them
+        used = stored.used_by(made.recipes, spec)
+        unused = [name for name in (*stored.types, *stored.lacking) if name not in used]
+        if unused and not made.is_guessed:  # the line about guessed roles has named them
             more = f" and {len(unused) - 20} more" if len(unused) > 20 else ""
             say(
                 f"{uri}: columns that nobody asked for are left out: {', '.join(unused[:20])}{more}"
             )
         fields = []
-        for recipe in recipes:
-            kinds = [there[name] for name in recipe.sources]
+        for recipe in made.recipes:
+            kinds = [stored.kinds[name] for name in recipe.sources]
             recipe.check(kinds)
             fields.append(recipe.field(kinds))
         files = tuple(
@@ -220,21 +139,15 @@ class ParquetFiles:
             )
             for p, f in zip(paths, footers, strict=True)
         )
-        rows = max(1, sum(f.rows for f in files))
-        bags = {
-            recipe.name: recipe.sources[0]
-            for recipe in recipes
-            if recipe.role == "id_list" and recipe.sources[0] in footers[0].ids
-        }
         opened = cls(
             uri,
             tuple(fields),
             files,
-            {name: sum(f.ids[stored] for f in footers) / rows for name, stored in bags.items()},
-            hashed,
-            recipes,
+            stored.bag_sizes(made.recipes),
+            made.hash,
+            made.recipes,
             spec,
-            fill,
+            made.fill,
             permission=permission,
             prefix=prefix,
             transform_spec=transform_spec,
@@ -302,12 +215,12 @@ class ParquetFiles:
                 f"{self.uri}: no row lies in the split {split!r}; check table.split of "
                 f"{selection.spec.name}"
             )
-        _tell(
+        _print_once(
             f"{self.uri}: {sum(map(sum, counts)):,} of {sum(f.rows for f in self.files):,} rows are loaded, those of "
             f"the split {split!r}; split= chooses another ({', '.join(selection.spec.table.split)})"
         )
         if in_none:
-            _tell(
+            _print_once(
                 f"{self.uri}: {in_none:,} rows lie in no split, because their {selection.sources[0]!r} is missing or "
                 "names no split"
             )
@@ -322,7 +235,7 @@ class ParquetFiles:
             self._selection(split),
             [recipe for recipe in self.recipes if recipe.name in names],
         )
-        if selection is None and all(recipe.as_it_is for recipe in recipes):
+        if selection is None and all(recipe.is_unchanged for recipe in recipes):
             return None
         return MadeColumns(recipes, selection, self.spec)
 
@@ -335,11 +248,11 @@ class ParquetFiles:
         ):  # rows without a label are in a split of their own
             columns = replace(columns, fill={columns.label: 0.0, **columns.fill})
         if said := check_values(self.recipes, columns, paths):
-            _tell(f"{self.uri}: {said}")
+            _print_once(f"{self.uri}: {said}")
         for warning in unreadable(
             [recipe for recipe in self.recipes if recipe.name in columns.names], paths
         ):
-            _tell(warning)
+            _print_once(warning)
 
     def sizes(self, names: Iterable[str]) -> dict[str, int]:
         """Returns the number of embedding rows for each column of ids without operators. It is the largest id in the
@@ -375,22 +288,166 @@ class ParquetFiles:
         return file.path.removeprefix(self.prefix)
 
 
+@dataclass(frozen=True)
+class _StoredColumns:
+    """The columns that files hold, after a TransformSpec."""
+
+    uri: str
+    paths: list[str]
+    footers: list[Footer]
+    types: dict[str, str]
+    """Arrow's name of the type of each column that all files have, or that is optional."""
+    lacking: dict[str, str]
+    """For each other column, a file that lacks it."""
+    kinds: dict[str, pa.DataType]
+    edited: frozenset[str]
+    """The columns that the TransformSpec makes."""
+
+    @classmethod
+    def of(
+        cls,
+        uri: str,
+        paths: list[str],
+        footers: list[Footer],
+        spec: Spec | None,
+        transform_spec: Any,
+    ) -> _StoredColumns:
+        optional = spec.input.optional if spec else ()
+        types, lacking = common_types(paths, [footer.types for footer in footers], optional)
+        kinds = _read_types(paths[0])
+        for name in (name for name in optional if name not in kinds):
+            having = (p for p, f in zip(paths, footers, strict=True) if name in f.types)
+            path = next(having, None)
+            kinds[name] = pa.null() if path is None else _read_types(path)[name]
+        edited = frozenset[str]()
+        if transform_spec is not None:
+            kinds, edited = types_after(kinds, transform_spec)
+            types = {
+                name: str(kind) if name in edited else types[name]
+                for name, kind in kinds.items()
+                if name in edited or name in types
+            }
+        return cls(uri, paths, footers, types, lacking, kinds, edited)
+
+    @property
+    def rows(self) -> int:
+        return sum(sum(footer.row_groups) for footer in self.footers)
+
+    def propose(self, label: str | None, by_caller: set[str]) -> dict[str, Proposal]:
+        """Guesses the roles of the columns, except of those that the caller hashes."""
+        types = {name: kind for name, kind in self.types.items() if name not in self.edited}
+        facts = _probe_columns(self.paths, types, self.footers)
+        facts |= {name: ColumnFacts(self.kinds[name]) for name in self.edited}
+        return {
+            name: one
+            if one.hash is None or can_hash(self.types[name])
+            else replace(one, role="dense", size=0)  # floats cannot be hashed
+            for name, one in proposals(facts, self.rows, label, by_caller).items()
+        }
+
+    def used_by(self, recipes: Sequence[Recipe], spec: Spec | None) -> list[str]:
+        """The stored columns that recipes and spec use. Raises an error if their types cannot be loaded together."""
+        by_spec = spec.input.columns if spec else {}
+        unused = spec.unused if spec else ()
+        sources = (name for recipe in recipes for name in recipe.sources)
+        used = list(dict.fromkeys([*sources, *(n for n in by_spec if n not in unused)]))
+        refuse_mixed(
+            [name for name in used if name not in self.edited],
+            recipes,
+            by_spec,
+            [
+                (path, footer.types)
+                for path, footer in zip(self.paths, self.footers, strict=True)
+                if any(footer.row_groups)  # a file without rows may have no types
+            ],
+            _read_types,
+        )
+        return used
+
+    def bag_sizes(self, recipes: Sequence[Recipe]) -> dict[str, float]:
+        """The average number of ids a row in each column of bags."""
+        return {
+            recipe.name: sum(f.ids[recipe.sources[0]] for f in self.footers) / max(1, self.rows)
+            for recipe in recipes
+            if recipe.role == "id_list" and recipe.sources[0] in self.footers[0].ids
+        }
+
+
+@dataclass(frozen=True)
+class _MadeBy:
+    """How a loader's columns are made."""
+
+    recipes: tuple[Recipe, ...]
+    hash: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    fill: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    is_guessed: bool = False
+
+
+def _columns_by_roles(
+    stored: _StoredColumns,
+    roles: Roles | str | None,
+    hash: Mapping[str, int] | None,
+    say: Callable[[str], None],
+) -> _MadeBy:
+    """Makes recipes by a caller's roles. Guesses all roles that the caller does not give."""
+    roles = roles_of(roles) if isinstance(roles, str) else roles
+    label = None if roles is None or hash else only_label(roles)
+    hashed = dict(hash or {})
+    fill = dict[str, float]()
+    types, lacking = stored.types, stored.lacking
+    is_guessed = roles is None or label_of(label or "", types)[0] in types
+    if is_guessed or roles is None:
+        by_caller = {recipe.name for recipe in recipes_of({}, hashed, types, lacking)[0]}
+        found = stored.propose(label, by_caller)
+        hashed |= {
+            one.name: one.hash for one in found.values() if one.hash and one.name not in by_caller
+        }
+        others = {name: _SEVERAL_TYPES for name in types if name not in found}
+        others |= in_folders(stored.paths, types) | dict.fromkeys(lacking, _NOT_EVERYWHERE)
+        roles, fill = _report_guesses(stored.uri, found, others, say)
+    recipes, hashed = recipes_of(roles, hashed, types, lacking)
+    return _MadeBy(recipes, hashed, fill, is_guessed)
+
+
+def _refuse_with_spec(
+    roles: Roles | str | None, hash: Mapping[str, int] | None, transform_spec: Any
+) -> None:
+    """Raises ParquetError for arguments that do not go with a spec."""
+    if roles is not None or hash:
+        raise ParquetError(
+            "a spec already says which roles the columns have and what is hashed: give either "
+            "spec, or roles and hash"
+        )
+    if transform_spec is not None:
+        raise ParquetError(
+            "a spec makes the columns by its operators, a TransformSpec by its function: give "
+            "only one of them. With a TransformSpec, give roles and hash"
+        )
+
+
+def _read_footers(paths: Sequence[str]) -> list[Footer]:
+    try:
+        return footers_of(paths)
+    except FooterError as error:
+        raise ParquetError(str(error)) from error
+
+
 def parquet_paths(source: Paths) -> list[str]:
     """Returns the files that a folder, a glob or a list stands for."""
     return _paths(source)[2]
 
 
-_told: set[str] = set()
+_printed: set[str] = set()
 
 
-def _tell(line: str) -> None:
+def _print_once(line: str) -> None:
     """Prints a line on standard error, once."""
-    if line not in _told:
-        _told.add(line)
+    if line not in _printed:
+        _printed.add(line)
         print(line, file=sys.stderr)
 
 
-def _probed(
+def _probe_columns(
     paths: Sequence[str], types: Mapping[str, str], footers: Sequence[Footer]
 ) -> dict[str, ColumnFacts]:
     """Returns the facts of each column that has one type in all files, or number types that can be loaded together."""
@@ -415,7 +472,7 @@ def _probed(
     return probe(paths, alike, common=common)
 
 
-def _guessed(
+def _report_guesses(
     uri: str, found: Mapping[str, Proposal], others: Mapping[str, str], say: Callable[[str], None]
 ) -> tuple[Roles, dict[str, float]]:
     """Returns the guessed roles and the fill values, and reports them to `say`. `others` maps each column that was not
@@ -426,7 +483,7 @@ def _guessed(
             roles[one.role].append(one.label or one.name)
     fill = {one.name: 0.0 for one in found.values() if one.fill}
     taken = "; ".join(
-        f"{role}: {', '.join(_said(found[name].hash if name in found else None, name) for name in names)}"
+        f"{role}: {', '.join(_with_size(found[name].hash if name in found else None, name) for name in names)}"
         for role, names in roles.items()
         if names
     )
@@ -444,14 +501,11 @@ def facts_of(source: Paths) -> tuple[dict[str, ColumnFacts], int, dict[str, str]
     """Returns the facts of the columns that can be loaded from all files, the number of rows, and for each other column
     the reason why it cannot be loaded."""
     paths = _paths(source)[2]
-    try:
-        footers = footers_of(paths)
-    except FooterError as error:
-        raise ParquetError(str(error)) from error
+    footers = _read_footers(paths)
     files = [footer.types for footer in footers]
     _, lacking = common_types(paths, files)
     types, _ = common_types(paths, files, lacking)
-    facts = _probed(paths, types, footers)
+    facts = _probe_columns(paths, types, footers)
     for name in lacking.keys() & facts.keys():
         facts[name].optional = True
     others = {
@@ -478,11 +532,11 @@ def in_folders(paths: Iterable[str], columns: Container[str]) -> dict[str, str]:
     }
 
 
-def _said(size: int | None, name: str) -> str:
+def _with_size(size: int | None, name: str) -> str:
     return name if size is None else f"{name}%{size}"
 
 
-def _types_there(path: str) -> dict[str, pa.DataType]:
+def _read_types(path: str) -> dict[str, pa.DataType]:
     """The type of each column of a file."""
     try:
         return {part.name: part.type for part in parts(pq.read_schema(path))}
@@ -499,16 +553,16 @@ def _paths(source: Paths) -> tuple[str, str, list[str]]:
     Files of a folder or a glob are sorted by name. A list keeps its order. Raises ForeignTableError for a file that a
     table may have removed."""
     tables = LocalTables()
-    found = _found(source, tables)
+    found = _find_files(source, tables)
     tables.refuse_removed(found[2])
     return found
 
 
-def _found(source: Paths, tables: LocalTables) -> tuple[str, str, list[str]]:
+def _find_files(source: Paths, tables: LocalTables) -> tuple[str, str, list[str]]:
     """Returns what `_paths` returns. Refuses folders and globs that hold files of another table format. Files that are
     named one by one are not checked here."""
     if not isinstance(source, (str, os.PathLike)):
-        each = [_found(one, tables) for one in source]
+        each = [_find_files(one, tables) for one in source]
         if not each:
             raise ParquetError("an empty list of files")
         prefixes, found = (
@@ -530,7 +584,7 @@ def _found(source: Paths, tables: LocalTables) -> tuple[str, str, list[str]]:
             )
         return f"{len(found)} files from {each[0][0]}", prefixes.pop(), found
     if (at := slow_path(os.fspath(source))) is not None:
-        return os.fspath(source), at.prefix, _found(at.path, tables)[2]
+        return os.fspath(source), at.prefix, _find_files(at.path, tables)[2]
     text = os.fspath(source)
     if os.path.isdir(text):
         paths = sorted(

@@ -105,7 +105,7 @@ class RowGroupReader:
         - `folders` has, for each file, the columns that are written in the names of its folders.
         - `packed` says where copies of row groups are kept and read from."""
         self.files = tuple(files)
-        self._before = before_read
+        self._before_read = before_read
         self._sample = sample
         self._folders = folders
         self._made, self._selection = made, made.selection if made else None
@@ -151,7 +151,7 @@ class RowGroupReader:
         else:
             self._dictionaries = [
                 name
-                for name in made.repeated(self._in_files, self._footer(0))
+                for name in made.dictionary_columns(self._in_files, self._footer(0))
                 if name not in self._optional
             ]
         self.packed = (
@@ -178,8 +178,8 @@ class RowGroupReader:
 
     def read(self, read: Read, decode: Callable[[Read], pa.Table] | None = None) -> pa.Table:
         """Reads a row group. If `decode` is given, it makes the table instead of `decoded`, which it may call."""
-        if self._before is not None:
-            self._before(read)
+        if self._before_read is not None:
+            self._before_read(read)
         try:
             try:
                 table = self.decoded(read.file, read.group) if decode is None else decode(read)
@@ -223,14 +223,14 @@ class RowGroupReader:
             for group in range(len(counts))
         ]
 
-        def summed(place: tuple[int, int]) -> float:
+        def sum_weights(place: tuple[int, int]) -> float:
             weights = self._weights(*place, self.decoded(*place, columns=[str(self._sample)]))
             return (
                 float(np.cumsum(weights)[-1]) if len(weights) else 0.0
             )  # the same sum on every machine
 
         with ThreadPoolExecutor(os.cpu_count() or 1, "sluice-weights") as threads:
-            found = iter(list(threads.map(summed, places)))
+            found = iter(list(threads.map(sum_weights, places)))
         return tuple(tuple(next(found) for _ in counts) for counts in self.row_groups)
 
     def _weights(self, file: int, group: int, table: pa.Table) -> npt.NDArray[np.float64]:
@@ -251,50 +251,15 @@ class RowGroupReader:
     def decoded(self, number: int, group: int, columns: Sequence[str] | None = None) -> pa.Table:
         """Decodes the stored columns of a row group, or only those in `columns`. The result may be a packed table,
         whose rows can only be placed in batches."""
-        where, file = self._where(number, group), None
-        try:
-            wanted = self.packed.wanted(number, group) if self.packed and columns is None else None
-            table: Any = self.packed.read(wanted, self.straight) if self.packed and wanted else None
-            if table is None:
-                file = self._take(number)
-                table = self._table(
-                    file,
-                    group,
-                    self.decoding.portions or ((),)
-                    if columns is None
-                    else (tuple(dict.fromkeys([*columns, *self._deciding])),),
-                )
-                if self.packed and wanted:
-                    self.packed.keep(wanted, file, table)
-            for name, value in self._folders[number].items() if self._folders else ():
-                if name in (self.columns if columns is None else columns):
-                    table = table.append_column(
-                        self.stored.field(name), pa.repeat(value, table.num_rows)
-                    )
-        except (
-            Exception
-        ) as error:  # a flipped bit can cause any error, such as invalid text or a huge length
-            if file is not None:
-                file.close()
-            cause = without_frames(error) if isinstance(error, OSError) else error
-            raise SourceError(f"{where}: {error or type(error).__name__}") from cause
-        if file is not None:
-            self._give_back(number, file)
+        where = self._where(number, group)
+        table = self._read_stored(number, group, columns)
         for name in (self._optional - set(table.schema.names)) & {
             *(columns or self.columns),
             *self._deciding,
         }:
             table = table.append_column(name, pa.nulls(table.num_rows, self._typed[name]))
         if columns is None and table.schema != self._usual:
-            if wrong := self.compare(
-                pa.schema(
-                    [
-                        self.stored.field(f.name) if f.name in self._typed else f
-                        for f in table.schema
-                    ]
-                )
-            ):  # values of typed columns are converted one by one, so their stored type may differ
-                raise SourceError(f"{where}: {wrong}")
+            self._check_schema(table.schema, where)
             self._usual = table.schema
         if self._selection:
             try:
@@ -308,6 +273,50 @@ class RowGroupReader:
             )
         return table
 
+    def _read_stored(self, number: int, group: int, columns: Sequence[str] | None) -> pa.Table:
+        """Reads stored columns of a row group, from its packed copy or from its file, and adds its folders' columns."""
+        file = None
+        try:
+            entry = (
+                self.packed.find_entry(number, group) if self.packed and columns is None else None
+            )
+            table: Any = self.packed.read(entry, self.straight) if self.packed and entry else None
+            if table is None:
+                file = self._take(number)
+                table = self._table(
+                    file,
+                    group,
+                    self.decoding.portions or ((),)
+                    if columns is None
+                    else (tuple(dict.fromkeys([*columns, *self._deciding])),),
+                )
+                if self.packed and entry:
+                    self.packed.keep(entry, file, table)
+            for name, value in self._folders[number].items() if self._folders else ():
+                if name in (self.columns if columns is None else columns):
+                    table = table.append_column(
+                        self.stored.field(name), pa.repeat(value, table.num_rows)
+                    )
+        except (
+            Exception
+        ) as error:  # a flipped bit can cause any error, such as invalid text or a huge length
+            if file is not None:
+                file.close()
+            cause = without_frames(error) if isinstance(error, OSError) else error
+            raise SourceError(
+                f"{self._where(number, group)}: {error or type(error).__name__}"
+            ) from cause
+        if file is not None:
+            self._give_back(number, file)
+        return table
+
+    def _check_schema(self, schema: pa.Schema, where: str) -> None:
+        """Raises SourceError if a row group's columns cannot be loaded along with the first file's."""
+        # Values of typed columns are converted one by one, so their stored type may differ.
+        fields = [self.stored.field(f.name) if f.name in self._typed else f for f in schema]
+        if wrong := self.compare(pa.schema(fields)):
+            raise SourceError(f"{where}: {wrong}")
+
     def _table(self, file: OpenFile, group: int, portions: Sequence[Sequence[str]]) -> pa.Table:
         """Decodes a row group, a portion of its columns at a time. Arrow's reader keeps the stored form of all columns
         in one call until the call returns, so large columns are read separately."""
@@ -320,7 +329,7 @@ class RowGroupReader:
         """Returns why a schema cannot be loaded along with the first file's. Each file needs all columns. Types of
         numbers may differ."""
         for field in self._in_files:
-            if wrong := _missing(field.name, schema.names):
+            if wrong := _why_missing(field.name, schema.names):
                 return wrong
             there = schema.field(field.name).type
             if there != field.type and _is_number(there) != _is_number(field.type):
@@ -404,7 +413,7 @@ class RowGroupReader:
 
     def _footer(self, file: int) -> pq.FileMetaData:
         if file not in self._footers:  # two threads may both read it: they get the same value
-            self._footers[file] = _described(self.files[file].path, self._opened)[0]
+            self._footers[file] = _read_footer(self.files[file].path, self._opened)[0]
         return self._footers[file]
 
     def _check_sizes(self) -> None:
@@ -445,7 +454,9 @@ class RowGroupReader:
         there = list(parts(self._footer(0).schema.to_arrow_schema()))
         known = [part.name for part in there]
         for name in names:
-            if (name in known or name not in self._optional) and (wrong := _missing(name, known)):
+            if (name in known or name not in self._optional) and (
+                wrong := _why_missing(name, known)
+            ):
                 raise SourceError(f"{self.files[0].path}: {wrong}")
         return pa.schema(
             [
@@ -482,7 +493,9 @@ class RowGroupReader:
                 scale=scale,
                 file_bytes=self.files[number].bytes or 2**62,
             )
-            found = replace(alone, beside=alone.beside + copies * alone.decoded(largest[0]))
+            found = replace(
+                alone, extra_bytes=alone.extra_bytes + copies * alone.decoded(largest[0])
+            )
         except Exception as error:
             raise SourceError(
                 f"{self.files[number].path}: its footer cannot be read ({type(error).__name__}: "
@@ -497,7 +510,7 @@ class RowGroupReader:
         return replace(
             found,
             row_bytes=share * (found.row_bytes + self._made.more_bytes),
-            beside=round(found.beside + share * largest[0] * made),
+            extra_bytes=round(found.extra_bytes + share * largest[0] * made),
         )
 
 
@@ -505,10 +518,10 @@ def first_schema(files: Sequence[DataFile], opened: FileOpener) -> pa.Schema:
     """Returns the schema of all columns of the first file."""
     if not files:
         raise SourceError("there are no files to read")
-    return _described(files[0].path, opened)[1]
+    return _read_footer(files[0].path, opened)[1]
 
 
-def _described(path: str, opened: FileOpener) -> tuple[pq.FileMetaData, pa.Schema]:
+def _read_footer(path: str, opened: FileOpener) -> tuple[pq.FileMetaData, pa.Schema]:
     """Reads the footer of a file and its schema."""
     try:
         source = opened.open(path)
@@ -523,7 +536,7 @@ def _described(path: str, opened: FileOpener) -> tuple[pq.FileMetaData, pa.Schem
         raise SourceError(f"{path}: {error}") from error
 
 
-def _missing(name: str, names: Sequence[str]) -> str | None:
+def _why_missing(name: str, names: Sequence[str]) -> str | None:
     if name not in names:
         return f"no column {name!r}{nearest(name, names)}"
     several = names.count(name)

@@ -106,7 +106,7 @@ class RemoteFiles:
         data = self._cache.get(entry) if self._cache else None
         if data is None:
             data = self._retrier.call(
-                lambda: _whole(source, offset, length),
+                lambda: _read_whole(source, offset, length),
                 f"{name}: reading bytes {offset} to {offset + length}",
             )
             if self._cache:
@@ -117,7 +117,7 @@ class RemoteFiles:
         return data
 
 
-def _whole(source: RangeFile, offset: int, length: int) -> bytes:
+def _read_whole(source: RangeFile, offset: int, length: int) -> bytes:
     data = source.read(offset, length)
     if len(data) != length:
         raise OSError(f"a short read: {len(data)} of {length} bytes")

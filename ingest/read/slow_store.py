@@ -15,7 +15,7 @@ from sluice.ingest.knobs import nearest, parse_bytes
 from sluice.ingest.read.retry import Clock
 from sluice.ingest.read.stores import FileSystem, RangeFile
 
-_READ: dict[str, Callable[[str], float]] = {"bandwidth": parse_bytes, "seed": int}
+_PARSERS: dict[str, Callable[[str], float]] = {"bandwidth": parse_bytes, "seed": int}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +52,7 @@ class Disturbance:
             if name not in known:
                 raise ValueError(f"latency://: unknown option {name!r}{nearest(name, known)}")
             try:
-                values[name] = _READ.get(name, float)(text)
+                values[name] = _PARSERS.get(name, float)(text)
             except ValueError as error:
                 raise ValueError(f"latency://: {name}={text}: {error}") from None
         return cls(**values)  # type: ignore[arg-type]
@@ -74,7 +74,7 @@ class FaultyFileSystem:
         self.errors = self.shorts = self.stalls = self.corrupted = 0
 
     def open(self, key: str) -> RangeFile:
-        self._before(key, 0)
+        self._disturb(key, 0)
         return _DisturbedSource(self, key, self._inner.open(key))
 
     def stall(self, seconds: float) -> None:
@@ -93,7 +93,7 @@ class FaultyFileSystem:
             self._corrupt = part
 
     def read(self, key: str, source: RangeFile, offset: int, length: int) -> bytes:
-        short = self._before(key, length)
+        short = self._disturb(key, length)
         data = source.read(offset, length // 2 if short else length)
         with self._lock:
             # The footer at the end of a file has no checksum, so it is not corrupted.
@@ -110,7 +110,7 @@ class FaultyFileSystem:
         flipped[len(data) // 2] ^= 0x10
         return bytes(flipped)
 
-    def _before(self, key: str, length: int) -> bool:
+    def _disturb(self, key: str, length: int) -> bool:
         """Waits, or raises. Returns whether the read shall come back short."""
         how = self._how
         with self._lock:

@@ -5,12 +5,12 @@ Both read stored columns through a `RowGroupReader`, in the pool that the pipeli
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
 from typing import Any
 
 from sluice.common.extras import install_command
+from sluice.ingest.errors import warn
 from sluice.ingest.memory.governor import Charge
 from sluice.ingest.read.petastorm.options import PetastormOptions
 from sluice.ingest.read.petastorm.source import PetastormSource
@@ -52,11 +52,9 @@ def reader_of(name: str | None) -> str:
         return "petastorm"
     if not _announced:
         _announced.add("arrow")
-        print(
-            "sluice: row groups are read by the plain Arrow reader, because petastorm is not installed; the rows "
+        warn(
+            "row groups are read by the plain Arrow reader, because petastorm is not installed; the rows "
             "and their order are the same",
-            file=sys.stderr,
-            flush=True,
         )
     return "arrow"
 

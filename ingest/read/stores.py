@@ -94,20 +94,20 @@ class _S3Source:
             self.size = self._file.size()
             self.tag = str(self._file.metadata().get(b"ETag"))
         except OSError as error:
-            raise _translated(error, key) from error
+            raise _translate_error(error, key) from error
 
     def read(self, offset: int, length: int) -> bytes:
         try:
             data: bytes = self._file.read_at(length, offset)
             return data
         except OSError as error:
-            raise _translated(error, self._key) from error
+            raise _translate_error(error, self._key) from error
 
     def close(self) -> None:
         self._file.close()
 
 
-def _translated(error: OSError, key: str) -> OSError:
+def _translate_error(error: OSError, key: str) -> OSError:
     """Turns a refused access into a PermissionError. Only pyarrow's text tells it from a temporary error."""
     if _DENIED.search(str(error)):
         return PermissionError(

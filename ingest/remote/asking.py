@@ -15,13 +15,14 @@ from typing import Any
 
 import pyarrow as pa
 
+from sluice.ingest.errors import warn
 from sluice.ingest.memory.governor import Charge
 from sluice.ingest.read.reader import RowGroupReader, SourceError
 from sluice.ingest.remote.calls import Call, source_digest
 from sluice.ingest.remote.client import WorkerLost
-from sluice.ingest.remote.fleet import Fleet, RemoteWorker, say
+from sluice.ingest.remote.fleet import Fleet, RemoteWorker
 from sluice.ingest.remote.unit import RemoteError, Unit, WrongAnswer
-from sluice.ingest.stages.completed_windows import NobodyThere
+from sluice.ingest.stages.completed_windows import NoWorkerAnswers
 from sluice.ingest.stages.pool import Closed
 from sluice.ingest.stages.shuffle import Decoded, ReadRows, ReadTask, WindowPiece
 from sluice.ingest.stages.transform import Arrays
@@ -134,7 +135,7 @@ class Asking:
 
     def get(self, unit: Unit | Call) -> Any:
         """Returns the rows of a unit, or the columns of a call. Raises `Closed` if this was closed meanwhile, and
-        `NobodyThere` if no worker has answered for a while."""
+        `NoWorkerAnswers` if no worker has answered for a while."""
         fleet, race = self._fleet, _Race(threading.Condition(self._fleet.lock))
         try:
             while True:
@@ -150,7 +151,7 @@ class Asking:
                     now = self._clock()
                     self._look_for_workers(now)
                     if self._is_alone:
-                        raise NobodyThere
+                        raise NoWorkerAnswers
                     wait_s = race.slow_at - now if any(not w.silent for w in race.asked) else 0.0
                     if (
                         wait_s > 0
@@ -181,15 +182,15 @@ class Asking:
         the lock held."""
         if any(worker.is_there for worker in self._fleet.workers):
             if self._is_alone:
-                say("a worker answers again; row groups are read by workers again")
+                warn("a worker answers again; row groups are read by workers again")
             self._alone_since, self._is_alone = None, False
             return
         self._alone_since = now if self._alone_since is None else self._alone_since
         if not self._is_alone and now - self._alone_since > _NOBODY_S:
             self._is_alone = True
-            say(
-                f"no worker was there for {_NOBODY_S:g} s ({self._fleet.why_alone}); this loader reads the rows itself "
-                "until one answers"
+            warn(
+                f"no worker was there for {_NOBODY_S:g} s ({self._fleet.why_none_answers}); this loader "
+                "reads the rows itself until one answers"
             )
 
     def watch(self, charge: Callable[[int], None]) -> None:
@@ -228,7 +229,7 @@ class Asking:
     def _watch(self) -> None:
         """Pings workers that have been silent for a while."""
         while not self._over.wait(_QUIET_S):
-            self._fleet.weigh()
+            self._fleet.measure_memory()
             with self._fleet.lock:
                 since = self._clock() - _QUIET_S
                 quiet = [
@@ -259,7 +260,7 @@ class Asking:
                     worker.lost or f"worker {worker.connection.address} does not answer a ping"
                 )
                 if worker.silent == _TELL:
-                    self._fleet.tell(self._fleet.last_lost)
+                    self._fleet.report_lost(self._fleet.last_lost)
             self._fleet.changed.notify_all()
 
     def _ask(self, race: _Race, worker: RemoteWorker, unit: Unit | Call, timeout_s: float) -> None:

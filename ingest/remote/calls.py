@@ -58,13 +58,13 @@ class Call:
     rows: int
 
     def request(self) -> pa.Buffer:
-        return packed(
+        return encode(
             {"package": package(), "function": self.kind, "source": self.source}, self.arrays
         )
 
     def answer(self, body: pa.Buffer) -> dict[str, npt.NDArray[Any]]:
         """Returns the changed columns, or raises the function's error."""
-        head, arrays = unpacked(body)
+        head, arrays = decode(body)
         if "error" in head:
             raise FunctionError.of(self.said, head["error"])
         return arrays
@@ -82,7 +82,7 @@ class Functions:
                 self._known(name)
 
     def answer(self, body: pa.Buffer) -> pa.Buffer:
-        head, given = unpacked(body)
+        head, given = decode(body)
         check_package(head.get("package"))
         function, own = self._known(head["function"])
         if own != head["source"]:
@@ -94,7 +94,7 @@ class Functions:
         try:
             arrays = {name: array.copy() for name, array in given.items()}
             arrays |= new_columns(function, arrays)
-            return packed(
+            return encode(
                 {},
                 {
                     name: array
@@ -103,10 +103,10 @@ class Functions:
                 },
             )
         except BaseException as error:  # sys.exit() in a user's function counts as an error too
-            return packed({"error": protocol.describe(error)}, {})
+            return encode({"error": protocol.describe(error)}, {})
 
 
-def packed(head: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) -> pa.Buffer:
+def encode(head: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) -> pa.Buffer:
     """Encodes arrays, one after the other, and a head in JSON."""
     layout = protocol.RegionLayout(arrays)
     room = np.empty(layout.size + _HEAD_BYTES, np.uint8)
@@ -117,8 +117,8 @@ def packed(head: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) -> p
     return pa.py_buffer(room[: layout.size + end.size])
 
 
-def unpacked(body: pa.Buffer) -> tuple[dict[str, Any], dict[str, npt.NDArray[Any]]]:
-    """Decodes what `packed` encoded. Raises `WrongAnswer` if the bytes are not valid."""
+def decode(body: pa.Buffer) -> tuple[dict[str, Any], dict[str, npt.NDArray[Any]]]:
+    """Decodes what `encode` encoded. Raises `WrongAnswer` if the bytes are not valid."""
     try:
         data = np.frombuffer(body, np.uint8)
         size = data.size - 4 - int.from_bytes(data[-4:].tobytes(), "little")

@@ -103,11 +103,13 @@ class Connection:
                 "was started with (--token-file)"
             )
         try:
-            told = json.loads(getattr(error, "extra_info", b"") or b"{}")
+            details = json.loads(getattr(error, "extra_info", b"") or b"{}")
         except ValueError:
-            told = {}
-        if "kind" in told:
-            return KINDS.get(told["kind"], RemoteError)(f"worker {self.address}: {told['text']}")
+            details = {}
+        if "kind" in details:
+            return KINDS.get(details["kind"], RemoteError)(
+                f"worker {self.address}: {details['text']}"
+            )
         why = str(error).partition(". gRPC")[0].strip() or type(error).__name__
         if self._tls and "handshake failed" in why:
             return RemoteError(

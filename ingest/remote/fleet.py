@@ -8,7 +8,6 @@ import json
 import os
 import secrets
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -17,6 +16,7 @@ from hashlib import blake2b
 from typing import Any, Protocol
 
 from sluice.common import interpreter
+from sluice.ingest.errors import warn
 from sluice.ingest.knobs import REQUESTS_A_CORE
 from sluice.ingest.machine import WORKER_PROCESS_BYTES
 from sluice.ingest.remote.client import Connection
@@ -28,10 +28,6 @@ _REST_S = 1.0  # how long a worker is not asked after it could not be reached
 _FAILED_STARTS = 3  # processes in a row that may end before they listen
 _LEAVE_S = 5.0
 _REST_MOST_S = 30.0
-
-
-def say(line: str) -> None:
-    print(f"sluice: {line}", file=sys.stderr, flush=True)
 
 
 class RunningWorker(contextlib.AbstractContextManager[Any], Protocol):
@@ -118,14 +114,14 @@ class Fleet:
         self._counted_at = now
         return self._core_s
 
-    def tell(self, why: str) -> None:
+    def report_lost(self, why: str) -> None:
         """Prints a line that a worker is lost."""
         self.last_lost = why
         if not self.closed:
-            say(f"{why}; other workers get its requests")
+            warn(f"{why}; other workers get its requests")
 
     @property
-    def why_alone(self) -> str:
+    def why_none_answers(self) -> str:
         """Why no worker answers, for messages."""
         return self.last_lost or "none has answered yet"
 
@@ -161,7 +157,7 @@ class Fleet:
                 worker.lost = ""
             else:
                 if not worker.lost:
-                    self.tell(lost)
+                    self.report_lost(lost)
                 worker.lost = lost
                 worker.answered = False
                 worker.rests_until = self._clock() + _REST_S
@@ -172,7 +168,7 @@ class Fleet:
         """The workers that are processes of this host, by process id."""
         return {}
 
-    def weigh(self) -> None:
+    def measure_memory(self) -> None:
         """Charges each worker of this host with the most memory that it was seen to use. Call it without the lock,
         because the pipeline's account has a lock of its own."""
         for pid, worker in self.here.items():
@@ -222,7 +218,7 @@ class StartedFleet(Fleet):
         self._at_once = at_once
         self._local = local
         self._leave = leave
-        self._lives: dict[threading.Thread, RunningWorker | None] = {}
+        self._processes: dict[threading.Thread, RunningWorker | None] = {}
         self._failed = self._target = 0
         self.scale = {"requests_a_core": REQUESTS_A_CORE}
 
@@ -239,31 +235,31 @@ class StartedFleet(Fleet):
             staying = sorted((w for w in self.workers if not w.leaving), key=lambda w: -w.asked)
             for worker in staying[max(0, self._target - self.starting) :]:
                 worker.leaving = True
-                self._let_go(worker)
-            self._staff()
+                self._end_if_idle(worker)
+            self._start_missing()
             self.changed.notify_all()
 
     def give_back(self, worker: RemoteWorker, lost: str = "") -> None:
         with self.lock:
             super().give_back(worker, lost)
             worker.leaving = worker.leaving or bool(lost)  # it may hang, so it is replaced
-            self._let_go(worker)
+            self._end_if_idle(worker)
 
     def close(self) -> None:
         with self.lock:
             self.closed, self._target = True, 0
-            for process in self._lives.values():
+            for process in self._processes.values():
                 if process is not None:
                     process.kill()
             self.changed.notify_all()
-            threads = self._lives.keys() - {threading.current_thread()}
+            threads = self._processes.keys() - {threading.current_thread()}
         end = time.monotonic() + _LEAVE_S
         for thread in threads:
             thread.join(max(0.0, end - time.monotonic()))
         self._leave()
 
     @property
-    def why_alone(self) -> str:
+    def why_none_answers(self) -> str:
         waiting = (
             f"{self.starting} are starting"
             if self._local
@@ -273,7 +269,7 @@ class StartedFleet(Fleet):
             [*([waiting] if self.starting else []), *([self.last_lost] if self.last_lost else [])]
         )
 
-    def _staff(self) -> None:
+    def _start_missing(self) -> None:
         """Starts missing workers. A thread follows each from start to end. Call it with the lock held."""
         while (
             not self.closed
@@ -282,11 +278,13 @@ class StartedFleet(Fleet):
             and self.starting + sum(not w.leaving for w in self.workers) < self._target
         ):
             self.starting += 1
-            thread = threading.Thread(target=self._life, daemon=True, name="sluice-remote-worker")
-            self._lives[thread] = None
+            thread = threading.Thread(
+                target=self._run_worker, daemon=True, name="sluice-remote-worker"
+            )
+            self._processes[thread] = None
             thread.start()
 
-    def _life(self) -> None:
+    def _run_worker(self) -> None:
         """Runs one worker from its start to its end."""
         worker = None
         token = secrets.token_hex(16)
@@ -294,11 +292,11 @@ class StartedFleet(Fleet):
         began = self._clock()
         try:
             with self.lock:
-                self._rest()
+                self._wait_before_start()
                 job = asdict(self._job) if self._reads else None
             with self._start({**self._given, "token": token, "job": job}) as process:
                 with self.lock:
-                    self._lives[me] = process
+                    self._processes[me] = process
                     if self.closed:
                         process.kill()
                 line = process.stdout.readline()
@@ -317,27 +315,27 @@ class StartedFleet(Fleet):
                         self.scale["start_s"] = took + 0.75 * (
                             self.scale.get("start_s", took) - took
                         )
-                        self._staff()
+                        self._start_missing()
                         self.changed.notify_all()
-                self.weigh()
+                self.measure_memory()
                 code = process.wait()
             why = f"a worker process ended with {f'signal {-code}' if code < 0 else f'exit code {code}'}"
         except (OSError, RemoteError) as error:
             why = f"a worker process could not be started: {error}"
         with self.lock:
-            self._lives.pop(me)
-            self._gone(worker, why)
+            self._processes.pop(me)
+            self._note_end(worker, why)
         if worker is not None:
             worker.connection.close()
             self.charge(-worker.bytes)
 
-    def _rest(self) -> None:
+    def _wait_before_start(self) -> None:
         """Waits before the next start if earlier workers could not start. Local workers do not wait. Call it with the
         lock held."""
         if self._failed and not self._local:
             self.changed.wait_for(lambda: self.closed, min(_REST_MOST_S, 2.0**self._failed))
 
-    def _gone(self, worker: RemoteWorker | None, why: str) -> None:
+    def _note_end(self, worker: RemoteWorker | None, why: str) -> None:
         if worker is not None:
             self.core_s()
             self.workers.remove(worker)
@@ -345,17 +343,17 @@ class StartedFleet(Fleet):
             self._failed, self.starting = self._failed + 1, self.starting - 1
         if not self.closed and (worker is None or not worker.leaving or worker.lost):
             if why != self.last_lost if worker is None else not worker.lost:
-                self.tell(why)
+                self.report_lost(why)
             if self._failed >= _FAILED_STARTS and self._local:
                 self.error = RemoteError(
                     f"{_FAILED_STARTS} worker processes in a row could not start; the last: "
                     f"{why}. Standard error has its reason"
                 )
-        self._staff()
+        self._start_missing()
         self.changed.notify_all()
 
     @staticmethod
-    def _let_go(worker: RemoteWorker) -> None:
+    def _end_if_idle(worker: RemoteWorker) -> None:
         if worker.leaving and worker.process is not None and (worker.lost or not worker.asked):
             worker.process.kill()
 

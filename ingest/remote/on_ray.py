@@ -24,6 +24,7 @@ from typing import Any
 
 from sluice.common import interpreter
 from sluice.common.extras import install_command
+from sluice.ingest.errors import warn
 from sluice.ingest.remote.fleet import started
 from sluice.ingest.remote.unit import RemoteError
 
@@ -46,12 +47,12 @@ class PlacedWorker(contextlib.AbstractContextManager[Any]):
 
     def readline(self) -> bytes:
         """Waits until Ray has placed the worker and it listens. Returns b"" if it has ended."""
-        said = self.told.get()
-        if "line" not in said:
-            self.told.put(said)
+        message = self.told.get()
+        if "line" not in message:
+            self.told.put(message)
             return b""
-        self.pid = said["pid"]
-        return bytes(said["line"].encode())
+        self.pid = message["pid"]
+        return bytes(message["line"].encode())
 
     def wait(self) -> int:
         self.returncode = int(self.told.get()["ended"])
@@ -98,10 +99,12 @@ class RayCluster:
                 process_group=0,
             )
             assert child.stdout is not None
-            said = json.loads(child.stdout.readline() or b'{"error": "Ray has ended its process"}')
-            if "error" in said:
+            message = json.loads(
+                child.stdout.readline() or b'{"error": "Ray has ended its process"}'
+            )
+            if "error" in message:
                 self._end(child)
-                raise RuntimeError(said["error"])
+                raise RuntimeError(message["error"])
         except (OSError, RuntimeError, ValueError) as error:
             raise RemoteError(
                 f"{named}: this host is not a node of a Ray cluster at this address (ray start "
@@ -140,14 +143,14 @@ class RayCluster:
         """Passes the child's messages to the workers. When the child has ended, so have its workers."""
         assert child.stdout is not None
         for line in child.stdout:
-            said = json.loads(line)
+            message = json.loads(line)
             with self._lock:
                 worker = (
-                    self._placed.pop(said["number"])
-                    if "ended" in said
-                    else self._placed[said["number"]]
+                    self._placed.pop(message["number"])
+                    if "ended" in message
+                    else self._placed[message["number"]]
                 )
-            worker.told.put(said)
+            worker.told.put(message)
         self._end(child)
         with self._lock:
             lost = self._placed
@@ -155,11 +158,9 @@ class RayCluster:
             self._placed = {}
             closed = self._closed
         if not closed:
-            print(
-                f"sluice: the process that talks to Ray has ended (exit code {child.returncode}), and with it its "
+            warn(
+                f"the process that talks to Ray has ended (exit code {child.returncode}), and with it its "
                 f"{len(lost)} workers; check the head of the cluster at {self._address}",
-                file=sys.stderr,
-                flush=True,
             )
         for worker in lost.values():
             worker.told.put({"ended": -signal.SIGKILL})
@@ -222,7 +223,7 @@ def place(_owner: str, address: str) -> None:
     host = ray.remote(WorkerHost).options(num_cpus=1, max_restarts=0, scheduling_strategy="SPREAD")
     actors: dict[int, Any] = {}
 
-    def attend(number: int, actor: Any) -> None:
+    def follow(number: int, actor: Any) -> None:
         code = -signal.SIGKILL  # assumed if its actor or host ended before it reported an exit code
         try:
             line, pid = ray.get(actor.announced.remote())
@@ -231,10 +232,8 @@ def place(_owner: str, address: str) -> None:
             code = int(ray.get(actor.wait.remote()))
         except ray.exceptions.RayError as error:
             if number in actors:
-                print(
-                    f"sluice: Ray lost a worker: {str(error).strip().splitlines()[-1:]}",
-                    file=sys.stderr,
-                    flush=True,
+                warn(
+                    f"Ray lost a worker: {str(error).strip().splitlines()[-1:]}",
                 )
         end(number)
         tell(number=number, ended=code)
@@ -246,11 +245,11 @@ def place(_owner: str, address: str) -> None:
                 ray.kill(actor)
 
     for line in sys.stdin.buffer:
-        asked = json.loads(line)
-        number = asked["number"]
-        if "given" in asked:
-            actors[number] = host.remote(asked["given"])
-            threading.Thread(target=attend, args=(number, actors[number]), daemon=True).start()
+        request = json.loads(line)
+        number = request["number"]
+        if "given" in request:
+            actors[number] = host.remote(request["given"])
+            threading.Thread(target=follow, args=(number, actors[number]), daemon=True).start()
         else:
             end(number)
     leaving = threading.Thread(target=ray.shutdown, daemon=True)  # it may wait for a lost head

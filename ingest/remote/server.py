@@ -81,7 +81,7 @@ class WorkerServer(flight.FlightServerBase):  # type: ignore[misc]
         """Handles `call`, which calls a function, and `ping`, which returns how many units are made at once."""
         if action.type == "ping":
             return iter([str(self._threads).encode()])
-        with _telling():
+        with _send_errors():
             if action.type != "call":
                 raise RemoteError(f"there is no action {action.type!r}")
             with self._free:
@@ -90,7 +90,7 @@ class WorkerServer(flight.FlightServerBase):  # type: ignore[misc]
     def do_get(self, context: Any, ticket: Any) -> Any:
         """Returns the rows of a unit as one batch with its checksum. One batch for each part would cost the loader
         twice as much."""
-        with _telling():
+        with _send_errors():
             job, rank, loader, unit = Unit.from_request(ticket.ticket)
             maker = self.open(job)
 
@@ -123,7 +123,7 @@ class WorkerServer(flight.FlightServerBase):  # type: ignore[misc]
 
 
 @contextlib.contextmanager
-def _telling() -> Iterator[None]:
+def _send_errors() -> Iterator[None]:
     """Sends errors of this side to the client."""
     try:
         yield
@@ -175,7 +175,7 @@ class SharedUnits:
         of them, the others wait for it."""
         with self._lock:
             self._heard.setdefault(kin, {})[loader] = self._clock()
-            alone = self._tidied(kin) == 1
+            alone = self._drop_unneeded(kin) == 1
             kept = self._kept.get((kin, unit))
             mine = kept is None
             if kept is None:
@@ -192,10 +192,10 @@ class SharedUnits:
         found = kept.made.result()
         with self._lock:
             kept.had.add(loader)
-            self._tidied(kin)
+            self._drop_unneeded(kin)
         return found
 
-    def _tidied(self, kin: str) -> int:
+    def _drop_unneeded(self, kin: str) -> int:
         """Drops units that no loader still needs, and the oldest ones beyond the limit. Returns the number of recently
         active loaders."""
         heard, since = self._heard[kin], self._clock() - _GONE_S

@@ -87,7 +87,7 @@ def main(argv: list[str]) -> dict[str, Any]:
     server = WorkerServer(
         options.listen,
         token,
-        partial(opened, options.table, permission),
+        partial(open_maker, options.table, permission),
         threads=options.threads or math.ceil(Machine().cores()),
         certificate=certificate,
         permission=permission,
@@ -102,7 +102,7 @@ def main(argv: list[str]) -> dict[str, Any]:
 def local(_owner: str) -> None:
     """Runs a loader's own worker. It reads its table and token from one line of standard input, and prints its address
     on standard output. It ends when the loader, which holds the other end of its input, ends."""
-    told = os.dup(1)
+    output = os.dup(1)
     os.dup2(2, 1)  # other code's prints go to standard error
     line = sys.stdin.buffer.readline()
     if not line:
@@ -112,17 +112,17 @@ def local(_owner: str) -> None:
     server = WorkerServer(
         given.get("listen", "127.0.0.1:0"),
         given["token"],
-        partial(opened, given["table"], NOTHING),
+        partial(open_maker, given["table"], NOTHING),
         permission=Permission(functions=frozenset(given["functions"])),
     )
     if given["job"]:  # opening takes seconds, so it is done before the loader sends requests
         with contextlib.suppress(Exception):  # the first request raises the error
             server.open(RemoteJob.of(given["job"]))
-    os.write(told, json.dumps({"listening": server.address}).encode() + b"\n")
+    os.write(output, json.dumps({"listening": server.address}).encode() + b"\n")
     threading.Event().wait()
 
 
-def opened(table: str | list[str], permission: Permission, job: RemoteJob) -> UnitMaker:
+def open_maker(table: str | list[str], permission: Permission, job: RemoteJob) -> UnitMaker:
     """Opens the table for a job and returns what makes the job's units."""
     if isinstance(table, str) and is_table(table):
         from sluice.etl.table.table import (

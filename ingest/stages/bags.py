@@ -17,7 +17,7 @@ from sluice.ingest.stages.scatter_kernel import (
     pieces_of,
     take_bags,
     take_equal,
-    unpacked,
+    unpack_words,
 )
 
 _ID = 4  # bytes of an id
@@ -76,7 +76,7 @@ class PackedBags:
 
     stored: int
     ids: np.void
-    """The address of the packed data, and the description of the ids' part, for `unpacked`."""
+    """The address of the packed data, and the description of the ids' part, for `unpack_words`."""
     each: int
     """The bytes of every bag. Below 0: they differ."""
     ends: npt.NDArray[Any] | None
@@ -105,7 +105,7 @@ class PackedBags:
         first = (
             self.start * self.each if self.ends is None else int(self.ends[self.start]) * self.unit
         )
-        unpacked(np.uint64(self.stored), self.ids, first // _ID, into)
+        unpack_words(np.uint64(self.stored), self.ids, first // _ID, into)
 
 
 def unit_of(kind: pa.DataType) -> int:
@@ -116,7 +116,7 @@ def unit_of(kind: pa.DataType) -> int:
     return _ID if lists and kind.value_type == pa.int32() else 0
 
 
-def shuffled(
+def shuffle_bags(
     columns: Mapping[str, Sequence[pa.Array | PackedBags]],
     order: npt.NDArray[np.uint64] | None,
     buffers: Buffers,

@@ -405,7 +405,7 @@ def lengths_name(column: str) -> str:
     return f"{column}.lengths"
 
 
-def joined(columns: Columns, arrays: Mapping[str, npt.NDArray[Any]], rows: int) -> Ids:
+def join_ids(columns: Columns, arrays: Mapping[str, npt.NDArray[Any]], rows: int) -> Ids:
     """Joins the ids of a batch again after lengths of bags have changed."""
     parts = [arrays[name].view(np.int32) for name in columns.sparse]
     lengths = np.ones((len(parts), rows), np.int32)

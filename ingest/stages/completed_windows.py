@@ -100,13 +100,13 @@ def _first(schedule: EpochSchedule, number: int) -> int:
     return schedule.windows[-1].first + schedule.windows[-1].rows
 
 
-class NobodyThere(Exception):
+class NoWorkerAnswers(Exception):
     """No remote worker answers. The caller does the work itself."""
 
 
 class RemoteWork(Protocol):
-    """Remote workers (`ingest/remote`). Any thread may call all methods. `call` and `read` raise `NobodyThere` if no
-    worker answers."""
+    """Remote workers (`ingest/remote`). Any thread may call all methods. `call` and `read` may raise
+    `NoWorkerAnswers`."""
 
     requests: int
     """How many reads to request at once at the start."""
@@ -134,13 +134,13 @@ def switched(
     if remote is None:
         return read
 
-    def wherever(task: ReadTask, charge: Charge) -> ReadRows:
+    def read_anywhere(task: ReadTask, charge: Charge) -> ReadRows:
         if backend() == REMOTE:
-            with contextlib.suppress(NobodyThere):
+            with contextlib.suppress(NoWorkerAnswers):
                 return remote.read(task, charge)
         return read(task, charge)
 
-    return wherever
+    return read_anywhere
 
 
 class ReadWorker:

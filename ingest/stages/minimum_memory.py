@@ -64,9 +64,9 @@ def footprint_of(
     """Computes the minimum memory. `converted` is the number of columns that must be converted before their values are
     moved. With several `epochs`, the next epoch begins before the last one has ended."""
     rank, ranks = share.reader, share.readers
-    windows, reads = _way(plan, decoding, rank, ranks, epochs)
+    windows, reads = _windows_and_reads(plan, decoding, rank, ranks, epochs)
     together = most_steps(plan, ranks) * plan.stream_rows  # rows of a stream that are cut together
-    row_groups, rows = _held(
+    row_groups, rows = _largest_holding(
         windows,
         reads,
         columns.row_bytes * len(plan.streams_of(rank, ranks)),
@@ -84,14 +84,14 @@ def footprint_of(
     batches = (band + 2 * chunk) * columns.row_bytes + stretches
     return MinimumMemory(
         row_groups=row_groups,
-        decoding=decoding.beside,
+        decoding=decoding.extra_bytes,
         batches=batches,
         orders=orders + window,
-        kept=_KEPT + (row_groups + decoding.beside) // _KEPT_PART,
+        kept=_KEPT + (row_groups + decoding.extra_bytes) // _KEPT_PART,
     )
 
 
-def _held(
+def _largest_holding(
     windows: list[tuple[int, int]], reads: list[tuple[int, int, int]], row_bytes: int, behind: int
 ) -> tuple[int, int]:
     """Returns the bytes of held row groups and the held rows of each stream, at the moment when both together are
@@ -120,7 +120,7 @@ def _held(
     return most
 
 
-def _way(
+def _windows_and_reads(
     plan: RowsPlan, decoding: Decoding, rank: int, ranks: int, epochs: int
 ) -> tuple[list[tuple[int, int]], list[tuple[int, int, int]]]:
     """Returns the windows and the reads of an epoch, and of the next one if that follows at once.

@@ -42,7 +42,7 @@ def numbers(array: npt.NDArray[Any], kind: Any) -> npt.NDArray[Any]:
         ) from None
 
 
-def held(made: npt.NDArray[Any] | pa.Array) -> npt.NDArray[Any] | pa.Array:
+def to_batch_type(made: npt.NDArray[Any] | pa.Array) -> npt.NDArray[Any] | pa.Array:
     """Converts what a spec's operators made of a column to a batch's types. Raises ValueRefused for a value that does
     not fit."""
     is_number = isinstance(made, np.ndarray) and made.dtype == np.float64

@@ -111,10 +111,10 @@ class Pool(Generic[In, Out]):
         """Changes the number of workers. New ones start at once. Surplus ones leave after their current item."""
         with self._lock:
             self._target, self._behind = workers, int(self._alive > 0)
-            self._staff()
+            self._start_missing()
             self._room.notify_all()
 
-    def _staff(self) -> None:
+    def _start_missing(self) -> None:
         """Starts missing workers."""
         self._threads = [t for t in self._threads if t.is_alive()]
         while self._alive < self._wanted and not self._closed:
@@ -163,7 +163,7 @@ class Pool(Generic[In, Out]):
                     self._waiting_bytes -= size
                     self._room.notify_all()
                     break
-            result = self._past()
+            result = self._take_passing()
             if result is not None:
                 break
         if isinstance(result, _Failure):
@@ -180,7 +180,7 @@ class Pool(Generic[In, Out]):
             and self._next_in == self._next_out
         )
 
-    def _past(self) -> Any:
+    def _take_passing(self) -> Any:
         """Returns the next item of the stage before if it passes. None: it needs work, or workers have started."""
         # Do not wait for the lock. A worker may hold it until its item fits, and only this thread makes room.
         if not self._pull.acquire(blocking=False):
@@ -196,7 +196,7 @@ class Pool(Generic[In, Out]):
                 return item
             with self._lock:
                 self._left, self._behind = item, 1
-                self._staff()
+                self._start_missing()
         finally:
             self._pull.release()
         return None

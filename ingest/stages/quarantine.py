@@ -112,7 +112,7 @@ class RowQuarantine:
             lost = self.lost(stretch.schedule.epoch, stretch.step + n)
             if lost:
                 weights_of(stretch, n, columns)[lost] = 0
-        self.books.saw(sum(stretch.rows))
+        self.books.count_rows(sum(stretch.rows))
         return stretch
 
     def _weigh(self, stretch: Stretch, number: int, columns: Columns) -> None:
@@ -324,18 +324,18 @@ class Quarantine:
     def __init__(self, errors: Errors = Errors()):
         self.errors, self._path = errors, os.fspath(errors.quarantine)
         self._lock = threading.Lock()
-        self._seen = self._aside = 0
+        self._seen = self._quarantined = 0
         self._reasons: Counter[str] = Counter()
         self._descriptor = -1
 
-    def saw(self, rows: int) -> None:
+    def count_rows(self, rows: int) -> None:
         """Counts loaded rows. Raises QuarantineError if the rate is too high, which may happen when the probation
         ends."""
         with self._lock:
             self._seen += rows
             objection = (
-                self.errors.objection(rows_seen=self._seen, rows_aside=self._aside)
-                if self._aside
+                self.errors.objection(rows_seen=self._seen, rows_aside=self._quarantined)
+                if self._quarantined
                 else None
             )
         if objection:
@@ -353,11 +353,11 @@ class Quarantine:
         with self._lock:
             objection = self.errors.objection(
                 rows_seen=self._seen + len(rows),
-                rows_aside=self._aside + len(rows),
+                rows_aside=self._quarantined + len(rows),
                 kinds=kinds_of(error),
             )
             if objection is None:
-                self._aside += len(rows)
+                self._quarantined += len(rows)
                 self._seen += len(rows)
                 self._reasons[f"{stage}: {kind}"] += len(rows)
                 self._write(
@@ -383,9 +383,9 @@ class Quarantine:
         """Returns a summary for the run's last line and its report."""
         with self._lock:
             return {
-                "rows_set_aside": self._aside,
+                "rows_set_aside": self._quarantined,
                 "reasons": dict(self._reasons.most_common()),
-                "file": self._path if self._aside else None,
+                "file": self._path if self._quarantined else None,
             }
 
     def close(self) -> None:

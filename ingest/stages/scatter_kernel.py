@@ -8,7 +8,6 @@
 from __future__ import annotations
 
 import ctypes
-import sys
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -21,6 +20,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from sluice.ingest.columns import Columns
+from sluice.ingest.errors import warn
 
 CONVERTED, WORDS, BYTES_TO_FLOATS, BYTES_TO_WORDS = range(-1, 3)
 """What happens to a column's values. CONVERTED: they are converted before the call. WORDS: 4 bytes are copied
@@ -59,17 +59,15 @@ def compiled(function: Callable[..., Any]) -> Any:
     try:
         return njit(nogil=True, cache=True)(function)
     except RuntimeError:  # numba found no folder that it can write to
-        _say_that_nothing_is_kept()
+        _warn_uncached()
         return njit(nogil=True)(function)
 
 
 @cache
-def _say_that_nothing_is_kept() -> None:
-    print(
-        "sluice: this process compiles its inner loops again, which takes seconds, because it cannot write next to its "
+def _warn_uncached() -> None:
+    warn(
+        "this process compiles its inner loops again, which takes seconds, because it cannot write next to its "
         "sources or into the user's cache; set NUMBA_CACHE_DIR to a folder that it can write to",
-        file=sys.stderr,
-        flush=True,
     )
 
 
@@ -116,7 +114,7 @@ _prefetch: Any = intrinsic(_line_wanted)
 
 
 @compiled
-def composed(outer: Any, inner: Any, rows: int) -> Any:
+def compose_order(outer: Any, inner: Any, rows: int) -> Any:
     """Combines two permutations (`RowsPlan.halves`) into the order of a window, in one call."""
     order = np.empty(rows, np.uint64)
     count = 0
@@ -136,7 +134,7 @@ def copied(into: Any, values: Any) -> None:
 
 
 @compiled
-def _scattered(  # noqa: PLR0917
+def _scatter(  # noqa: PLR0917
     whole: Any, column: Any, order: Any, places: Any, targets: Any, strides: Any
 ) -> None:
     """Moves the values of one column to their places (see `place`)."""
@@ -183,7 +181,7 @@ def place(  # noqa: PLR0917
             else:
                 copied(whole[begin : ends[p]], carray(_bytes(sources[c, p]), (count,)))
             begin = ends[p]
-        _scattered(whole, c, order, places, targets, strides)
+        _scatter(whole, c, order, places, targets, strides)
 
 
 @compiled
@@ -263,7 +261,7 @@ def fill(  # noqa: PLR0917
 
 
 @compiled
-def unpacked(stored: Any, part: Any, first: Any, into: Any) -> None:
+def unpack_words(stored: Any, part: Any, first: Any, into: Any) -> None:
     """Unpacks words of a column, starting with word `first`. `part` describes the packed data at address `stored` (see
     `sluice.ingest.read.packed_copy`)."""
     source = stored + np.uint64(part.begin)
@@ -302,11 +300,11 @@ def place_packed(  # noqa: PLR0917
                 source = stored[p] + np.uint64(part.begin + starts[p])
                 copied(into, carray(_bytes(source), (len(into),)))
             else:  # the lower 32 bits of the sum are also right for signed bytes
-                unpacked(stored[p], part, starts[p], into)
+                unpack_words(stored[p], part, starts[p], into)
             if kinds[c] == BYTES_TO_FLOATS:
                 copied(as_floats[begin : ends[p]], into)
             begin = ends[p]
-        _scattered(whole, c, order, places, targets, strides)
+        _scatter(whole, c, order, places, targets, strides)
 
 
 @compiled
@@ -337,7 +335,7 @@ def unpack_parts(parts: Any, stored: Any, stream: Any) -> None:
 
 
 @compiled
-def children(struct: Any, places: Any, widths: Any, values: Any, nulls: Any) -> None:
+def read_children(struct: Any, places: Any, widths: Any, values: Any, nulls: Any) -> None:
     """Reads an ArrowArray of Arrow's C data interface. For the columns at `places`, whose values have `widths` bytes,
     writes the address of the first value into `values`, and the number of nulls (-1: unknown) into `nulls`."""
     head = carray(_longs(struct), (7,))
@@ -377,7 +375,7 @@ def _offset(address: Any, wide: Any, row: Any) -> Any:
 
 
 @compiled
-def _uneven(offsets: Any, step: Any) -> Any:
+def _count_uneven(offsets: Any, step: Any) -> Any:
     """How many bags with these offsets have another length than `step`. It has no branch, so that the processor
     compares many at a time."""
     count = 0
@@ -401,9 +399,9 @@ def bag_size(offsets: Any, wide: Any, unit: Any, rows: Any) -> Any:
                 bag % 4 == 0
                 and (size < 0 or bag == size)
                 and not (
-                    _uneven(carray(_longs(offsets[p]), (rows[p] + 1,)).view(np.int64), first)
+                    _count_uneven(carray(_longs(offsets[p]), (rows[p] + 1,)).view(np.int64), first)
                     if wide[p]
-                    else _uneven(carray(_words(offsets[p]), (rows[p] + 1,)), first)
+                    else _count_uneven(carray(_words(offsets[p]), (rows[p] + 1,)), first)
                 )
             ):
                 size = bag
@@ -478,7 +476,7 @@ def take_bags(  # noqa: PLR0917
 def load_compiled(bags: bool = False) -> None:
     """Loads the compiled functions by calling each once with its types. Those for `bags` are loaded only on request.
     They take tens of MiB, and seconds if numba's cache is empty."""
-    order = composed(np.zeros(1, np.int64), np.zeros(1, np.int64), 1)
+    order = compose_order(np.zeros(1, np.int64), np.zeros(1, np.int64), 1)
     row, into = np.zeros(1, np.int32), np.zeros(1, np.int32)
     address, zero = np.array([[row.ctypes.data]], np.uint64), np.zeros(1, np.int64)
     place(
@@ -491,7 +489,7 @@ def load_compiled(bags: bool = False) -> None:
         zero + 4,
     )
     nothing = np.zeros(8, np.uint64)
-    children(
+    read_children(
         np.uint64(nothing.ctypes.data), zero[:0], zero[:0], np.empty(0, np.uint64), zero[:0].copy()
     )
     if not bags:
@@ -519,7 +517,7 @@ def load_packed() -> None:
     parts = np.zeros((1, 1), PART)
     zero = np.zeros(1, np.int64)
     nowhere = np.zeros((1, 0), np.uint64)
-    unpacked(np.uint64(0), parts[0, 0], 0, np.empty(0, np.int32))
+    unpack_words(np.uint64(0), parts[0, 0], 0, np.empty(0, np.int32))
     place_packed(
         zero.view(np.uint64),
         parts[:, :0],
@@ -591,7 +589,7 @@ class Addresses:
         """The address of the first value of each of the layout's columns."""
         self.nulls = np.empty(len(layout.names), np.int64)
         """The number of nulls in each column. -1: not known yet."""
-        children(
+        read_children(
             np.uint64(_pointer(self._owner, b"arrow_array")),
             places,
             layout.widths,

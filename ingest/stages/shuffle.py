@@ -21,7 +21,7 @@ from sluice.ingest.columns import ColumnError, Columns
 from sluice.ingest.memory.buffers import Buffers
 from sluice.ingest.memory.governor import Charge
 from sluice.ingest.row_order import EpochSchedule, Read, RowsPlan, Window
-from sluice.ingest.stages.bags import BagError, Bags, PackedBags, shuffled
+from sluice.ingest.stages.bags import BagError, Bags, PackedBags, shuffle_bags
 from sluice.ingest.stages.number_types import ValueRefused, numbers
 from sluice.ingest.stages.scatter_kernel import (
     CONVERTED,
@@ -29,7 +29,7 @@ from sluice.ingest.stages.scatter_kernel import (
     WORDS,
     Addresses,
     ColumnAddresses,
-    composed,
+    compose_order,
     place,
     place_packed,
 )
@@ -346,7 +346,7 @@ class Gatherer:
 
     def _order(self, epoch: int, window: Window) -> npt.NDArray[np.uint64] | None:
         halves = self._plan.halves(epoch, window)
-        return None if halves is None else composed(*halves, window.rows)
+        return None if halves is None else compose_order(*halves, window.rows)
 
     def _chunks_of(self, epoch: int, first: int, last: int) -> dict[int, Chunk]:
         each, steps = self._plan.stream_rows, self._chunks.steps
@@ -488,7 +488,7 @@ class Gatherer:
             for name in self._columns.stored_bags
         }
         try:
-            return shuffled(columns, order, self._chunks.buffers, self._columns.id_kind)
+            return shuffle_bags(columns, order, self._chunks.buffers, self._columns.id_kind)
         except BagError as error:
             raise ColumnError(
                 f"{self._describe(pieces[error.piece].decoded.task.read)}: column {error.column!r} has "

@@ -23,7 +23,7 @@ from sluice.etl.schema import Field
 from sluice.etl.spec.spec import Spec
 from sluice.ingest.columns import ColumnError, Columns
 from sluice.ingest.stage_spec import READ
-from sluice.ingest.stages.number_types import held
+from sluice.ingest.stages.number_types import to_batch_type
 
 _SAMPLE_ROWS = 4096
 _TRIES = 3
@@ -75,7 +75,7 @@ class Operators:
         self, name: str, values: npt.NDArray[Any] | pa.Array
     ) -> npt.NDArray[Any] | pa.Array:
         began = self._clock()
-        made = held(self._functions[name](values))
+        made = to_batch_type(self._functions[name](values))
         self._charge(name, self._clock() - began, values, made)
         return made
 
@@ -178,7 +178,7 @@ class OperatorColumns:
             ]
         )
 
-    def repeated(self, stored: pa.Schema, _footer: Any) -> list[str]:
+    def dictionary_columns(self, stored: pa.Schema, _footer: Any) -> list[str]:
         """The columns to read as dictionaries: texts, so that each distinct text is processed once."""
         return [f.name for f in stored if pa.types.is_string(f.type)]
 

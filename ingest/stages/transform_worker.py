@@ -32,7 +32,7 @@ from sluice.ingest.process.worker import (
     WorkerProcess,
 )
 from sluice.ingest.stages.batch import Stretch, lengths_name
-from sluice.ingest.stages.completed_windows import NobodyThere, RemoteWork
+from sluice.ingest.stages.completed_windows import NoWorkerAnswers, RemoteWork
 from sluice.ingest.stages.pool import Closed
 from sluice.ingest.stages.quarantine import (
     PROGRAM_ERRORS,
@@ -201,15 +201,15 @@ class TransformWorker:
     def __call__(self, stretch: Stretch, number: int, arrays: Arrays, where: str) -> Given:
         stage = self._stage
         self._backend = stage.backend
-        arrays = self._declared(arrays)
-        before = self._before(arrays)
+        arrays = self._select_columns(arrays)
+        before = self._copy_batch(arrays)
         try:
             try:
                 for _ in range(stage.burden - 1):
                     self._call({name: array.copy() for name, array in arrays.items()}, where)
                 return self._call(arrays, where)
             except MemoryError:
-                return self._alone(arrays, before, where)
+                return self._call_with_all_memory(arrays, before, where)
         except (WorkerClosed, Closed, RestartsExhausted, LoadingError):
             raise
         except (Exception, *_ENDS) as error:
@@ -220,7 +220,7 @@ class TransformWorker:
             self._stage.leave(self._worker)
             self._worker = None
 
-    def _alone(self, arrays: Arrays, before: Arrays, where: str) -> Given:
+    def _call_with_all_memory(self, arrays: Arrays, before: Arrays, where: str) -> Given:
         """Calls the function again with all free memory, while no other work starts."""
         for name, array in arrays.items():
             if before[name] is not array:
@@ -245,10 +245,10 @@ class TransformWorker:
                 self._in_thread = True
             if stage.transform.arrow:
                 return over_arrow(stage.function, arrays, stage.columns, where)
-            given: Given = protocol.called(stage.function, shown(stage.transform, arrays))
+            given: Given = protocol.call_function(stage.function, shown(stage.transform, arrays))
             return given
         if self._backend == REMOTE:
-            with contextlib.suppress(NobodyThere):
+            with contextlib.suppress(NoWorkerAnswers):
                 found = stage.call_elsewhere(arrays, where)
                 self.close()
                 return found
@@ -261,7 +261,7 @@ class TransformWorker:
             stage.process_bytes = max(stage.process_bytes, self._worker.bytes)
             stage.spent(*self._worker.spent())
 
-    def _declared(self, arrays: Arrays) -> Arrays:
+    def _select_columns(self, arrays: Arrays) -> Arrays:
         names = self._stage.transform.columns
         if not names:
             return arrays
@@ -273,7 +273,7 @@ class TransformWorker:
         wanted = {*names, *(lengths_name(name) for name in names), *self._stage.hidden}
         return {name: array for name, array in arrays.items() if name in wanted}
 
-    def _before(self, arrays: Arrays) -> Arrays:
+    def _copy_batch(self, arrays: Arrays) -> Arrays:
         """Copies the batch, because a function in a thread may write into it and then fail."""
         transform = self._stage.transform
         if self._backend != "thread" or transform.pure or transform.arrow:
@@ -312,8 +312,8 @@ class _Rescue:
         """Returns the batch with the failing rows quarantined, or raises QuarantineError."""
         rows = self._stretch.floats.shape[2]
         if isinstance(error, WorkerCrashed) or PROGRAM_ERRORS.intersection(kinds_of(error)):
-            self._aside(error, range(rows))
-            return self._together(arrays, [], list(range(rows)))
+            self._quarantine(error, range(rows))
+            return self._join_rows(arrays, [], list(range(rows)))
         try:
             good, failed = isolate(
                 lambda start, stop: self._attempt(arrays, start, stop),
@@ -321,7 +321,7 @@ class _Rescue:
                 rows if self._stage.aside.allowed else 0,
             )
         except (Exception, *_ENDS) as first:
-            self._aside(first, [self._failed])
+            self._quarantine(first, [self._failed])
             raise
         if not failed:  # no single row causes the error
             raise error
@@ -329,10 +329,10 @@ class _Rescue:
         for row, why in failed:
             alike.setdefault(repr(why), []).append((row, why))
         for same in alike.values():
-            self._aside(same[0][1], [row for row, _ in same])
-        return self._together(arrays, good, [row for row, _ in failed])
+            self._quarantine(same[0][1], [row for row, _ in same])
+        return self._join_rows(arrays, good, [row for row, _ in failed])
 
-    def _aside(self, error: BaseException, rows: Any) -> None:
+    def _quarantine(self, error: BaseException, rows: Any) -> None:
         """Quarantines rows, except padding rows and rows that already have weight 0."""
         weights = weights_of(self._stretch, self._number, self._stage.columns)
         self._stage.aside.rows(
@@ -359,7 +359,7 @@ class _Rescue:
             part[name] = array[low:high].copy()
         return part
 
-    def _together(
+    def _join_rows(
         self, arrays: Arrays, good: list[tuple[int, int, Arrays]], bad: list[int]
     ) -> Arrays:
         """Joins the results of the good rows with the unchanged bad rows, which get weight 0."""

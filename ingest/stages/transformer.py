@@ -1,5 +1,5 @@
-"""Runs batches through transform stages: `Transformer`. `settled` checks what a function returned and writes it into
-the batch."""
+"""Runs batches through transform stages: `Transformer`. `apply_result` checks what a function returned and writes it
+into the batch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from numpy.lib.array_utils import byte_bounds
 
 from sluice.ingest.columns import Columns
 from sluice.ingest.memory.governor import Charge
-from sluice.ingest.stages.batch import Stretch, columns_of, joined, lengths_name
+from sluice.ingest.stages.batch import Stretch, columns_of, join_ids, lengths_name
 from sluice.ingest.stages.counters import StageCounters, WorkerClock
 from sluice.ingest.stages.number_types import ValueRefused, numbers, same_bytes
 from sluice.ingest.stages.transform import Arrays, Fused, Given, Transform, TransformError
@@ -94,7 +94,7 @@ class Transformer:
             ):
                 where = f"transform {transform.name!r}, epoch {stretch.schedule.epoch}, step {stretch.step + n}"
                 arrays = columns_of(stretch, n, self._columns)
-                changed = settled(
+                changed = apply_result(
                     transform,
                     run(stretch, n, arrays, where),
                     arrays,
@@ -104,12 +104,12 @@ class Transformer:
                 )
                 if changed:
                     ids = list(stretch.ids)
-                    ids[n] = joined(self._columns, {**arrays, **changed}, stretch.floats.shape[2])
+                    ids[n] = join_ids(self._columns, {**arrays, **changed}, stretch.floats.shape[2])
                     stretch = stretch.replaced(ids=tuple(ids))
         return stretch
 
 
-def settled(  # noqa: PLR0917
+def apply_result(  # noqa: PLR0917
     transform: Transform,
     given: Given,
     arrays: Arrays,
@@ -125,8 +125,7 @@ def settled(  # noqa: PLR0917
         isinstance(given, Mapping) and all(isinstance(name, str) for name in given)
     ):
         raise TransformError(
-            f"{where}: it returned {type(given).__name__}, which is neither a dict of arrays by column name nor "
-            "None"
+            f"{where}: it returned {type(given).__name__}, which is neither a dict of arrays by column name nor None"
         )
     new = {name: value for name, value in (given or {}).items() if value is not arrays.get(name)}
     if transform.outputs:

@@ -21,7 +21,7 @@ from sluice.ingest.columns import Columns
 from sluice.ingest.knobs import parse_bytes
 from sluice.ingest.read.cache import forget
 from sluice.ingest.read.open_file import LocalFile, local_path
-from sluice.ingest.read.packed_copy import FOLDER, PackedCopy, PackedRowGroups, named
+from sluice.ingest.read.packed_copy import FOLDER, PackedCopy, PackedRowGroups, entry_name
 
 
 def packing(limit: str, say: Callable[[str], None]) -> Callable[[str, int], dict[str, int]]:
@@ -58,7 +58,7 @@ def _packed_bytes(
 
     def decoded(number: int, group: int) -> pa.Table:
         wanted, file = (
-            groups.wanted(number, group),
+            groups.find_entry(number, group),
             LocalFile(str(paths[number]), None, dictionaries),
         )
         try:
@@ -91,7 +91,7 @@ def forget_copies(path: str, table: str) -> int:
                 return []
         except (ValueError, SyntaxError, TypeError):
             return []  # it is no data set of packed copies
-        name = named(path, status.st_size, status.st_mtime_ns, columns)
+        name = entry_name(path, status.st_size, status.st_mtime_ns, columns)
         return [f"{name} {group}" for group in groups]
 
     return sum(

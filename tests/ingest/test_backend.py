@@ -101,14 +101,14 @@ def test_a_back_end_that_changes_within_a_batch_is_the_next_ones(table, scene, m
     """In a process nothing is kept of a batch for a second try, as a process writes into a copy; in a thread it is."""
     with loading(table, NAME + "shifted", Knobs()) as loader:
         expected = all_of(loader)
-    before = TransformWorker._before
+    before = TransformWorker._copy_batch
 
     def turned(self, arrays):
         kept = before(self, arrays)
         self._stage.backend = "thread"
         return kept
 
-    monkeypatch.setattr(TransformWorker, "_before", turned)
+    monkeypatch.setattr(TransformWorker, "_copy_batch", turned)
     with loading(table, NAME + "shifted_without_memory_at_first", epochs=EPOCHS) as loader:
         assert all_of(loader) == expected
 

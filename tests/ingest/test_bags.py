@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sluice.ingest.memory.buffers import Buffers
-from sluice.ingest.stages.bags import BagError, shuffled
+from sluice.ingest.stages.bags import BagError, shuffle_bags
 from sluice.ingest.stages.scatter_kernel import load_compiled
 
 load_compiled(bags=True)
@@ -48,7 +48,7 @@ def windows(draw):
 @given(windows())
 def test_rows_come_in_order_with_their_ids(window):
     bags, arrays, order = window
-    both = shuffled(
+    both = shuffle_bags(
         {"x": arrays, "again": arrays},
         None if order is None else np.array(order, np.uint64),
         Buffers(),
@@ -69,7 +69,7 @@ def test_rows_come_in_order_with_their_ids(window):
     [
         (
             pa.array([b"1234", b"12345"], pa.binary()),
-            r"a bag of 5 bytes, not a multiple",
+            r"a bag of 5 bytes, .* not a multiple",
         ),
         (pa.array([[1], [None]], pa.list_(pa.int32())), r"1 empty values within bags"),
         (
@@ -81,7 +81,7 @@ def test_rows_come_in_order_with_their_ids(window):
 )
 def test_what_is_no_bag_is_refused(array, message):
     with pytest.raises(BagError, match=message) as refused:
-        shuffled({"x": [pa.array([[1], [2]]), array]}, np.arange(4, dtype=np.uint64), Buffers())
+        shuffle_bags({"x": [pa.array([[1], [2]]), array]}, np.arange(4, dtype=np.uint64), Buffers())
     assert (refused.value.column, refused.value.piece) == ("x", 1)
 
 
@@ -97,6 +97,6 @@ def test_bags_of_any_size_come_out_of_several_pieces_without_a_change(lengths):
         pa.array(stored[3:], pa.binary()),
     ]
     order = random.permutation(9).astype(np.uint64)
-    made = shuffled({"x": arrays}, order, Buffers())["x"]
+    made = shuffle_bags({"x": arrays}, order, Buffers())["x"]
     assert np.array_equal(made.ids(0, 9), np.concatenate([bags[row] for row in order]))
     assert made.nbytes < 2 * sum(bag.nbytes for bag in bags) + 200

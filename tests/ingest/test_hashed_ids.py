@@ -164,7 +164,7 @@ def test_patterns_and_guessed_roles_take_hashed_columns(files, capsys):
     ("wanted", "said"),
     [
         ({"usr": 5}, "there is no column 'usr' .did you mean 'user'"),
-        ({"number": 5}, "'number' holds float; whole"),
+        ({"number": 5}, "'number' holds float; only whole"),
         ({"user": 0}, "0 for column 'user' is not a number of ids from 1 to 4,294,967,293"),
         ({"user": True}, "True for column"),
         ({"user": "5"}, "'5' for column"),

@@ -471,7 +471,7 @@ class TestTransforms:
             (lambda c: {"C1": c["C1"] * 0.5}, "column 'C1' came back as float64"),
             (
                 lambda c: [c["I1"]],
-                "transform 'mine', epoch 0, step 0: it returned list, which is neither a dict",
+                "transform 'mine', epoch 0, step 0: it returned list, which is neither a dict of arrays",
             ),
             (lambda c: {"new": c["C1"]}, "column 'new' is not in the table"),
         ],

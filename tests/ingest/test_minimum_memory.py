@@ -89,7 +89,7 @@ def test_columns_of_a_large_row_group_are_decoded_a_few_at_a_time(tmp_path):
     metadata = pq.read_metadata(tmp_path / "a.parquet")
     decoding = decoding_of(metadata, 0, metadata.schema.to_arrow_schema(), {})
     assert decoding.portions == tuple((f"x{n}",) for n in range(6))
-    assert decoding.beside < 6 * metadata.row_group(0).column(0).total_compressed_size
+    assert decoding.extra_bytes < 6 * metadata.row_group(0).column(0).total_compressed_size
 
 
 _RUN = """

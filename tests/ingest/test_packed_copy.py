@@ -29,7 +29,7 @@ from sluice.ingest.read.packed_copy import DamagedCopy, PackedCopy, PackedTable,
 from sluice.ingest.read.reader import RowGroupReader, SourceError
 from sluice.ingest.read.sources import READERS
 from sluice.ingest.stages import shuffle
-from sluice.ingest.stages.bags import shuffled
+from sluice.ingest.stages.bags import shuffle_bags
 from sluice.ingest.stages.scatter_kernel import BYTES_TO_FLOATS, WORDS, place_packed
 
 ROWS = 9000  # more than one whole block of lanes, and a part of one
@@ -270,8 +270,11 @@ def test_bags_of_any_form_are_gathered_straight_from_packed_columns():
         count = sum(stop - start for start, stop in parts)
         for order in (None, chance.permutation(count).astype(np.uint64)[count // 7 :]):
             length = count if order is None else len(order)
-            expected = shuffled(arrow, order, Buffers())
-            for moved in (shuffled(stays, order, Buffers()), shuffled(some, order, Buffers())):
+            expected = shuffle_bags(arrow, order, Buffers())
+            for moved in (
+                shuffle_bags(stays, order, Buffers()),
+                shuffle_bags(some, order, Buffers()),
+            ):
                 for name, one in expected.items():
                     assert moved[name].ids(0, length).tobytes() == one.ids(0, length).tobytes(), (
                         name,
@@ -686,7 +689,7 @@ def test_damaged_parquet_stays_an_error_that_names_it(files):
 
 def test_its_memory_is_part_of_what_decoding_takes(files):
     with_copy, without = reader(files, PackedCopy()), reader(files, None)
-    more = with_copy.decoding.beside - without.decoding.beside
+    more = with_copy.decoding.extra_bytes - without.decoding.extra_bytes
     decoded = without.decoding.decoded(GROUP)
     assert more == 3 * decoded  # the stream of Arrow, its packed columns, and the copy
     table = without.decoded(0, 0)

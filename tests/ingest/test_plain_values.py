@@ -319,7 +319,7 @@ def test_a_format_that_reads_hardly_any_value_is_refused_and_a_few_are_told(tmp_
     with pytest.raises(
         ColumnError,
         match=r"b\.parquet: column 'hour': 68\.8% of its values cannot be read \(first 64 "
-        r"rows\), for instance '21\.1\.2024'; let the spec read it",
+        r"rows\), for instance '21\.1\.2024'; correct the format",
     ):
         BatchLoader(ParquetFiles.open(tmp_path, spec=hours), batch_size=16)
     write(tmp_path, "b", at=at(ROWS - 8))

@@ -280,7 +280,7 @@ def test_who_asks_for_results_does_not_wait_for_a_worker_that_waits_for_it(make)
     pool = make(range(3), lambda n: n, limit_bytes=0)
     eventually(lambda: pool.stats().queue_bytes == 1 and pool._pull.locked())
     found = []
-    asking = threading.Thread(target=lambda: found.append(pool._past()), daemon=True)
+    asking = threading.Thread(target=lambda: found.append(pool._take_passing()), daemon=True)
     asking.start()
     asking.join(WAIT_S)
     assert found == [None], "it looks for results again"

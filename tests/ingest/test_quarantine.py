@@ -101,7 +101,7 @@ def test_rows_set_aside_are_listed_and_summed(tmp_path):
     path = tmp_path / "aside.jsonl"
     books = Quarantine(replace(SET_ASIDE, quarantine=path))
     assert not path.exists()
-    books.saw(90)
+    books.count_rows(90)
     books.admit(
         ValueError("no number: 'ü'"), stage="transform", file="part-3", row_group=2, rows=[7, 9]
     )
@@ -139,11 +139,11 @@ def test_one_row_too_many_stops_and_says_where(tmp_path):
 def test_the_end_of_the_probation_judges_what_was_set_aside_in_it(tmp_path):
     books = Quarantine(replace(SET_ASIDE, quarantine=tmp_path / "x"))
     books.admit(ValueError("a"), stage="t", file="f", row_group=0, rows=range(6))
-    books.saw(43)
+    books.count_rows(43)
     with pytest.raises(
         QuarantineError, match=r"6 of 50 rows are quarantined, more than max_rate=0\.1"
     ):
-        books.saw(1)
+        books.count_rows(1)
     books.close()
 
 

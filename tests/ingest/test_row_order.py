@@ -17,7 +17,7 @@ from sluice.ingest.row_order import (
     put_together,
     window_halves,
 )
-from sluice.ingest.stages.scatter_kernel import composed
+from sluice.ingest.stages.scatter_kernel import compose_order
 from tests.ingest import twin
 
 pytestmark = pytest.mark.slow
@@ -187,7 +187,7 @@ def test_the_order_of_a_window_is_a_permutation(n):
     assert all(np.array_equal(np.sort(order), np.arange(n)) for order in orders)
     assert n < 5 or len({order.tobytes() for order in orders}) == 3
     halves = window_halves(n, 0, 0, 0, 0)
-    assert np.array_equal(composed(*halves, n), put_together(*halves, n)), (
+    assert np.array_equal(compose_order(*halves, n), put_together(*halves, n)), (
         "what the loader does, compiled"
     )
 

@@ -129,7 +129,7 @@ def test_objects_of_json(tmp_path):
     text = guessed_spec(str(tmp_path / "*.json.gz"), "liked")
     assert "#   seen: no value was seen" in text
     assert "zone" not in text, "its times name theirs"
-    assert "#   scores: list<item: double>, of which a job makes no ids" in text
+    assert "#   scores: list<item: double>, which a job cannot turn into ids" in text
     rejected, rows = job(tmp_path, text, str(tmp_path / "*.json.gz"), "length")
     assert rejected == {"not a JSON object": 1}
     assert len(rows) == 2 * ROWS - 1

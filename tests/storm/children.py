@@ -124,7 +124,7 @@ class StormChild(Child):
         self._fate.children.append(self)
         self._thread = Thread(target=self._live, name=self.name)
         self._thread.start()
-        self._greet(function)
+        self._send_function(function)
 
     # ---- the rank's side
 

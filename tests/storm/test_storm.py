@@ -196,7 +196,14 @@ MUTANTS = {
         run_pools, 100, pool.Pool, "_put", "self._ready.notify_all()", "pass"
     ),
     "before it pulls itself, a consumer does not look again": Mutant(
-        run_pools, 4000, pool.Pool, "_past", "if not self._empty:", "if False:", elastic, first=780
+        run_pools,
+        4000,
+        pool.Pool,
+        "_take_passing",
+        "if not self._empty:",
+        "if False:",
+        elastic,
+        first=780,
     ),
     "a charge is given back twice": Mutant(
         run_pools,
@@ -217,8 +224,8 @@ MUTANTS = {
         300,
         pool.Pool,
         "resize",
-        "self._staff()",
-        """self._staff()
+        "self._start_missing()",
+        """self._start_missing()
         if len(self._results) > 1:
             first, second, *_ = self._results
             self._results[first], self._results[second] = self._results[second], self._results[first]""",
@@ -302,7 +309,7 @@ MUTANTS = {
         run_pools,
         4000,
         pool.Pool,
-        "_past",
+        "_take_passing",
         "self._pull.acquire(blocking=False)",
         "self._pull.acquire()",
         elastic,

@@ -140,7 +140,7 @@ def difference(expected: Any, found: Any) -> str | None:
             return f"no column {name!r}{nearest(name, list(found.fields))}"
         there = found.fields[name]
         if _kind(field) != _kind(there):
-            return f"column {name!r} holds {_told(there)}, where the schema has {_told(field)}"
+            return f"column {name!r} holds {_describe_field(there)}, where the schema has {_describe_field(field)}"
     return None
 
 
@@ -149,7 +149,7 @@ def _kind(field: Any) -> tuple[bool, int]:
     return isinstance(kind, type) and issubclass(kind, (np.number, np.bool_)), len(field.shape)
 
 
-def _told(field: Any) -> str:
+def _describe_field(field: Any) -> str:
     return ("lists of " if field.shape else "") + getattr(
         field.numpy_dtype, "__name__", str(field.numpy_dtype)
     )
@@ -197,7 +197,7 @@ def _edited(field: Any) -> pa.Field:
     return pa.field(field.name, pa.list_(kind) if field.shape else kind)
 
 
-def retyped(
+def types_after(
     stored: Mapping[str, pa.DataType], spec: Any
 ) -> tuple[dict[str, pa.DataType], frozenset[str]]:
     """Returns the types of the columns after a TransformSpec, and the columns that it makes itself, which no file
@@ -256,7 +256,7 @@ def without_spec(transforms: Iterable[Any]) -> tuple[Iterable[Any], Any]:
     return (given[1:], given[0]) if at else (given, None)
 
 
-def checked(spec: Any, same_rows: bool) -> Any:
+def with_checks(spec: Any, same_rows: bool) -> Any:
     """Returns the same spec with a function that checks its own result."""
     function, spec = spec.func, copy.copy(spec)
 

@@ -23,9 +23,9 @@ from sluice.ingest.read.petastorm import compat
 from sluice.ingest.read.petastorm.options import (
     PetastormError,
     PetastormOptions,
-    checked,
     difference,
     unischema_of,
+    with_checks,
 )
 from sluice.ingest.row_order import Read
 from sluice.ingest.stages.pool import Pool
@@ -55,7 +55,7 @@ class PetastormSource:
         self._groups, self._options = groups, options
         spec = options.transform_spec
         self._how = {
-            "transform_spec": None if spec is None else checked(spec, same_rows=whole is None),
+            "transform_spec": None if spec is None else with_checks(spec, same_rows=whole is None),
             "predicate": options.predicate,
             "rowgroup_selector": options.rowgroup_selector,
             "cache": options.cache,

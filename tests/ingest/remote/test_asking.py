@@ -27,7 +27,7 @@ from sluice.ingest.remote.fleet import Fleet
 from sluice.ingest.remote.maker import UnitMaker, job_of
 from sluice.ingest.remote.server import WorkerServer
 from sluice.ingest.remote.unit import RemoteError, Unit, checksum
-from sluice.ingest.stages.completed_windows import NobodyThere
+from sluice.ingest.stages.completed_windows import NoWorkerAnswers
 from sluice.ingest.stages.pool import Closed
 from sluice.ingest.stages.shuffle import ReadTask
 from sluice.ingest.stages.transform import Transform
@@ -175,7 +175,7 @@ def test_a_wrong_answer_is_asked_for_again_and_one_that_stays_wrong_is_an_error(
     damaged = serve(open_job, Wrong)
     asker, _ = asking(job, damaged)
     with pytest.raises(
-        RemoteError, match=r"asked for 3 times in vain; the last time: 0 batches where"
+        RemoteError, match=r"asked for 3 times in vain; the last error: 0 batches where"
     ):
         asker.get(unit)
     right(asker.get(unit), open_job, job, unit)  # of two more damages, and then no more
@@ -201,10 +201,10 @@ def test_a_worker_that_ended_or_never_was_there_costs_a_retry(serve, worker, job
             type("Nobody", (), {"port": silent.getsockname()[1]}),
             clock=iter(range(0, 10**6, 10)).__next__,
         )
-        with pytest.raises(NobodyThere):
+        with pytest.raises(NoWorkerAnswers):
             alone.get(unit)
     assert alone.counts["retries"] > 0
-    assert others.why_alone.startswith("worker 127.0.0.1:")
+    assert others.why_none_answers.startswith("worker 127.0.0.1:")
 
 
 def test_whoever_waits_is_let_go_when_it_is_closed(serve, job, unit, open_job):
@@ -409,9 +409,9 @@ def test_tls_from_end_to_end_and_a_wrong_certificate_by_name(
         ):
             asker.get(unit)
     plain, fleet = asking(job, server, clock=iter(range(0, 10**6, 10)).__next__)
-    with pytest.raises(NobodyThere):
+    with pytest.raises(NoWorkerAnswers):
         plain.get(unit)
-    assert "&ca=FILE" in fleet.why_alone
+    assert "&ca=FILE" in fleet.why_none_answers
 
 
 class Mortal:
@@ -468,7 +468,7 @@ def test_a_unit_with_which_each_worker_is_lost_that_answered_before_ends_the_run
     thread.start()
     while thread.is_alive():  # others go on, so workers come back
         asker.get(unit)
-    assert f"asked for {tries} times in vain; the last time: killed" in found[0]
+    assert f"asked for {tries} times in vain; the last error: killed" in found[0]
 
 
 def test_who_is_still_at_work_is_waited_for_however_often_others_were_lost(worker, job, unit):
@@ -480,4 +480,4 @@ def test_who_is_still_at_work_is_waited_for_however_often_others_were_lost(worke
         asker._failed(race, lost, unit, WorkerLost("gone"))
     assert race.error is None
     asker._failed(race, at_work, unit, WorkerLost("gone, too"))
-    assert "asked for 31 times in vain; the last time: gone, too" in str(race.error)
+    assert "asked for 31 times in vain; the last error: gone, too" in str(race.error)

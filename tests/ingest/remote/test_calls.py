@@ -19,7 +19,7 @@ from sluice.ingest.knobs import KnobError, Knobs
 from sluice.ingest.loader import BatchLoader
 from sluice.ingest.process.worker import FunctionError, FunctionMemoryError
 from sluice.ingest.remote import calls
-from sluice.ingest.remote.calls import Call, Functions, packed, source_digest, unpacked
+from sluice.ingest.remote.calls import Call, Functions, decode, encode, source_digest
 from sluice.ingest.remote.maker import UnitMaker
 from sluice.ingest.remote.server import WorkerServer
 from sluice.ingest.remote.unit import RemoteError, WrongAnswer
@@ -118,7 +118,7 @@ def test_a_function_that_is_not_allowed_or_another_one_is_refused_by_name(
         ):
             hashes(table, **how, workers=named(calling()))
     monkeypatch.setattr(
-        Call, "request", lambda self: packed({"package": "0.0.1", "function": "", "source": ""}, {})
+        Call, "request", lambda self: encode({"package": "0.0.1", "function": "", "source": ""}, {})
     )
     with pytest.raises(RemoteError, match=r"the worker has sluice .*, the loader 0\.0\.1"):
         hashes(table, **how, workers=named(calling()))
@@ -222,8 +222,8 @@ def test_what_was_packed_comes_back_and_anything_else_is_found():
         "wide": np.arange(12).reshape(3, 4),
         "day": np.array(["2026-11-22"], "M8[D]"),
     }
-    body = packed({"function": "x"}, arrays)
-    head, found = unpacked(body)
+    body = encode({"function": "x"}, arrays)
+    head, found = decode(body)
     assert head["function"] == "x"
     assert found.keys() == arrays.keys()
     for name, array in arrays.items():
@@ -232,11 +232,11 @@ def test_what_was_packed_comes_back_and_anything_else_is_found():
     data = body.to_pybytes()
     for at in range(0, len(data), 3):
         with pytest.raises(WrongAnswer):
-            unpacked(pa.py_buffer(data[:at]))
+            decode(pa.py_buffer(data[:at]))
         flipped = bytearray(data)
         flipped[at] ^= 4
         try:  # space between two values is nobody's, but is summed as well
-            head, found = unpacked(pa.py_buffer(bytes(flipped)))
+            head, found = decode(pa.py_buffer(bytes(flipped)))
         except WrongAnswer:
             continue
         assert at >= len(data) - 100, (
@@ -244,7 +244,7 @@ def test_what_was_packed_comes_back_and_anything_else_is_found():
         )
     for junk in (b"", b"\0" * 40, b"{}" + (2).to_bytes(4, "little"), b"\xff" * 99):
         with pytest.raises(WrongAnswer):
-            unpacked(pa.py_buffer(junk))
+            decode(pa.py_buffer(junk))
 
 
 def test_an_error_of_any_kind_crosses_with_its_batch():

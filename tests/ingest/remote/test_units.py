@@ -30,7 +30,7 @@ from sluice.ingest.read.parquet_files import ParquetFiles
 from sluice.ingest.read.reader import SourceError
 from sluice.ingest.remote.maker import UnitMaker, job_of
 from sluice.ingest.remote.unit import RemoteError, RemoteJob, Unit, checksum
-from sluice.ingest.remote.worker import WorkerOptions, opened
+from sluice.ingest.remote.worker import WorkerOptions, open_maker
 from sluice.ingest.stages.quarantine import Errors
 from sluice.ingest.stages.shuffle import ReadTask
 from tests.ingest import left_ids
@@ -143,7 +143,7 @@ def test_bags_and_plain_parquet_and_missing_values_come_as_they_do_without_worke
         "roles": {"label": "click", "dense": "price", "sparse": ["user%1000"], "id_list": "seen"},
         "fill": 0.5,
     }
-    server = serve(partial(opened, paths, NOTHING), threads=2)
+    server = serve(partial(open_maker, paths, NOTHING), threads=2)
     same(hashes(paths, **how, workers=named(server)), hashes(paths, **how))
 
 
@@ -263,13 +263,13 @@ def test_files_of_the_same_names_and_sizes_with_other_values_are_another_table(
     )
     how = {"roles": {"label": "label", "dense": "x"}, "reader": "arrow"}
     same(
-        hashes(ours, **how, workers=named(serve(partial(opened, ours, NOTHING)))),
+        hashes(ours, **how, workers=named(serve(partial(open_maker, ours, NOTHING)))),
         hashes(ours, **how),
     )
     with pytest.raises(
         RemoteError, match=r"worker 127.0.0.1:\d+: .*this worker sees another table.* \(files: "
     ):
-        hashes(ours, **how, workers=named(serve(partial(opened, theirs, NOTHING))))
+        hashes(ours, **how, workers=named(serve(partial(open_maker, theirs, NOTHING))))
 
 
 def test_a_feature_table_whose_records_tell_of_other_content_is_another_table(
@@ -305,7 +305,7 @@ def test_a_file_that_another_one_replaced_is_refused_by_name(tmp_path, when, how
             sample=None,
         )
     units = [Unit.of(ReadTask(schedule, read)) for read in schedule.reads if read.file == 0]
-    maker = opened(ours, NOTHING, job)
+    maker = open_maker(ours, NOTHING, job)
     if when.startswith("after"):
         maker.rows(units[0])
         with maker._groups._lock:  # files that are open still stay what they are
@@ -365,12 +365,12 @@ def test_an_error_of_a_column_and_a_file_that_is_gone_are_said_with_worker_and_f
             write_statistics=False,
         )
     how = {"roles": {"label": "label", "dense": "x"}, "reader": "arrow"}
-    server = serve(partial(opened, paths, NOTHING))
+    server = serve(partial(open_maker, paths, NOTHING))
     with pytest.raises(
         ColumnError, match=r"worker 127.0.0.1:\d+: .*part-1.parquet.*'x' has 50 empty values"
     ):
         hashes(paths, **how, workers=named(server))
-    blind = serve(partial(opened, paths[:1], NOTHING))
+    blind = serve(partial(open_maker, paths[:1], NOTHING))
     with pytest.raises(RemoteError, match="other files than the loader has"):
         hashes(paths, **how, fill=0, workers=named(blind))
 
