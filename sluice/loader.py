@@ -160,7 +160,7 @@ class Loader(BatchLoader):
         of your own. If you pass `knobs`, the default is `fixed`. `fixed` without `knobs` is one worker a stage. After
         you call `apply`, the agent no longer changes the knobs.
         `run_dir` is a new folder for measurements and decisions, with a report.html at the end; `sluice explain` prints
-        it. Without it nothing is written. Of several ranks, the first one writes.
+        it. Without it nothing is written. Only rank 0 writes.
         `live` is a port of 127.0.0.1 that shows this report while it grows; 0: any free port.
         `transforms` are functions over a batch as a dict of numpy arrays (`sluice.ingest.stages.transform.Transform`):
         a function, `module:function`, or one with a name. Only a function of an importable module can run in worker
