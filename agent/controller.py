@@ -26,8 +26,8 @@ _MINUTE_S = 60.0
 
 
 class Controller:
-    """Every `interval_s`, or sooner where the policy wants to, it looks, decides, applies and logs. `step()` is one
-    tick; `start()` runs ticks in a thread.
+    """Looks, decides, applies and logs every `interval_s`, or sooner if the policy asks for it. `step()` is one tick;
+    `start()` runs ticks in a thread.
 
     `record` gets events (decision, effect, proposal, occasion, verdict, fault), `observe` each tick's loader metrics.
     Once `changes_a_minute` were made within the last minute, the policy is not asked until one of them is older. It is
@@ -189,9 +189,8 @@ class Controller:
         return begun[(len(begun) - 1) // 2] if self.decisions == 1 else _first_of_its_own(begun)
 
     def _begin(self, limits: Limits, knobs: Knobs) -> None:
-        """Lets the policy start, with what was learned in an earlier run if that has not been used yet; a policy that
-        has no use for it leaves it for the next. Whoever asks meanwhile what was learned gets the old answer or the
-        new one, and never what lies between."""
+        """Starts the policy with what an earlier run has learned, unless that was used already. A policy that cannot
+        use it leaves it for the next one. Another thread that reads what was learned gets the old or the new answer."""
         learned = self._learned_before if self._anew else self._learned
         state, recalled = self._policy.initial(limits, knobs), None
         if learned is not None:

@@ -1,6 +1,7 @@
-"""Who this process is among the ranks (`Ranks`), and how ranks exchange small values: JSON, with the bytes of arrays
-and tensors after it. Nothing of it is unpickled. Under torchrun the environment names the ranks; otherwise one
-process is alone."""
+"""`Ranks`: this process's place among the ranks, and the exchange of small values between them.
+
+Values are sent as JSON, followed by the bytes of arrays and tensors. Nothing is unpickled. torchrun's environment names
+the ranks. Without it there is one."""
 
 from __future__ import annotations
 

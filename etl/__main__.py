@@ -25,9 +25,9 @@ from sluice.etl.table_commands import CheckRequest, Say, ShowRequest, SynthReque
 class VacuumRequest:
     """Removes the files that no kept or pinned version needs.
 
-    These are data, fitted states, rejects and records that neither the newest versions nor a pinned one needs, if they
-    are older than a day, and packed copies of these data beside them. Older versions can then no longer be read. Only
-    what jobs wrote goes; links are not followed, and what is passed over is named."""
+    It removes data, fitted states, rejects and records that are older than a day, and the packed copies of these data.
+    Older versions can then no longer be read. It removes only files that jobs wrote, follows no link, and lists what it
+    leaves alone."""
 
     table: str = setting(help="the table's folder or URI", metavar="TABLE", positional=True)
     keep: int = setting(10, "newest versions to keep whole", metavar="N", least=1)

@@ -37,9 +37,9 @@ class FirstRows:
 
 
 def refuse_by_first_rows(job: Job, environment: Mapping[str, str] = os.environ) -> None:
-    """Refuses a job if the first file's header is another, if none of so many of its first rows parses that there are
-    too many rejects in any case, or if a function of the user's fails on them. What is not on this machine, or of a
-    form that Spark alone reads, is left to Spark."""
+    """Refuses a job by the first rows of its first file. Reasons are another header, so many rows that do not parse
+    that the job must fail, and a user's function that fails. Files that only Spark can reach or read are left to
+    Spark."""
     elsewhere = any("://" in path for path in job.inputs) or any(
         environment.get(name) for name in ("HADOOP_CONF_DIR", "YARN_CONF_DIR")
     )

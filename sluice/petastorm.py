@@ -181,8 +181,8 @@ def make_batch_reader(  # noqa: PLR0917
 
 
 def _files(urls: str | Sequence[str]) -> tuple[list[DataFile], list[dict[str, int | str]]]:
-    """The files of a folder, as Petastorm lists them (all but those whose names begin with _ or a point), and the
-    columns that stand in the names of each one's folders, as day=3."""
+    """Returns the files of a folder as Petastorm lists them, and the columns in the names of their folders (`day=3`).
+    Petastorm skips names that begin with an underscore or a dot."""
     found: list[tuple[str, list[str]]] = []
     tables = LocalTables()
     for url in [urls] if isinstance(urls, str) else urls:

@@ -358,8 +358,8 @@ class Forecast:
         return self.settings.in_hand * self.services[name].item_bytes
 
     def _process_bytes(self, name: str) -> float:
-        """The bytes of a worker's processes: it has one for each stage whose work it does. Of one that was not measured
-        only the least is known, and the planner starts no second one before it is."""
+        """The bytes of a worker's processes: one for each stage whose work it does. If a process was not measured yet,
+        this is a lower bound, and the planner starts no second one."""
         return (
             sum(
                 service.process_bytes or WORKER_PROCESS_BYTES

@@ -1,12 +1,11 @@
-"""Many simulated pipelines at once, so that a policy can live thousands of lives a minute: `PipelineBatch`.
+"""Simulates many pipelines at once, for thousands of episodes a minute: `PipelineBatch`.
 
-It obeys the laws of `sluice.agent.simulator.physics` and takes the same scenarios, but its knobs are set directly, as
-arrays, and its time passes in steps of a quarter of a second for all pipelines together. Within a step a stage passes
-on at most what its workers can do, what comes in and what waits before it, and what there is room for behind it. A
-worker that starts counts from the nearest quarter on, and what the governor lets through is settled once a quarter;
-apart from these, rows and busy times are those of `sluice.agent.simulator.fluid` within two per cent. Stages are never
-fused. Arrays are stage × pipeline; a pipeline's last stage is in the last row, and rows before its
-first one belong to no stage.
+It follows `sluice.agent.simulator.physics` and takes the same scenarios. Knobs are set as arrays, and time passes in
+steps of a quarter of a second for all pipelines together. In a step, a stage passes on at most what its workers can
+do, what has arrived, and what the next queue can take. A starting worker counts from the nearest quarter on, and the
+governor decides once a quarter. Otherwise rows and busy times equal those of `sluice.agent.simulator.fluid` within
+two per cent. Stages are never fused. Arrays are stage × pipeline. A pipeline's last stage is in the last row; rows
+before its first stage are empty.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """`sluice teach`: teaches a learned policy in simulated pipelines, with torch, and writes its weights.
 
-`opening` is what opens a pipeline: it learns to imitate a clairvoyant, then from what its own openings bring, goes on
-where it was interrupted, and is judged on pipelines of families that it was never shown. `intune` is the reconstruction
-of a published tuner: it learns by deep Q-learning.
+`opening` chooses a pipeline's initial setting. It first learns to imitate an oracle, then from the results of its own
+settings. An interrupted training continues, and the result is judged on families of pipelines that it has never seen.
+`intune` is the reconstruction of a published tuner, which learns by deep Q-learning.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ class OpeningLearning:
 
 @dataclass(frozen=True, kw_only=True)
 class TeachingOptions:
-    """Who is taught, and where to."""
+    """The policy to teach, and the file for its weights."""
 
-    policy: str = setting("intune", "who is taught", choices=("intune", "opening"))
+    policy: str = setting("intune", "the policy to teach", choices=("intune", "opening"))
     seed: int = setting(0, "decides first weights and pipelines")
     out: Path | None = setting(
         None,

@@ -1,15 +1,23 @@
 """`intune`: a reconstruction of InTune (RecSys'23), declared as such: its code and hyper-parameters are not public.
 
-Taken from the publication: what the agent sees (the pipeline's latency, free processors and memory, which it can
-change; the model's latency, which it cannot; memory bandwidth and core speed), its reward (throughput × (1 − memory
-used / memory limit)), small steps up or down in each stage and in the prefetched bytes, three layers of ReLU, training
-in simulated pipelines first, and learning that goes on in the live one. Ours: latency is given per stage (seconds a
-batch, nine places, as logarithms in units of the slowest stage's), with the prefetched bytes beside it; a step is one
-of −5, −1, 0, +1, +5 workers, together within the processors, or a quarter to four times the bytes; the values of the
-steps are learned by deep Q-learning, each place's from the common reward, in a live pipeline in units of the best rate
-seen there. `sluice teach --policy intune` makes weights, and compares its variants. Those in use are of the one that
-did best on pipelines kept apart, which was taught before it saw the machine and the prefetched bytes (their record
-says so), and on pipelines of an earlier generator.
+From the publication:
+
+- The agent sees the pipeline's latency, free processors and memory, the model's latency, memory bandwidth and core
+  speed.
+- The reward is throughput × (1 − memory used / memory limit).
+- An action is a small step up or down in each stage and in the prefetched bytes.
+- The network has three layers of ReLU. It is trained in simulated pipelines and goes on learning in the live one.
+
+Ours:
+
+- Latency is given per stage: seconds a batch for nine stages, as logarithms in units of the slowest stage's.
+- A step is −5, −1, 0, +1 or +5 workers, together within the processors, or a quarter to four times the bytes.
+- Deep Q-learning learns the value of each stage's steps from the common reward. In a live pipeline the unit of the
+  reward is the best rate seen there.
+
+`sluice teach --policy intune` makes weights and compares the variants. The shipped weights are those of the variant
+that did best on separate pipelines. That variant was trained without the machine's properties and the prefetched
+bytes, on pipelines of an earlier generator (their record says so).
 """
 
 from __future__ import annotations

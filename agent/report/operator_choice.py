@@ -35,8 +35,8 @@ Plan = Mapping[str, StoredForm]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """Where the operators of one column go, with the rows a second and the bytes a row of the whole table either way,
-    all other columns being as they were chosen."""
+    """Where the operators of one column are applied. `etl` and `loader` have the rows a second and the bytes a row of
+    the whole table for each choice, with all other columns as chosen."""
 
     column: str
     left: tuple[str, ...]
@@ -90,7 +90,7 @@ class Foretold:
         )
 
     def _dearer_decoding(self) -> float:
-        """How much dearer decoding was. Of what the stage took, these columns have the share that they have of the
+        """Returns how much dearer decoding was. These columns' share of the stage's time is their share of the
         bytes."""
         sampled = sum(form.decode_s for form in self._now.values())
         share = min(1.0, sum(form.bytes for form in self._now.values()) / self._row_bytes)

@@ -275,7 +275,7 @@ def _append(file: FileIO, line: str) -> None:
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Writes a file whole, or not at all. Nobody can guess the draft's name, and so plant a link there."""
+    """Writes a file whole, or not at all. The draft has a random name, so no link can be planted there."""
     new = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:
         with open(new, "x", encoding="utf-8") as draft:

@@ -123,8 +123,8 @@ class KnobMemory:
 
     @contextmanager
     def sharing(self, tunable: Tunable) -> Iterator[Tunable]:
-        """The tunable as the agent should see it: with the cores that other jobs of the same registry leave. Who is
-        killed meanwhile is known to the next run."""
+        """Yields the tunable with the cores that other jobs of the same registry leave free. If this run is killed, the
+        next run knows it."""
         if self._registry is None:
             yield tunable
             return

@@ -1,9 +1,9 @@
 """Random pipelines on which policies are taught, judged and finally tested: `pipeline(split, number)`.
 
-No split has a family of pipelines in common with another: families share a pipeline's costs out over its stages in
-different ways. What makes pipelines hard (processes heavy and light, cliffs, neighbours, bursts, drift, bandwidth,
-stores that throttle, trainers on the same cores) is in all splits, over the same ranges, but no two splits ever draw
-the same value: a range is cut into cells, and each split has a third of every cell for itself.
+A family of pipelines distributes the costs over the stages in its own way, and belongs to one split. All splits have
+the same difficulties over the same ranges: heavy and light processes, cliffs, neighbours, bursts, drift, bandwidth,
+stores that throttle, and trainers on the same cores. No two splits draw the same value: a range is cut into cells,
+and each split has its own third of every cell.
 """
 
 from __future__ import annotations

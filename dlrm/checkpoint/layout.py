@@ -1,7 +1,7 @@
-"""How tensors lie in a checkpoint: safetensors files, and layout.json, which says where each piece of each tensor is.
+"""How tensors are stored in a checkpoint: safetensors files, and layout.json with the place of each piece of a tensor.
 
-Each rank writes the pieces that it holds into a file of its own. Whoever reads takes any box of a tensor from the
-pieces that it touches, so a checkpoint depends neither on who reads it nor on how many do. No part is a pickle."""
+Each rank writes its pieces into its own file. A reader takes any box of a tensor from the pieces that the box touches.
+So any number of ranks can read a checkpoint. No part is a pickle."""
 
 from __future__ import annotations
 

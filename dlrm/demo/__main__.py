@@ -1,9 +1,9 @@
 """`make demo`: the whole way on this machine, with real parts: raw logs, Spark, a Delta table, tuned 2-rank training.
 
-    python -m dlrm.demo --out demo-out [--rows 520000] [--cluster]
+    python -m dlrm.demo --out demo-out [--rows 900000] [--cluster]
 
-With --cluster (`make demo-cluster`) Spark is a cluster of a master and two workers, and each rank has a torchrun agent
-of its own, as on two hosts.
+With --cluster (`make demo-cluster`) Spark is a cluster of a master and two workers. Each rank has its own torchrun
+agent, as on two hosts.
 
 Each step is the command a user would type; it is printed before it runs. The last lines say what came of it.
 """

@@ -2,9 +2,9 @@
 
     python -m dlrm.demo.schema_change --out demo-schema-out [--rows 160000] [--seconds 12]
 
-The first version of the table has the counts I1 to I6. While a training with --follow goes on, a job adds I7 to I13,
-whose operators are left to the loader, and a transform that looks them up at a slow service. The first run is tuned all
-the time. The second keeps the knobs that the first had at the change. One page shows both.
+The first version of the table has the counts I1 to I6. During a training with --follow, a job adds I7 to I13 and a
+transform that looks them up at a slow service. The loader applies their operators. The first run is tuned all the time.
+The second run keeps the knobs that the first had at the change. One page shows both.
 """
 
 from __future__ import annotations

@@ -84,8 +84,8 @@ def stuck(evidence: Evidence, *, after: int) -> str | None:
 
 
 def falling(aucs: Mapping[int, float], steps_per_epoch: int, noise: float) -> str | None:
-    """The text of a warning if the newest of these AUCs (by step, in order) is below the best by more than noise, and
-    the best lies a third of an epoch back or more; else None."""
+    """Returns a warning if the newest AUC is below the best one by more than noise, and the best one is at least a
+    third of an epoch old; else None. `aucs` are in the order of their steps."""
     steps = list(aucs)
     step, best = steps[-1], max(steps, key=lambda step: aucs[step])
     epochs = (step - best) / steps_per_epoch

@@ -38,7 +38,7 @@ class TableDiff:
     """Column → share of its values that are missing or could not be read, before and now, where it has changed."""
 
     def keeps(self, column: str) -> bool:
-        """Whether what was learned for a column that is there now still holds."""
+        """Returns whether the weights of a present column are still valid."""
         return not (column in self.added or column in self.anew or column in self.dense_added)
 
     @property

@@ -2,13 +2,13 @@
 
 FBGEMM's kernels for CPUs (1.8) keep fp16 tables, but round each updated weight to the nearest, whatever
 `stochastic_rounding` says: a step below half a unit in the last place is lost, every time. For bf16 they have no
-forward pass at all. Of float32 they refuse 2³¹ − 1 rows and more, and row-wise Adagrad silently updates a wrong row
-from the 2³⁰th weight of a table on: offsets in bytes have 32 bits there. So such tables are looked up and updated here,
-in torch; weights and states lie where FBGEMM keeps them.
+forward pass at all. They refuse float32 tables of 2³¹ − 1 rows and more. Row-wise Adagrad silently updates a wrong row
+from the 2³⁰th weight of a float32 table on, because its byte offsets have 32 bits. So torch looks up and updates such
+tables here. Weights and states stay where FBGEMM keeps them.
 
-For 16 bits an update is made in float32 and rounded up with the probability with which it lies nearer to the upper
-neighbour, so that small steps count on average. The chance is a function of the run's seed, the step, the table's name,
-and the weight's place in it: it is the same on any number of ranks, and after a resume.
+For 16 bits an update is made in float32 and rounded at random, so that small steps count on average: up with the
+probability that is its distance from the lower neighbour. The random numbers depend on the run's seed, the step, the
+table's name and the weight's place. They are the same on any number of ranks and after a resume.
 """
 
 from __future__ import annotations

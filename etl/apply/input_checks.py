@@ -153,9 +153,9 @@ def common_type(types: Collection[str], kind: str) -> str | None:
 def refuse_differences(
     files: Mapping[str, Mapping[str, str]], columns: Mapping[str, str], optional: Collection[str]
 ) -> None:
-    """Raises an error that names file and column, if a file lacks a column that is not `optional`, or has it in a type
-    that does not go together with that of the first that has it. `columns` has the spec's types. A column that no file
-    has is checked elsewhere."""
+    """Raises an error with file and column if a file lacks a column that is not `optional`. Raises one too if its type
+    does not fit that of the first file with this column. `columns` has the spec's types. Another check covers columns
+    that no file has."""
     for column, kind in columns.items():
         having = [file for file, types in files.items() if column in types]
         for file, types in files.items() if having else ():

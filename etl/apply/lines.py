@@ -122,8 +122,10 @@ def in_order(
 
 
 class Delimited:
-    """Cuts lines into cells. In `quoted` lines a field that begins with a quote ends with the next quote that is not
-    doubled, and what follows up to the delimiter is a part of it; any other quote is an ordinary character."""
+    """Cuts lines into cells.
+
+    In `quoted` lines, a field that begins with a quote ends at the next quote that is not doubled. Text between this
+    quote and the delimiter belongs to the field. Any other quote is an ordinary character."""
 
     def __init__(
         self,

@@ -1,5 +1,7 @@
-"""Counts by key and value, added up as threads find them: `CountSums`, which sets parts down on the disk when they
-outgrow their budget, each part by the hash of its values, so that no more than a part must be in memory again."""
+"""Adds up counts by key and value from several threads: `CountSums`.
+
+Counts that outgrow their memory budget are written to disk in parts, by the hash of their values. Only one part at a
+time has to be in memory again."""
 
 from __future__ import annotations
 

@@ -107,10 +107,10 @@ def made(described: Mapping[str, Any]) -> Operator:
 
 
 def online(field: Field, state: FittedState | None) -> Online:
-    """The operators left to the loader for this column, as a pure function of its stored values that gives a float64 or
-    an id for each, or of lists that gives lists of ids. A caller sees to it that a batch can hold the numbers.
+    """Returns the operators that this column leaves to the loader, as a pure function of its stored values.
 
-    `state` is the version's (`FeatureTable.state()`), which operators that learned something need."""
+    It gives a float64 or an id for each value, or lists of ids for lists. The caller checks that a batch can hold the
+    numbers. `state` is that of the version (`FeatureTable.state()`); fitted operators need it."""
     steps: list[tuple[Operator, Any]] = []
     for described in field.online:
         kind = OPERATORS.get(str(described.get("op")))

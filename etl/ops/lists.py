@@ -132,9 +132,9 @@ class Overlap(Operator):
 
 @dataclass(frozen=True, kw_only=True)
 class Recent(Operator):
-    """Of a row's time and a list of times, how many of the list are earlier, or, with `of = "span"`, how long ago the
-    first of them was: those at most `within` before the row's, or of its session, in which no two are more than `gap`
-    apart, or both. Null without a time."""
+    """Counts how many times in a list are earlier than the row's time. With `of = "span"` it gives the time since the
+    first of them. `within` limits how much earlier they may be. `gap` limits them to the row's session, in which
+    neighbours are at most `gap` apart. Null without a time."""
 
     name: ClassVar[str] = "recent"
     takes: ClassVar[tuple[str, ...]] = ("row",)

@@ -128,9 +128,9 @@ class Count(_Encoded):
 class Target(_Encoded):
     """The share of clicks among rows with the value, drawn towards that of all rows by `smoothing` rows.
 
-    A row of the training split is encoded from the other `folds` - 1 of its folds alone, or, with `past = true`, from
-    what came before it, so its own label is not in it; other rows, and serving, have the encoding from all of the
-    training split. Folds depend on the row's key. A null is a value like others."""
+    A training row is encoded from the other `folds` - 1 folds, or with `past = true` from earlier rows. So its own
+    label is not in its feature. Other rows and the server use the whole training split. A row's fold depends on its
+    key. A null is a value like others."""
 
     name: ClassVar[str] = "target"
     takes: ClassVar[tuple[str, ...]] = ("text",)

@@ -91,10 +91,12 @@ class Raw:
         return headers_of(self.spec.input)
 
     def read(self, with_file: bool = False, placed: bool = False) -> DataFrame:
-        """Reads the input unchanged: a column `line`, or the input's columns and `_bad`, the first that does not fit,
-        or, for records over several lines, the cells' bytes and `_broken`, the text of one with too few or too many.
-        With the file, lines come with where their part of it begins, and headers are among them; rows to be `placed`
-        come with their file, part and, if it is Parquet, number there, and without headers."""
+        """Reads the input unchanged.
+
+        The result has a column `line`, or the input's columns and `_bad`, the first column that does not fit. Records
+        over several lines have the cells' bytes, and `_broken`, the text of a record with too few or too many cells.
+        `with_file` adds the offset where a line's part of the file begins, and includes headers. `placed` adds a row's
+        file, part and, for Parquet, its number there, without headers."""
         from pyspark.sql import functions as sql
 
         extra = [sql.col("_metadata.file_path").alias("_file")] if with_file or placed else []

@@ -88,7 +88,7 @@ class CodeOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class TransformOptions:
-    """What else is done to the columns. Who names a function here allows it."""
+    """Functions that change the columns. A function that is named here may be imported."""
 
     title = "input"
     transforms: tuple[str, ...] = setting(

@@ -1,11 +1,11 @@
 """Where each column's operators are applied, in the ETL or in the loader: the `[placement]` section of a spec.
 
     [placement]
-    I1 = ["clip", "log"]   # the last two of its operators are left to the loader
-    C3 = []                # none is
+    I1 = ["clip", "log"]   # the loader applies its last two operators
+    C3 = []                # the ETL applies all
 
-For the columns that it names, it says what `online` at their operators says otherwise. `sluice etl --place auto` writes
-it, into the spec that the table's record keeps; a spec may also hold it from the beginning.
+For its columns it replaces `online` at the operators. `sluice etl --place auto` writes the section into the spec that
+the table's record keeps. You may also write it yourself.
 """
 
 from __future__ import annotations

@@ -217,7 +217,7 @@ def transformed(fields: Sequence[Field], transforms: Iterable[TableTransform]) -
 
 
 def stored(fields: Iterable[Field]) -> tuple[Field, ...]:
-    """Of the columns that a model sees, those that files hold, as they were before any transform."""
+    """Returns the columns that files hold, as they were before any transform."""
     return tuple(
         replace(f, cardinality=f.stored_ids or f.cardinality, stored_ids=None, transforms=())
         for f in fields

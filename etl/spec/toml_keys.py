@@ -75,8 +75,8 @@ def texts(raw: Mapping[str, Any], key: str, default: Iterable[str], path: str) -
 
 
 def encoding(raw: Mapping[str, Any], path: str, delimiter: str) -> str:
-    """Returns Python's name for the encoding of lines, in which the end of a line, the delimiter, a quote and a few
-    other signs must be the bytes that they are in ASCII."""
+    """Returns Python's name for the encoding of lines. Line ends, the delimiter, quotes and a few other characters must
+    have the same bytes as in ASCII."""
     if len(delimiter.encode()) != 1 or delimiter in "\r\n":
         raise SpecError(
             f"{path}.delimiter = {delimiter!r}: must be one character other than a line's end"

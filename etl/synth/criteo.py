@@ -1,9 +1,9 @@
 """Makes Criteo-shaped clicks with a known truth: `Clicks` makes any range of rows, each from (seed, row number) alone.
 
-The shape follows what was measured on real Criteo logs: nulls that come in blocks of columns, a negative count, ranges
-that saturate, long-tailed categories most of whose distinct values occur once, and values that first occur on a later
-day. The click model is planted: main effects of counts and of frequent values, and products of latent factors of pairs
-of columns, which a model without interactions cannot express.
+The shape follows measurements of real Criteo logs. Nulls come in blocks of columns, one count may be negative, and
+ranges saturate. Most distinct values of the long-tailed categories occur once, and some first occur on a later day.
+The click model is planted: main effects of counts and of frequent values, and products of latent factors of pairs of
+columns. A model without interactions cannot express these products.
 """
 
 from __future__ import annotations

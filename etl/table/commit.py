@@ -1,7 +1,7 @@
-"""How a version is made: describe a job's files, write its record, then make one Delta commit, which lands or does not.
+"""Makes a version: describes a job's files, writes its record, then makes one Delta commit, which lands or does not.
 
-Nobody reads what a job wrote before the last step, and after it a reader sees all of it. The commit is made on the
-version that was read, without delta-rs's own retries: with them a stale overwrite lands beside an append.
+A reader sees nothing of a job before the commit, and all of it afterwards. The commit is based on the version that was
+read, without delta-rs's own retries: with these, a stale overwrite would land in addition to an append.
 """
 
 from __future__ import annotations

@@ -111,8 +111,8 @@ def under_rule(
 ) -> tuple[Spec, Identity | None]:
     """Returns the spec with the rule that its rows follow, and the table's rule, if the spec has its columns.
 
-    Both rules are the same, unless there is no table yet, or the spec is the first to name a key, or rows change their
-    split and the user accepts that: then the spec begins a new rule."""
+    Both rules are the same, unless the spec begins a new rule. It does so if there is no table yet, if it is the first
+    spec with a key, or if the user accepts that rows change their split."""
     rule = parent.identity if parent else None
     if rule is None:
         return spec, None

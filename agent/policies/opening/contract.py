@@ -1,5 +1,5 @@
-"""What an opening is made from, and what it is: `PolicyInput` → `InitialSetting`. Whoever opens a pipeline, teaches the
-network or judges it goes by these lines."""
+"""The contract of a learned policy: `PolicyInput` → `InitialSetting`. The policy, its teacher and its judge share
+it."""
 
 from __future__ import annotations
 
@@ -117,12 +117,12 @@ class PolicyInput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InitialSetting:
-    """What the policy opens with. Nobody has looked yet whether memory holds it: that is the shield's part."""
+    """The setting that the policy chooses. `auto` checks afterwards whether it fits into memory."""
 
     knobs: Knobs
     """Workers and back ends of all stages, and both buffers, within the limits. What is fused stays fused."""
     inside: bool
-    """Whether the input lies within what the network was taught on. If not, nobody should open with this."""
+    """Whether the input is within the training range. If not, the setting must not be used."""
     reason: str
     """One sentence: what it was chosen by, or what lies outside."""
     rows_per_s: float | None

@@ -211,8 +211,8 @@ def release(
 
 
 def _keep_s(state: PlannerState, forecast: Forecast) -> float:
-    """Seconds for which workers elsewhere stay without need: as long as keeping one costs no more than calling it again
-    would, which is its price, and the rows that it would have brought, for as long as it takes to start."""
+    """Returns the seconds for which idle remote workers are kept: as long as keeping one costs no more than starting it
+    again. A start costs the worker's price and the rows that it would have brought meanwhile."""
     workers, core_rows_per_s = state.knobs.workers, forecast.core_rows_per_s
     brought = forecast.rate(workers) / forecast.cores_elsewhere(workers)
     return (

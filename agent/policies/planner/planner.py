@@ -69,8 +69,8 @@ class Planner(Policy):
         }
 
     def recall(self, state: PlannerState, learned: Mapping[str, Any]) -> PlannerState:
-        """A state that knows what was learned before. Of the workers with which an earlier run was killed, this one
-        has no more than half-way from one to them, by ratio."""
+        """Returns a state with what was learned before. If an earlier run was killed with many workers, this run has at
+        most the geometric mean of one and that number."""
         killed = learned["killed"]["workers"] if "killed" in learned else {}
         most = {
             n: max(

@@ -1,8 +1,8 @@
 """Ids by a join with a vocabulary that is kept in files: `Joins`, which takes the place of a lookup in the workers.
 
-A worker opens such a column: it gives each value the id that it can find itself, by the vocabulary's most frequent
-values, or otherwise that of its bucket, and beside it the value, if the files may know it. Spark then joins these
-values with the files. So frequent values, and nulls, never crowd one task: they are known before the join.
+A worker gives each value an id from the vocabulary's most frequent values, or else that of its bucket. If the files
+may have the value, the worker passes it on, and Spark joins it with the files. Frequent values and nulls get their
+ids before the join, so they never crowd one task.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What a Python worker made ready for one task, kept for its next ones: `features_of`.
 
-Reading what was learned and making the tables in which operators look values up takes a third of a second for a spec
-like Criteo's, and a worker does many tasks of one pass."""
+For a spec like Criteo's it takes a third of a second to read the fitted state and to build the operators' tables. A
+worker runs many tasks of one pass."""
 
 from __future__ import annotations
 
