@@ -30,9 +30,17 @@ from sluice.ingest.read.files import FileOpener
 from sluice.ingest.read.packed_copy import PackedCopy
 from sluice.ingest.read.parquet_files import ParquetFiles, table_of
 from sluice.ingest.read.petastorm.options import PetastormOptions, reshaped, without_spec
-from sluice.ingest.read.reader import RowGroupReader, SourceError, first_schema
+from sluice.ingest.read.reader import RowGroupReader, RowGroupSource, SourceError, first_schema
 from sluice.ingest.read.sources import source_of
-from sluice.ingest.row_order import WINDOW_ROWS, Position, Read, RowsPlan, chain, default_streams
+from sluice.ingest.row_order import (
+    WINDOW_ROWS,
+    Position,
+    RankShare,
+    Read,
+    RowsPlan,
+    chain,
+    default_streams,
+)
 from sluice.ingest.stages.batch import Ready
 from sluice.ingest.stages.pool import Closed
 from sluice.ingest.stages.quarantine import Errors, Origins, Quarantine, RowQuarantine
@@ -253,7 +261,7 @@ class BatchLoader(IterableDataset[Batch]):
         )
         rows = source_of(reader, groups, loaded.petastorm)
         self.reader = rows.name
-        """Who decodes: `petastorm` or `arrow`."""
+        """The reader that decodes: `petastorm` or `arrow`."""
         self.plan = RowsPlan(
             groups=rows.row_groups,
             chances=groups.chances() if sample is not None else (),
@@ -292,26 +300,8 @@ class BatchLoader(IterableDataset[Batch]):
             )
             weakref.finalize(self, self._remote.close)  # also if what follows fails
         self._origins = Origins(self.plan, share)
-        quarantine = RowQuarantine(self._books, self._origins, lambda file: groups.files[file].path)
-        groups.rescue = quarantine if quarantine.allowed else None
-        self._pipeline = Pipeline(
-            PipelineParts(
-                plan=self.plan,
-                source=rows,
-                describe=groups.describe,
-                columns=self._columns,
-                share=share,
-                transforms=fused(all_transforms),
-                aside=quarantine,
-                memory_limit=machine.memory_limit(memory_limit),
-                machine=machine,
-                decoding=groups.decoding,
-                converted=converted(groups.schema, self._columns),
-                epochs=epochs,
-                remote=self._remote,
-            ),
-            knobs,
-        )
+        parts = self._pipeline_parts(rows, share, all_transforms, machine, memory_limit)
+        self._pipeline = Pipeline(parts, knobs)
         self._machine = machine
         self._position = Position()
         self._order = ""
@@ -331,6 +321,33 @@ class BatchLoader(IterableDataset[Batch]):
         _open.add(self._pipeline)
         weakref.finalize(self, self._pipeline.close).atexit = False
         weakref.finalize(self, groups.close).atexit = False  # the collector may come much later
+
+    def _pipeline_parts(
+        self,
+        rows: RowGroupSource,
+        share: RankShare,
+        transforms: Sequence[Transform],
+        machine: Machine,
+        memory_limit: int | None,
+    ) -> PipelineParts:
+        groups = self._groups
+        quarantine = RowQuarantine(self._books, self._origins, lambda file: groups.files[file].path)
+        groups.rescue = quarantine if quarantine.allowed else None
+        return PipelineParts(
+            plan=self.plan,
+            source=rows,
+            describe=groups.describe,
+            columns=self._columns,
+            share=share,
+            transforms=fused(transforms),
+            aside=quarantine,
+            memory_limit=machine.memory_limit(memory_limit),
+            machine=machine,
+            decoding=groups.decoding,
+            converted=converted(groups.schema, self._columns),
+            epochs=self._epochs,
+            remote=self._remote,
+        )
 
     # ---- the content of a batch
 

@@ -243,13 +243,15 @@ class Pipeline:
                 stage.burden = times
 
     def _limit_bytes(self, stage: str) -> int:
-        """How many bytes may wait after a stage."""
-        room = self._specs[stage].room
-        if room == "window":  # all streams may come to the end of their window at the same time
+        """Returns how many bytes may wait after a stage."""
+        limit = self._specs[stage].room
+        if limit == "window":  # all streams may come to the end of their window at the same time
             return len(self._streams) * self._block_bytes
-        if room == "stretch":  # what waits here waits for the trainer, too
+        if limit == "read_ahead_bytes":
+            return self.knobs.read_ahead_bytes
+        if limit == "stretch":  # what waits here waits for the trainer, too
             return min(self._stretch_bytes, self.knobs.prefetch_bytes)
-        return int(getattr(self.knobs, room))
+        return self.knobs.prefetch_bytes
 
     # ---- starting and stopping
 

@@ -29,6 +29,7 @@ from sluice.ingest.read.files import FileOpener
 from sluice.ingest.read.packed_copy import PackedCopy
 from sluice.ingest.read.parquet_files import ParquetFiles, table_of
 from sluice.ingest.read.petastorm.options import PetastormOptions, without_spec
+from sluice.ingest.row_order import RowsPlan
 from sluice.ingest.stages.batch import Ready
 from sluice.ingest.stages.quarantine import Errors
 from sluice.ingest.stages.table_operators import Operators
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     from sluice.ingest.read.parquet_files import Paths, Roles
 
 
-_NOTABLE = 0.01  # the share of rows that are left out of an epoch from which on it is said
+_NOTABLE = 0.01  # a line reports skipped rows from this share of an epoch on
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,7 +160,7 @@ class Loader(BatchLoader):
         of your own. If you pass `knobs`, the default is `fixed`. `fixed` without `knobs` is one worker a stage. After
         you call `apply`, the agent no longer changes the knobs.
         `run_dir` is a new folder for measurements and decisions, with a report.html at the end; `sluice explain` prints
-        it. Without it nothing is written. If there are several ranks, the first one writes.
+        it. Without it nothing is written. Only rank 0 writes.
         `live` is a port of 127.0.0.1 that shows this report while it grows; 0: any free port.
         `transforms` are functions over a batch as a dict of numpy arrays (`sluice.ingest.stages.transform.Transform`):
         a function, `module:function`, or one with a name. Only a function of an importable module can run in worker
@@ -231,49 +232,39 @@ class Loader(BatchLoader):
             workers=workers,
             allow_code=allow_code,
         )
+        record = {
+            "kind": "load",
+            "data": table.uri,
+            "version": table.version,
+            "tuning": policy.name,
+            "reader": self.reader,
+            "batch_size": batch_size,
+            "split": split,
+            "ranks": ranks,
+            "seed": seed,
+            "dense": list(self.dense_names),
+            "sparse": list(self.sparse_names),
+            "hash": dict(hash or {}),
+            "transforms": {n: code or "code without a name" for n, code in self._code.items()},
+            "order": asdict(order),
+            "on_error": errors.on_error,
+            "memory_limit": memory_limit,
+        }
+        folder = None
         try:
             self._page.enter_context(
                 shown(run_dir or "", None if rank else live, partial(print, file=sys.stderr))
             )
             if knobs is None and policy.name == "fixed":
                 self._progress.apply(self._one_worker_a_stage(remote=workers is not None))
-            folder = None
             if run_dir is not None and rank == 0:
-                folder = RunFolder.create(
-                    run_dir,
-                    {
-                        "kind": "load",
-                        "data": table.uri,
-                        "version": table.version,
-                        "tuning": policy.name,
-                        "reader": self.reader,
-                        "batch_size": batch_size,
-                        "split": split,
-                        "ranks": ranks,
-                        "seed": seed,
-                        "dense": list(self.dense_names),
-                        "sparse": list(self.sparse_names),
-                        "hash": dict(hash or {}),
-                        "transforms": {
-                            name: code or "code without a name" for name, code in self._code.items()
-                        },
-                        "order": asdict(order),
-                        "on_error": errors.on_error,
-                        "memory_limit": memory_limit,
-                        "knobs": self.knobs.to_dict(),
-                    },
-                )
+                folder = RunFolder.create(run_dir, {**record, "knobs": self.knobs.to_dict()})
         except BaseException:
             super().close()
             self._page.close()
             raise
-        if self.plan.dropped > _NOTABLE * self.plan.rows and not rank:
-            print(
-                f"{table.uri}: each epoch skips {self.plan.dropped:,} of {self.plan.rows:,} rows, because they do not "
-                f"fill a batch of {batch_size:,}. Every epoch skips different rows. To keep them, pass "
-                "order=Order(last='pad')",
-                file=sys.stderr,
-            )
+        if rank == 0:
+            _report_skipped_rows(table.uri, self.plan)
         self._tuned = TunedRun(
             self._progress,
             policy_of(tuning, foreknowledge(self)),
@@ -391,6 +382,15 @@ def _refuse_weight_column(table: FeatureTable | ParquetFiles) -> None:
                 f"as_='kjt' gives batches without weights, and column {column.name!r} has the weights of rows. "
                 "Use as_='batch' and batch.kjt() with batch.weight, or leave the column out by roles="
             )
+
+
+def _report_skipped_rows(table: str, plan: RowsPlan) -> None:
+    if plan.dropped > _NOTABLE * plan.rows:
+        print(
+            f"{table}: each epoch skips {plan.dropped:,} of {plan.rows:,} rows, because they do not fill a batch of "
+            f"{plan.batch_size:,}. Every epoch skips different rows. To keep them, pass order=Order(last='pad')",
+            file=sys.stderr,
+        )
 
 
 def _share_of_host(ranks: int, memory_limit: int | None) -> tuple[Machine, int | None]:

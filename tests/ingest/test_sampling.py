@@ -146,7 +146,7 @@ def test_a_loaders_order_names_the_column(clicks, tmp_path):
         (
             {"errors": Errors(on_error="quarantine")},
             LoaderError,
-            "nobody could list which of the table's they are",
+            "sample='chance' with on_error='quarantine'",
         ),
         (
             {"sample": "minus"},
