@@ -290,7 +290,9 @@ class LoopSettings:
         metavar="STEPS",
         least=0,
     )
-    keep: int = setting(3, "newest checkpoints to keep, beside the best", metavar="N", least=1)
+    keep: int = setting(
+        3, "newest checkpoints to keep, in addition to the best", metavar="N", least=1
+    )
     log_every: int = setting(
         20,
         "steps between two lines of the log; ranks agree there whether to stop",
@@ -370,7 +372,7 @@ class EvaluationSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class InputSettings(KnobOptions, TransformOptions):
-    """How a rank's loader works, beside its knobs."""
+    """How a rank's loader works, apart from its knobs."""
 
     title = "input"
     tuning: str = setting(

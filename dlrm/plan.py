@@ -53,7 +53,9 @@ class PlanOptions:
         "fp32", "number type of the weights, as sluice train's --table-dtype", choices=tuple(DTYPES)
     )
     optimiser: str = setting(
-        "rowwise_adagrad", "whose state lies beside the weights, in float32", choices=tuple(STATES)
+        "rowwise_adagrad",
+        "whose state is stored with the weights, in float32",
+        choices=tuple(STATES),
     )
     machine: str = setting("8x80GB", "RANKSxMEMORY or a JSON file", metavar="MACHINE")
     sharding: str = setting("auto", "how every table is spread", choices=("auto", *SHARDING_KINDS))

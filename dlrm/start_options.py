@@ -1,5 +1,5 @@
-"""The trainer's command line: the options beside a run's settings, and the `Config` that a command line makes, alone or
-on top of a stored one."""
+"""The trainer's command line: the options other than a run's settings, and the `Config` that a command line makes,
+alone or on top of a stored one."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def resumed(stored: dict[str, Any], given: Given, **known: Any) -> Config:
     given = {"inject": "", **given}  # a fault happens in the run that was told of it
     if (
         "compress" in given
-    ):  # what `spread_out` chose when the run began holds beside what is given again
+    ):  # what `spread_out` chose when the run began holds together with what is given again
         chosen = {name: kind for name, kind in before.model.compress.items() if kind == "spread"}
         given["compress"] = {**chosen, **given["compress"]}
     if "://" not in given.get(

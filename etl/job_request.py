@@ -61,7 +61,7 @@ class JobInput:
     )
     packed: str | None = setting(
         None,
-        "keep a packed copy of the version's row groups beside its files, too, from "
+        "keep a packed copy of the version's row groups next to its files, too, from "
         "which loaders on this machine with --packed read faster, and never more than so much "
         "of the disk (default: no copy; without a number: 10GiB)",
         metavar="LIMIT",

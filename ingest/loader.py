@@ -75,11 +75,12 @@ class _Input:
     """The files of the split."""
     opener: FileOpener
     fields: Sequence[Field]
-    """The columns, after a TransformSpec if there is one."""
+    """The columns, after a TransformSpec among the transforms."""
+    layout: str
+    """The fingerprint of these columns."""
     petastorm: PetastormOptions
-    table_transforms: Sequence[Transform]
-    """The transforms of the table's spec, which run first."""
     transforms: Sequence[Transform]
+    """The transforms of the table's spec, then the user's."""
     code: Mapping[str, str | None]
     """Each transform's name, and `module:function` if it can be imported."""
 
@@ -87,16 +88,12 @@ class _Input:
     def plain(self) -> ParquetFiles | None:
         return self.source if isinstance(self.source, ParquetFiles) else None
 
-    @property
-    def spec(self) -> str:
-        if isinstance(self.source, ParquetFiles) or not self.source.records:
-            return ""
-        return self.source.record.spec
-
     def operators(self) -> Operators:
         """Returns the operators that the table leaves to the loader."""
-        state = self.source.state() if any(field.online for field in self.fields) else None
-        return Operators(self.fields, state, self.spec)
+        source = self.source
+        spec = "" if isinstance(source, ParquetFiles) or not source.records else source.record.spec
+        state = source.state() if any(field.online for field in self.fields) else None
+        return Operators(self.fields, state, spec)
 
     def columns(self, fill: Mapping[str, float] | float | None, operators: Operators) -> Columns:
         """Returns the columns of a batch."""
@@ -170,9 +167,11 @@ def _open_input(
         files=files,
         opener=opener,
         fields=fields,
+        layout=table.fingerprint.layout
+        if transform_spec is None
+        else Fingerprint.of(fields).layout,
         petastorm=petastorm,
-        table_transforms=bound(table.transforms, table.stored, table.permission),
-        transforms=own,
+        transforms=[*bound(table.transforms, table.stored, table.permission), *own],
         code=code,
     )
 
@@ -227,7 +226,7 @@ class BatchLoader(IterableDataset[Batch]):
                 f"sample={sample!r} with on_error={errors.on_error!r}: a drawn row cannot be traced to one "
                 "row of the table. Use on_error='raise'"
             )
-        machine = machine or Machine()
+        self._machine = machine = machine or Machine()
         self._books = Quarantine(errors)
         loaded = _open_input(
             source,
@@ -242,11 +241,7 @@ class BatchLoader(IterableDataset[Batch]):
         self._code = dict(loaded.code)
         self.operators = loaded.operators()
         """The operators that the table leaves to the loader, with their cost."""
-        self.layout = (
-            loaded.source.fingerprint.layout
-            if loaded.petastorm.transform_spec is None
-            else Fingerprint.of(loaded.fields).layout
-        )
+        self.layout = loaded.layout
         stored = sum(file.rows for file in loaded.files)
         self.stored_bytes = sum(file.bytes for file in loaded.files) / max(1, stored)
         """The average size of a row in the table's files, in bytes."""
@@ -278,7 +273,6 @@ class BatchLoader(IterableDataset[Batch]):
             self._table["rows of the predicate"] = rows.chosen_rows
         self._plain = loaded.plain if loaded.petastorm.transform_spec is None else None
         self._epochs = epochs
-        all_transforms = [*loaded.table_transforms, *loaded.transforms]
         self._remote = None
         if workers:
             self._remote = _remote_reads(
@@ -296,13 +290,12 @@ class BatchLoader(IterableDataset[Batch]):
                     "what Petastorm's Reader is asked for": loaded.petastorm.asked_for,
                 },
                 rank=f"{rank}/{ranks}",
-                functions=[t.function for t in all_transforms if t.sendable],
+                functions=[t.function for t in loaded.transforms if t.sendable],
             )
             weakref.finalize(self, self._remote.close)  # also if what follows fails
         self._origins = Origins(self.plan, share)
-        parts = self._pipeline_parts(rows, share, all_transforms, machine, memory_limit)
+        parts = self._pipeline_parts(rows, share, loaded.transforms, memory_limit)
         self._pipeline = Pipeline(parts, knobs)
-        self._machine = machine
         self._position = Position()
         self._order = ""
         self._run: Iterator[Ready] | None = None
@@ -327,7 +320,6 @@ class BatchLoader(IterableDataset[Batch]):
         rows: RowGroupSource,
         share: RankShare,
         transforms: Sequence[Transform],
-        machine: Machine,
         memory_limit: int | None,
     ) -> PipelineParts:
         groups = self._groups
@@ -341,8 +333,8 @@ class BatchLoader(IterableDataset[Batch]):
             share=share,
             transforms=fused(transforms),
             aside=quarantine,
-            memory_limit=machine.memory_limit(memory_limit),
-            machine=machine,
+            memory_limit=self._machine.memory_limit(memory_limit),
+            machine=self._machine,
             decoding=groups.decoding,
             converted=converted(groups.schema, self._columns),
             epochs=self._epochs,
@@ -412,9 +404,8 @@ class BatchLoader(IterableDataset[Batch]):
                     if not self._pipeline.forked:  # whose locks may be held for ever
                         charge.release()
         except (Closed, SourceError, WorkerClosed) as error:
-            self._check_current(
-                iteration
-            )  # closing interrupts reads and processes: if that is why, say so
+            # Closing interrupts reads and processes. If that is the reason, the message says so.
+            self._check_current(iteration)
             if isinstance(error, SourceError):
                 raise
             raise LoaderError("this loader was closed while a batch was waited for") from None
@@ -422,9 +413,7 @@ class BatchLoader(IterableDataset[Batch]):
             if iteration == self._iteration:
                 if not sys.is_finalizing():
                     self._progress.enter("away")
-                if (
-                    self._under_way
-                ):  # the epoch was broken off: nobody waits for what is in the pipeline
+                if self._under_way:  # the epoch was broken off, so its other batches are not needed
                     self._run = None
                     self._pipeline.close()
 
@@ -454,9 +443,8 @@ class BatchLoader(IterableDataset[Batch]):
         if self._position.step == self.plan.steps:
             self._position = Position(batch.epoch + 1, 0)
             self.order_hash, self._order = self._order, ""
-            self._under_way = (
-                False  # some frameworks take `len(loader)` batches and never ask for the end
-            )
+            # Some frameworks take `len(loader)` batches and never ask for the end.
+            self._under_way = False
 
     def resting(self) -> AbstractContextManager[None]:
         """Returns a context for work between two batches that is no training, such as a validation or a checkpoint. Its
@@ -555,8 +543,9 @@ class BatchLoader(IterableDataset[Batch]):
 
     def pack(self) -> None:
         """Makes the missing packed copies, up to their limit."""
-        if self._groups.packed is not None:
-            self._groups.packed.make(self._groups.decoded, self._groups.row_groups)
+        groups = self._groups
+        if groups.packed is not None:
+            groups.packed.make(groups.decoded, groups.row_groups)
 
     @property
     def quarantined(self) -> dict[str, Any]:

@@ -118,7 +118,7 @@ class RunOptions:
         parse=parse_bytes,
     )
     packed_folder: str = setting(
-        "", "where (default: a hidden folder beside the files)", metavar="DIR"
+        "", "where (default: a hidden folder next to the files)", metavar="DIR"
     )
     workers: str = setting(
         "",

@@ -54,7 +54,7 @@ _HOMES = {
 # returned at once (`Pipeline` asks for it).
 os.environ.setdefault("MIMALLOC_PURGE_DELAY", "1000")
 
-# `sluice/etl`, `sluice/ingest`, `sluice/agent` and `sluice/dlrm` are links in git to the folders beside this one.
+# `sluice/etl`, `sluice/ingest`, `sluice/agent` and `sluice/dlrm` are links in git to the folders next to this one.
 _HERE = Path(__file__).resolve().parent
 if (_HERE.parent / "pyproject.toml").is_file() and not (_HERE / "etl").is_dir():
     raise SystemExit(

@@ -269,7 +269,7 @@ class Loader(BatchLoader):
             self._progress,
             policy_of(tuning, foreknowledge(self)),
             folder=folder,
-            last=_Ending(self._progress, self.operators, self.stored_bytes).events,
+            last=partial(_last_events, self._progress, self.operators, self.stored_bytes),
         )
         weakref.finalize(self, self._tuned.abandon).atexit = False
 
@@ -337,24 +337,14 @@ class Loader(BatchLoader):
             )
 
 
-class _Ending:
-    """The last events of a run folder. It has no reference to the loader, which may be gone by then."""
-
-    def __init__(self, progress: Progress, operators: Operators, stored_bytes: float):
-        self._progress = progress
-        self._operators = operators
-        self._stored_bytes = stored_bytes
-
-    def events(self) -> Iterator[dict[str, Any]]:
-        costs, others = self._operators.costs(), self._operators.others()
-        if costs or others:
-            yield {
-                "kind": "operators",
-                "loader": costs,
-                "etl": others,
-                "row_bytes": self._stored_bytes,
-            }
-        yield {"kind": "end", **self._progress.outcome()}
+def _last_events(
+    progress: Progress, operators: Operators, stored_bytes: float
+) -> Iterator[dict[str, Any]]:
+    """Yields the last events of a run folder. The loader may be gone by then, so it is no argument."""
+    costs, others = operators.costs(), operators.others()
+    if costs or others:
+        yield {"kind": "operators", "loader": costs, "etl": others, "row_bytes": stored_bytes}
+    yield {"kind": "end", **progress.outcome()}
 
 
 def _form_named(name: str, order: Order, errors: Errors) -> Callable[[Batch], Any] | None:

@@ -1,4 +1,4 @@
-"""What is known of workers elsewhere beside what all stages tell: how much of a request is work. Pure."""
+"""What is known of remote workers only: how much of a request's time is work. Pure."""
 
 from __future__ import annotations
 

@@ -348,8 +348,8 @@ class StageCost:
     def hopes(self, cores: float, worth: float) -> dict[int, float]:
         """Numbers of workers not seen yet that may bring more than any seen, and the rates that they could reach.
 
-        A curve has one peak, and perhaps a kink before it, so a better setting lies beside the best one seen, or below.
-        Between two settings costs grow evenly by ratio, or with a kink that may be larger the further they are
+        A curve has one peak, and perhaps a kink before it, so a better setting is next to the best one seen, or below
+        it. Between two settings costs grow evenly by ratio, or with a kink that may be larger the further they are
         apart. Fewer workers than ever seen are `worth` a try where workers may be in each other's way."""
         seen = sorted(self.points)
         top = max(

@@ -1,7 +1,7 @@
 """`sluice policies`: every policy through every scenario in the simulator, and the whole table.
 
 A score is the rows delivered over the whole scenario, start and transients included, as a share of what the clairvoyant
-delivers with the same seed; the end score beside it looks at the last fifth alone. A run that is killed for memory
+delivers with the same seed; the end score looks at the last fifth alone. A run that is killed for memory
 delivers nothing from then on. Held-out pipelines are of families that nothing was taught on. Policies without a
 mention of it run under the governor; the last columns show them without it (first seeds only). All figures are
 simulated, but for those of `--live`: it adds live set-ups on this machine, some 70 seconds each (they lie in
@@ -45,7 +45,7 @@ def judged() -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class EvaluationTask:
-    """One scenario with one seed: every policy goes through it, beside the same reference."""
+    """One scenario with one seed: every policy runs it, with the same reference."""
 
     scenario: Scenario
     policies: tuple[str, ...]

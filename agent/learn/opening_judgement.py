@@ -1,4 +1,4 @@
-"""Judges an opening beside the planner without one, paired by pipeline and seed: `judge` → `OpeningTable`.
+"""Compares a learned initial setting with the planner alone, paired by pipeline and seed: `judge` → `OpeningTable`.
 
 The metric, the variant and the cases are fixed before the run: rows of the first ten seconds and of the whole run as
 shares of the clairvoyant's, the planner going on after the opening, pipelines of families that were never taught.

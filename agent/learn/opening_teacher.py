@@ -1,11 +1,11 @@
 """Teaches an opening: first to imitate the clairvoyant, then by what its own openings bring.
 
 Imitation (DAgger): in thousands of simulated lives the student is asked at each look what it would set, and is told
-what the clairvoyant, who knows the truth, would have set there. From the second round on the states are those that the
-student itself has brought about. Then policy gradient: each pipeline is opened several times at once around what the
-student would do, with the same chance; what an opening brings in its first eight seconds beside the others of its group
-is its advantage. The student before is the anchor. All of it is a function of the curriculum, and goes on where it was
-interrupted.
+what the clairvoyant, who knows the truth, would have set there. From the second round on the states are those that
+the student itself has brought about. Then policy gradient: each pipeline is opened several times at once around what
+the student would do, with the same chance; what an opening brings in its first eight seconds compared with the others
+of its group is its advantage. The student before is the anchor. All of it is a function of the curriculum, and goes
+on where it was interrupted.
 """
 
 from __future__ import annotations
@@ -179,7 +179,7 @@ class Attempts(NamedTuple):
 
     @property
     def better(self) -> np.ndarray:
-        """What each attempt brought beside the others of its pipeline."""
+        """What each attempt brought, compared with the others of its pipeline."""
         spread = self.brought.std(axis=1, keepdims=True)
         return np.where(
             spread < 1e-3,

@@ -49,7 +49,7 @@ class OpeningLearning:
         Path("build/opening"), "where it keeps what is done, and goes on from", metavar="FOLDER"
     )
     judged: int = setting(
-        100, "held-out pipelines on which it is judged beside the planner", least=2
+        100, "held-out pipelines on which it is compared with the planner", least=2
     )
 
 

@@ -60,7 +60,7 @@ Layers = tuple[tuple[np.ndarray, np.ndarray], ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hardware:
-    """What the agent sees of the machine beside its cores and memory."""
+    """What the agent sees of the machine in addition to its cores and memory."""
 
     bytes_per_s: float
     """The bytes that memory can move in a second; 0: no limit."""

@@ -1,4 +1,4 @@
-"""Shows a run's page while it lasts, by a process beside it: `shown`. What that process does is in
+"""Shows a run's page during the run, by another process: `shown`. The code of that process is in
 `sluice.agent.report.live`, which a run does not load."""
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ class Series:
     points: Points
     style: str = "line"
     """`line`, `area`, `step` (holds its value until the next), `dots` (few points, each shown), `limit` (dashed), or
-    `level` (dashed, with its name beside it)."""
+    `level` (dashed, with its name)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

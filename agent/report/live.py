@@ -225,7 +225,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
 
 def beside(descriptor: str, run: str) -> None:
-    """Serves a run's page on this socket until standard input ends: the process beside a run."""
+    """Serves a run's page on this socket until standard input ends: the other process of a run."""
     with LivePages(socket.socket(fileno=int(descriptor)), [Path(run)]) as pages:
         threading.Thread(target=pages.serve_forever).start()
         os.read(0, 1)

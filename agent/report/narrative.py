@@ -367,7 +367,7 @@ def advice(run: Run, rate: float | None) -> list[str]:
 
 
 def _cases(cases: Mapping[str, Any], proposed: bool, rate: float | None) -> list[str]:
-    """What other resources would bring beside the setting in force, or beside one that was only `proposed`."""
+    """What other resources would bring, compared with the setting in force or with one that was only `proposed`."""
     present_rate = (cases.get("as it is") or {}).get("rows_per_s")
     if not present_rate:
         return []

@@ -5,7 +5,7 @@ host: `check` comes before `get`, and nothing ever waits. Ranks need not agree o
 depend on knobs.
 
     every rank           HostMember(store, host, local_rank, loader).start()
-    local rank 0 beside  Controller(HostTunable(store, host, loader, ranks={host: n, ...}), policy, ...)
+    local rank 0 also has  Controller(HostTunable(store, host, loader, ranks={host: n, ...}), policy, ...)
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Keeps what a run has learned for the next one: `Registry`, one small JSON file per machine and schema.
 
-It lives in a folder, or at any URI that pyarrow knows (`s3://…`, `file://…`), for instance beside the table. A file
+It lives in a folder, or at any URI that pyarrow knows (`s3://…`, `file://…`), for instance next to the table. A file
 appears in one step, so that two jobs may write at once: the last one wins. Files that are damaged, foreign or newer
 are ignored, and a place that cannot be written is no reason to stop: `say` gets one line.
 """

@@ -1,6 +1,6 @@
 """Finds runs that ended without a word, as those do that the kernel kills for memory: `UnfinishedRuns`.
 
-Each run keeps a file with the knobs in force beside its registry. It is locked by the run, and the kernel frees that
+Each run keeps a file with the knobs in force next to its registry. It is locked by the run, and the kernel frees that
 lock however the run ends; a run that ends by itself removes the file. So a file of the same place that can be locked
 tells which knobs were in force when an earlier run was killed.
 """

@@ -21,7 +21,7 @@ def not_finite(tensors: Iterable[tuple[str, Tensor]]) -> list[str]:
 
 
 def in_words(found: Sequence[str]) -> str:
-    """The first of these texts, and how many there are beside them."""
+    """The first of these texts, and how many more there are."""
     more = f" and {len(found) - _NAMED} more tensors" if len(found) > _NAMED else ""
     return f"numbers that are not finite: {', '.join(found[:_NAMED])}{more}"
 

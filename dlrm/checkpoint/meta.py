@@ -275,14 +275,14 @@ def read(path: Path) -> CheckpointMeta:
 
 
 def lead(pointer: Path) -> list[str]:
-    """The words in LATEST or BEST, the first of which names a folder beside that file."""
+    """The words in LATEST or BEST, the first of which names a folder next to that file."""
     try:
         words = pointer.read_text().split()
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{pointer} cannot be read: {error}") from None
     if not words or Path(words[0]).name != words[0] or words[0] in (".", ".."):
         raise CheckpointError(
-            f"{pointer} names no checkpoint beside it: write the name of one there into it"
+            f"{pointer} names no checkpoint next to it: write the name of one into it"
         )
     return words
 

@@ -34,7 +34,7 @@ class Evidence:
     ne: float | None = None
     """The logloss over that of always predicting the mean rate. Far above 1: certain and wrong."""
     train_ne: float | None = None
-    """`ne` on the last training batches. Well below 1 beside an AUC of 0.5: the model learned, but not what is
+    """`ne` on the last training batches. Well below 1 with an AUC of 0.5: the model learned, but not what is
     wanted."""
     spread: float | None = None
     """Standard deviation of the logits. 0: every row gets the same prediction."""

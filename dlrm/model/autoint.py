@@ -1,4 +1,4 @@
-"""AutoInt+: every feature attends to all others with several heads, layer after layer, beside a deep network."""
+"""AutoInt+: every feature attends to all others with several heads, layer after layer, along with a deep network."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""xDeepFM: Wide & Deep beside a compressed interaction network (CIN), whose products are of whole vectors, of an order
+"""xDeepFM: Wide & Deep with a compressed interaction network (CIN), whose products are of whole vectors, of an order
 that each layer makes one higher."""
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 There is no timer: once a batch is done, all requests that came meanwhile are the next one. So a single request waits
 for nobody, and the more there are, the larger the batches grow, up to what is done within BATCH_S. A short batch runs
-on the event loop's own thread: in a thread beside it, each answer that was sent would hand the interpreter's lock to
+on the event loop's own thread: in another thread, each answer that was sent would hand the interpreter's lock to
 that thread, and take it back milliseconds later. One that takes longer than INLINE_S goes to a thread, so that the
 loop goes on to answer what needs no model.
 """

@@ -56,7 +56,7 @@ class ClientGone(Exception):
 
 
 class BackgroundTask(Protocol):
-    """A task that runs beside a server, and reports how it is doing."""
+    """A task that runs along with a server, and reports its state."""
 
     async def __call__(self, service: HttpApp) -> None: ...
     def about(self) -> dict[str, Any]: ...
@@ -135,7 +135,7 @@ class HttpApp:
         await reply.send(send)
 
     async def run_background(self) -> None:
-        """Runs what is to run beside the server, until it is cancelled."""
+        """Runs the server's other tasks, until it is cancelled."""
         if self._background is not None:
             await self._background(self)
 

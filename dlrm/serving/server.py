@@ -37,7 +37,7 @@ _SWITCH_INTERVAL_S = 1e-4
 _BACKLOG = 256
 """How many connections are accepted before one that they push out is closed."""
 _OTHER_FILES = _BACKLOG + 256
-"""Files that the process needs beside the open connections."""
+"""Files that the process needs in addition to the open connections."""
 
 
 def affordable(connections: int, soft: int, hard: int) -> tuple[int, int]:

@@ -10,8 +10,8 @@ from sluice.common.errors import UsageError
 from sluice.dlrm import lookup_frequencies
 from sluice.dlrm.sharding.machine import TrainingMachine
 
-# Kernel → share of a table that lies in the accelerator's memory. The rest lies in the host's.
-# `uvm_caching` keeps a fifth of the rows, those in use, beside the processor that reads them: FBGEMM's usual share.
+# Kernel → share of a table that lies in the accelerator's memory. The rest lies in the host's. `uvm_caching` keeps a
+# fifth of the rows, those in use, in the memory of the processor that reads them: FBGEMM's usual share.
 DEVICE_PART = {"fused": 1.0, "uvm": 0.0, "uvm_caching": 0.2}
 # The kernels' names are TorchRec's.
 NAMES = {"fused": "fused", "uvm": "fused_uvm", "uvm_caching": "fused_uvm_caching"}
@@ -59,7 +59,7 @@ class TableLike(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Storage:
-    """How many bytes a weight takes, and how many the optimiser keeps beside it."""
+    """How many bytes a weight takes, and how many the optimiser keeps for it."""
 
     dtype: str = "fp32"
     optimiser: str = "rowwise_adagrad"

@@ -58,7 +58,7 @@ class Journal:
         self._progress.steps = steps
 
     def set_listener(self, listener: Callable[[Mapping[str, Any]], None]) -> None:
-        """Names a function that gets every event and metric, beside the run folder."""
+        """Names a function that gets every event and metric, in addition to the run folder."""
         self._listener = listener
 
     def event(self, event: Mapping[str, Any]) -> None:

@@ -130,7 +130,7 @@ class Endpoint:
             "sluice_train_table_version", "Version of the table that is trained on", self._version
         )
         yield CounterMetricFamily(
-            "sluice_train_decisions", "Decisions of the agent beside this rank", self._decisions
+            "sluice_train_decisions", "Decisions of the agent of this rank", self._decisions
         )
         last = GaugeMetricFamily(
             "sluice_train_last_event_timestamp_seconds",

@@ -101,7 +101,7 @@ def tuned(
     """Lets the host's agent tune the loader for as long as the context lasts; what it has learned is kept. `agent` is
     what a checkpoint holds of an earlier agent, and is used on the same machine alone: if the schema is the same, it
     comes before what the registry holds, else it is used where the registry holds nothing. Stages that no longer exist
-    are left out. The agent runs beside local rank 0, and tunes the loader itself if that is the only rank; other ranks
+    are left out. The agent runs in local rank 0, and tunes the loader itself if that is the only rank; other ranks
     get None."""
     loading: Tunable = loader.tunable
     member: AbstractContextManager[Any] = nullcontext()

@@ -78,7 +78,7 @@ class Job:
     store: TableStore
     mode: str = "create"
     rejects: str | None = None
-    """The folder for rejected rows; None: beside the table."""
+    """The folder for rejected rows; None: next to the table."""
     max_rejects: float = MAX_REJECTS
     reuse_state: bool = False
     update_state: bool = False

@@ -1,4 +1,4 @@
-"""Says what went wrong inside Spark, or in writing beside it, in one line instead of a trace: `clearly`."""
+"""Reports an error of Spark, or of writing next to it, in one line instead of a trace: `clearly`."""
 
 from __future__ import annotations
 

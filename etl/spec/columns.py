@@ -193,7 +193,7 @@ def _indicator(column: ColumnSpec, number: int, path: str, kinds: Mapping[str, s
     the input has none."""
     here = f"{path}.ops[{number}].indicator"
     if column.role == "label":
-        raise SpecError(f"{here}: a label has no column beside it")
+        raise SpecError(f"{here}: a label cannot make another column")
     before = column.ops[:number]
     if any(isinstance(op, Fitted) for op in before):
         before = ()

@@ -447,10 +447,10 @@ def _spec(raw: dict[str, Any], text: str) -> Spec:
         )
     if table.unlabelled and (rows.sample or rows.negatives):
         raise SpecError(
-            "table.unlabelled: cannot stand beside [sample] and [negatives], which go by the label"
+            "table.unlabelled: cannot be combined with [sample] and [negatives], which go by the label"
         )
     if table.partition and rows.negatives:
-        raise SpecError("table.partition: cannot stand beside [negatives]")
+        raise SpecError("table.partition: cannot be combined with [negatives]")
     return Spec(
         input=source,
         table=table,
@@ -590,9 +590,9 @@ def _input(raw: dict[str, Any]) -> Input:
             f"input.optional = {list(optional)}: in {form} they must be the last of input.columns, as "
             "lines without them end before them"
         )
-    beside = next((key for key in ("optional", "encoding", "place") if raw.get(key)), None)
-    if beside and raw.get("multiline"):
-        raise SpecError(f"input.{beside}: cannot stand beside multiline")
+    other = next((key for key in ("optional", "encoding", "place") if raw.get(key)), None)
+    if other and raw.get("multiline"):
+        raise SpecError(f"input.{other}: cannot be combined with multiline")
     place = value(raw, "place", str, None, "input")
     if place is not None and (place in columns or not place or place.startswith("_")):
         raise SpecError(f"input.place = {place!r}: must be the name of a new column")
@@ -708,7 +708,7 @@ def _table(raw: dict[str, Any], kinds: Mapping[str, str], inputs: Mapping[str, s
     ways = [key for key in ("split_by", "split_column", "split_time") if key in raw]
     for pair in (ways[:2], *(["together", "order"], ["partition", "order"])):
         if len(pair) == 2 and all(key in raw for key in pair):
-            raise SpecError(f"table.{pair[1]}: cannot stand beside {pair[0]}")
+            raise SpecError(f"table.{pair[1]}: cannot be combined with {pair[0]}")
     if "partition" in raw and kinds[whole["partition"]] not in ("text", "number"):
         raise SpecError(
             f"table.partition = {whole['partition']!r}: holds {kinds[whole['partition']]}, not one value a "

@@ -58,7 +58,7 @@ class FileBackedState:
             yield batch
         if self.digest and digest.hexdigest() != self.digest:
             raise StateError(
-                f"{TableStore(self.uri).url(self.parts[0][0])}: this part of the fitted state, or one beside "
+                f"{TableStore(self.uri).url(self.parts[0][0])}: this part of the fitted state, or one next to "
                 "it, was changed since it was written; copy it here anew, or fit again"
             )
 

@@ -1,4 +1,5 @@
-"""The files beside a table's data, local or in a bucket: `TableStore` reads, writes and lists them by relative path."""
+"""The files next to a table's data, local or in a bucket: `TableStore` reads, writes and lists them by relative
+path."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ class StoreError(UsageError):
 class TableStore:
     """A folder that a URI or a path names. A bucket's URI may include how it is reached:
     `s3://bucket/table?endpoint_override=127.0.0.1:9000&scheme=http&region=us-east-1`. Behind `latency://60ms/PATH`,
-    which names a local folder, readers are given files that take so long; what lies beside the data does not."""
+    which names a local folder, readers are given files that take so long; other files are not slowed."""
 
     def __init__(self, uri: str | os.PathLike[str]) -> None:
         slow = slow_path(str(uri))

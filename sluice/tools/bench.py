@@ -10,8 +10,8 @@ from sluice.common.program import say
 from sluice.common.settings import parse
 from sluice.tools.bench_session import BenchOptions, BenchSession
 
-_DESCRIPTION = """Loads a table as a trainer would and says how fast, beside how fast its reader decodes (the limit).
-The last line of the output is one JSON object."""
+_DESCRIPTION = """Loads a table as a trainer would. It prints the rate, and the rate at which its reader decodes (the
+limit). The last line of the output is one JSON object."""
 _EXAMPLES = """\
 examples:
   sluice bench data/clicks --batch-size 8192 --seconds 20
@@ -38,7 +38,7 @@ def main(argv: list[str]) -> Mapping[str, Any]:
 
 
 def _beside_parquet(options: BenchOptions, packed: Mapping[str, Any]) -> dict[str, Any]:
-    """The rate from the packed copy beside that from Parquet alone, and what both take of the disk."""
+    """The rates from the packed copy and from Parquet alone, and the disk space of both."""
     conditions = replace(options.conditions, packed=None, packed_folder="")
     with BenchSession(replace(options, run="", live=None, conditions=conditions), say) as session:
         plain = session.run()

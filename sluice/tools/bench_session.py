@@ -84,7 +84,7 @@ class BenchRows:
 
 @dataclass(frozen=True, kw_only=True)
 class BenchInput(KnobOptions, TransformOptions):
-    """How the loader works, beside its knobs."""
+    """How the loader works, apart from its knobs."""
 
     title = "input"
     reader: str = setting(
@@ -144,7 +144,7 @@ class BenchOptions(BenchRows, OrderOptions, BenchInput, PageOptions):
 
 
 class BenchSession:
-    """A loader with its agent, and what is measured beside it. It is a context."""
+    """A loader with its agent, and what is measured with it. It is a context."""
 
     def __init__(self, options: BenchOptions, say: Callable[[str], None]) -> None:
         self._options, self._say = options, say

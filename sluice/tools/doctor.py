@@ -41,7 +41,7 @@ _COPIED = 32 * 2**20  # larger than most caches
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DoctorOptions:
-    """What is looked at beside the machine."""
+    """What is checked in addition to the machine."""
 
     table: str = setting(
         "", "a feature table, or a folder of Parquet files", metavar="TABLE", positional=True

@@ -38,7 +38,7 @@ examples:
 """
 _DESCRIPTION = (
     "Reads footers and a few rows, and writes a spec: roles, types, what is hashed, filled or made of "
-    "times, and how rows are split, with what was seen of each column beside it; of CSV, TSV and JSON "
+    "times, and how rows are split, with what was seen of each column; of CSV, TSV and JSON "
     "lines also encoding, delimiter and header. sluice etl takes it as --spec, and of Parquet a Loader as "
     "spec=."
 )
@@ -81,7 +81,7 @@ def spec_text(
         for form in one
     ):
         lines.append(
-            '# Texts that name no zone are read as times in UTC; zone = "Europe/Berlin" beside format says '
+            '# Texts that name no zone are read as times in UTC; zone = "Europe/Berlin" next to format says '
             "another."
         )
     if optional := [

@@ -76,7 +76,7 @@ def _packed_bytes(
 
 
 def forget_copies(path: str, table: str) -> int:
-    """Removes the packed copies of a Parquet file that is about to go, from beside the files of the table in that
+    """Removes the packed copies of a Parquet file that is about to be removed, next to the files of the table in that
     folder, and returns their bytes."""
     status = os.stat(path, follow_symlinks=False)
     try:

@@ -136,7 +136,7 @@ def test_criteo_spec_is_good(repo):
         (
             "seed = 3",
             'split_by = "C1"\nsplit_column = "C2"',
-            r"table\.split_column: cannot stand beside split_by",
+            r"table\.split_column: cannot be combined with split_by",
         ),
         ("seed = 3", 'order = "C1"', r"table\.order = 'C1': holds text, not numbers"),
         ("seed = 3", 'split = {a = 5, b = 3}\nsplit_time = "I1"', r"table\.split: .* must rise"),
@@ -261,17 +261,17 @@ def test_criteo_spec_is_good(repo):
         (
             "seed = 3",
             'partition = "C1"\norder = "I1"',
-            r"table\.order: cannot stand beside partition",
+            r"table\.order: cannot be combined with partition",
         ),
         (
             "seed = 3",
             'order = "I1"\ntogether = "C1"',
-            r"table\.order: cannot stand beside together",
+            r"table\.order: cannot be combined with together",
         ),
         (
             "[table]",
             '[negatives]\ncolumn = "C1"\n[table]\npartition = "C2"',
-            r"table\.partition: cannot stand beside",
+            r"table\.partition: cannot be combined with",
         ),
         (
             'name = "C2"',
@@ -341,7 +341,7 @@ def test_criteo_spec_is_good(repo):
         (
             "[table]",
             '[sample]\nnegatives = 0.5\n[table]\nunlabelled = "ask"',
-            r"table\.unlabelled: cannot stand beside",
+            r"table\.unlabelled: cannot be combined with",
         ),
         (
             "[table]",
@@ -457,7 +457,7 @@ ops = [{before}{{op = "fill", indicator = true}}{after}]
         (
             "label",
             '{op = "parse_time"}, {op = "fill", indicator = true}',
-            "indicator: a label has no column beside it",
+            "indicator: a label cannot make another column",
         ),
     ],
 )

@@ -1,4 +1,4 @@
-"""The changes that the planner may make beside growing: another shape, a probe, workers given back; and how a change is
+"""The planner's changes other than growing: another shape, a probe, workers given back. Also how a change is
 put on trial. Pure."""
 
 from __future__ import annotations
@@ -272,7 +272,7 @@ def go_on(
     state: PlannerState, trial: TrialChange, forecast: Forecast
 ) -> tuple[Knobs, PlannerState, Reason] | None:
     """What follows once the first process of each stage was weighed: as many as fit in their share of the free memory,
-    and beside all else that the change needs. None if what fits is not worth it, or if no process has worked in
+    with all else that the change needs. None if what fits is not worth it, or if no process has worked in
     time."""
     assert trial.then is not None, "the change was waiting for a first process"
     settings = state.settings
