@@ -34,7 +34,7 @@ commands:
   evaluate   judge policies in the simulator: the whole table (see `evaluate --help`)
   simulate   run one policy through one scenario, and print each change (see `simulate --help`)
   train      teach the learned policy in simulated pipelines (see `train --help`)
-  learn      go on teaching the opening by what came of it in runs (see `learn --help`)
+  learn      go on teaching the learned policy with the results of runs (see `learn --help`)
 
 {_EXAMPLES}"""
 

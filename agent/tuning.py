@@ -109,7 +109,7 @@ class TunedRun:
             tunable, policy, record=self.record, observe=self._observe, interval_s=interval_s
         )
         self._mutex = threading.RLock()  # held while the controller looks and decides
-        # Whoever asks for the end releases it: an Event has a lock inside, at which a garbage collector could stop.
+        # The thread that asks for the end releases this lock. A garbage collector could stop at the lock of an Event.
         self._wake = threading.Lock()
         self._wake.acquire()
         self._ending = False

@@ -104,7 +104,7 @@ class Ranks:
     saving: Any
     """A group like `control`, for the thread that writes checkpoints."""
     store: Any
-    """The process group's store. Whoever uses it from another thread takes a `clone()`."""
+    """The process group's store. Another thread must use a `clone()`."""
 
     @property
     def first(self) -> bool:

@@ -83,7 +83,7 @@ def fresh(given: Given, **known: Any) -> Config:
 def resumed(stored: dict[str, Any], given: Given, **known: Any) -> Config:
     """A stored run's settings with those given now; ConfigError if one of them may not change."""
     before = Config.from_dict(stored)
-    given = {"inject": "", **given}  # a fault happens in the run that was told of it
+    given = {"inject": "", **given}  # a fault happens only in the run that was given it
     if (
         "compress" in given
     ):  # what `spread_out` chose when the run began holds together with what is given again

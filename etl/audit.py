@@ -68,7 +68,7 @@ class Leak:
 
     @property
     def text(self) -> str:
-        """What a person is told."""
+        """The text for a person."""
         seen = (
             f": {self.before} becomes {self.after} in {self.file}, line {self.line}"
             if self.file

@@ -1,7 +1,7 @@
 """What a job would take here: `Estimate`, measured by the same job on the first rows of its input.
 
 The local engine does that job three times in a folder of its own: once to warm up, then on a quarter of the rows and on
-all of them, so that what a row takes is told from what a job takes."""
+all of them, so that the cost of a row and the cost of a job can be separated."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def last_spark_job(job: Job) -> Mapping[str, Any] | None:
 
 
 def lines_of(found: Estimate, record: Mapping[str, Any] | None) -> list[str]:
-    """What a person is told."""
+    """The text for a person."""
     here = (
         f"local: {found.rows:,} rows in about {found.seconds:.0f} s on {found.processors} processors, if they stay "
         f"as busy as now ({found.cpu_s:.1f} s of processor time, ± {ERROR:.0%}), and {found.memory / 2**20:,.0f} "

@@ -49,7 +49,7 @@ class JobInput:
         None,
         "where each column's operators are applied, in the ETL or in the loader, instead "
         "of where the spec has them; auto: where a run like that of --for is fastest and the "
-        "table smallest, by what is foretold of each",
+        "table smallest, by a forecast of each",
         choices=("auto",),
     )
     for_run: str | None = setting(

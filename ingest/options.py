@@ -92,7 +92,7 @@ class RunOptions:
     )
     max_quarantined: int = setting(
         _DEFAULT.max_rows,
-        "with quarantine: the most rows of a rank that may be set aside",
+        "with quarantine: the most rows of a rank that may be quarantined",
         metavar="ROWS",
     )
     max_quarantined_rate: float = setting(
@@ -151,7 +151,7 @@ class RunOptions:
             raise ArgumentError(f"--packed-folder {self.packed_folder}: give --packed as well")
 
     def errors(self, quarantine: str | os.PathLike[str]) -> Errors:
-        """What the loader does about rows that fail; `quarantine` is the file that lists those set aside."""
+        """What the loader does with rows that fail. `quarantine` is the file that lists them."""
         return Errors(
             on_error=self.on_error,
             quarantine=quarantine,

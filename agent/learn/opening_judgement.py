@@ -20,7 +20,7 @@ from sluice.agent.tunable import Policy
 _START = 10
 _BACK, _IN_A_ROW = 0.95, 3
 _FRESH = 3_000
-"""The pipelines of a split with lower numbers were looked at while the opening was made."""
+"""The pipelines of a split with lower numbers were looked at during development."""
 _WORSE = 0.01
 """A pipeline that loses more than this share of its rows is worse …"""
 _MOST_WORSE, _MOST_LOST = 0.08, 0.005
@@ -82,7 +82,7 @@ def course(case: Case, policy: Policy, best: Sequence[float]) -> Course:
 
 @dataclass(frozen=True, slots=True)
 class OpeningTable:
-    """The courses of all cases, with the opening and without."""
+    """The courses of all cases, with and without the learned policy."""
 
     opened: tuple[Course, ...]
     planner: tuple[Course, ...]
@@ -99,7 +99,7 @@ class OpeningTable:
 
     @property
     def worse(self) -> float:
-        """The share of pipelines that lose rows by the opening."""
+        """The share of pipelines that lose rows with the learned policy."""
         return float(
             np.mean(
                 [a.whole < b.whole - _WORSE for a, b in zip(self.opened, self.planner, strict=True)]

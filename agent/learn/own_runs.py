@@ -1,4 +1,4 @@
-"""`sluice learn RUN…`: goes on teaching the opening by what came of it in runs of one's own.
+"""`sluice learn RUN…`: goes on teaching the learned policy with the results of your own runs.
 
 A run that asked for an opening has left a record of it, in numbers, without data or names: what was seen at the first
 look, and on what the planner settled. The weights learn to open with that; a run counts the more, the nearer its rate

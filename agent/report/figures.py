@@ -136,7 +136,7 @@ def stages(run: Run, figures: RunOutcome) -> str:
                 else " ",
             )
         )
-    about = "above, how many; below, the share of their time at useful work"
+    about = "Top: number of workers. Bottom: share of time spent working"
     about = ", ".join(filter(None, [about, _of_each(run)]))
     return (
         (

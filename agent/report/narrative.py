@@ -44,7 +44,7 @@ class DecisionEffect:
     """`faster`, `slower` or `as before`; `trainer faster` where more rows came although the trainer had not waited; or
     why nothing can be said."""
     opens: bool = False
-    """Whether it is the opening of a pipeline."""
+    """Whether it is the initial setting of the learned policy."""
 
 
 def changes(run: Run) -> list[DecisionEffect]:

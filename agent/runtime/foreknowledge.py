@@ -1,4 +1,4 @@
-"""What a loader knows of its pipeline before the first row, as the opening takes it: `foreknowledge`."""
+"""What a loader knows of its pipeline before the first row, as the learned policy takes it: `foreknowledge`."""
 
 from __future__ import annotations
 

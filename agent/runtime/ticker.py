@@ -1,4 +1,4 @@
-"""A thread that calls a function at intervals until it is told to stop: `Ticker`."""
+"""A thread that calls a function at intervals until it is stopped: `Ticker`."""
 
 from __future__ import annotations
 

@@ -146,7 +146,7 @@ class Server:
 
         from sluice.dlrm.serving.connections import (
             protocol,
-        )  # what is not installed is told before a model is loaded
+        )  # a missing package is reported before a model is loaded
         from sluice.dlrm.serving.http import HttpApp
         from sluice.dlrm.serving.reload import Reload
         from sluice.dlrm.telemetry.silence_warnings import quiet

@@ -25,7 +25,7 @@ _SHOWN = 3
 
 
 class NotANumber(UsageError):
-    """Training has left the finite numbers; the message says why, as far as that can be told."""
+    """Training has left the finite numbers; the message says why, as far as it is known."""
 
 
 class FiniteGuard:

@@ -54,7 +54,7 @@ class SyncedBatches:
         clock: Callable[[], float],
         activity: Activity | None = None,
     ) -> None:
-        """`activity` is told what this rank is doing."""
+        """`activity` records what this rank is doing."""
         self._world = world
         self._asked_to_stop = asked_to_stop
         self._clock = clock

@@ -1,7 +1,7 @@
-"""What a column costs whoever reads it back, wherever its operators are applied: `forms`, measured on a sample of rows.
+"""Measures what it costs to read a column, with its operators applied in the ETL or in the loader: `forms`.
 
-Each form of a column is written as the table would have it, read back and worked on as the loader does it, in processor
-time of this thread. The bytes are those of its Parquet pages."""
+Each form of a column is written as in the table, then read back and processed as the loader does it. Costs are
+processor time of this thread. Bytes are those of the Parquet pages."""
 
 from __future__ import annotations
 

@@ -136,7 +136,7 @@ class Objects:
         return value
 
     def one(self, line: bytes) -> dict[str, Any] | str:
-        """Reads the values of any one line, or returns why it is set aside."""
+        """Reads the values of any one line, or returns why it is rejected."""
         try:
             text = bare(line).decode()
             if _is_too_deep(text):

@@ -167,7 +167,7 @@ class Delimited:
         return self._read(lines, {f.name: f.type for f in self._schema})
 
     def cut(self, lines: pa.Array, alone: Flags) -> tuple[pa.Table, list[tuple[int, str]]]:
-        """Reads any lines, as columns of bytes, null where a field is empty, without the lines that are set aside."""
+        """Reads any lines, as columns of bytes, null where a field is empty, without the rejected lines."""
         table, rejected = self._read(
             lines.filter(pa.array(~alone)), dict.fromkeys(self._schema.names, pa.binary())
         )

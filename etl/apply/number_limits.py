@@ -34,7 +34,7 @@ def is_late(column: ColumnSpec) -> bool:
 
 
 def reason(column: ColumnSpec) -> str:
-    """Why rows with such numbers are set aside."""
+    """Why rows with such numbers are rejected."""
     wrong = {"time": "NaN or infinite", "weight": "NaN, below 0, or too large for float32"}
     return f"{column.name}: {wrong.get(column.role, 'NaN, or too large for float32')}"
 

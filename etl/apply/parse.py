@@ -1,4 +1,4 @@
-"""Turns raw lines into typed columns: `InputParser`. A line that does not parse is set aside with a reason, never
+"""Turns raw lines into typed columns: `InputParser`. A line that does not parse is rejected with a reason, never
 dropped."""
 
 from __future__ import annotations
@@ -226,7 +226,7 @@ class InputParser:
         return _but(parsed, good, lambda _: f"{name}: {NO_SPLIT}")
 
     def _with_times(self, parsed: Parsed) -> Parsed:
-        """Reads the times that are texts; a row with a text that is none is set aside."""
+        """Reads the times that are texts; a row with a text that is no time is rejected."""
         for name, op in self._spec.input.times.items():
             if pa.types.is_string(
                 (texts := parsed.columns[name]).type

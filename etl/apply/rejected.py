@@ -1,4 +1,4 @@
-"""Rows that a job sets aside: `Reject`, one line of JSON each, and `Refused`, which finds them.
+"""Rows that a job rejects: `Reject`, one line of JSON each, and `Refused`, which finds them.
 
 Lines are numbered from 1; records over several lines, rows of columns and rows that met others have no number."""
 
@@ -62,7 +62,7 @@ def refuse_others(folder: str, names: Iterable[tuple[str, bool]]) -> None:
     other = next((name for name, plain in names if not plain or not _NAMES.fullmatch(name)), None)
     if other is not None:
         raise InputError(
-            f"--rejects {folder}: holds {other!r}, which no job set aside and which would be removed; "
+            f"--rejects {folder}: holds {other!r}, which no job wrote and which would be removed; "
             "name another folder"
         )
 

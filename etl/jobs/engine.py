@@ -46,7 +46,7 @@ class Sums:
         first = self.parsed_before
         if first is None:
             return found
-        # Of the rows that met others, some may not be published: they did parse, and are set aside all the same.
+        # Some rows that met others may not be published. They did parse, and are rejected all the same.
         rejected = Counter(first.rejected) + Counter(found.rejected)
         parsed = first.parsed - sum(found.rejected.values())
         return replace(found, parsed=parsed, rejected=dict(sorted(rejected.items())))
@@ -133,7 +133,7 @@ class Engine(ABC):
 
     @abstractmethod
     def reject(self, folder: str, reason: str) -> Reject | None:
-        """One of the rows that were set aside for this reason."""
+        """One of the rows that were rejected for this reason."""
 
     def ways(self, _state: FittedState) -> dict[str, str]:
         """How rows meet each fitted table that is kept in files, and each side table, in words, where there are
@@ -147,7 +147,7 @@ class Engine(ABC):
 
     @abstractmethod
     def each(self, function: Callable[[str], Any], paths: Sequence[str]) -> list[Any]:
-        """Calls a function on every path, in order, wherever there is room."""
+        """Calls a function on every path, in order, on any free worker."""
 
     @abstractmethod
     def close(self) -> None:

@@ -49,7 +49,7 @@ _SHOWN = 200  # how many characters of a row are quoted
 
 
 class TooManyRejects(InputError):
-    """More rows of an input are set aside than the job allows."""
+    """More rows of an input are rejected than the job allows."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -318,7 +318,7 @@ class Job:
             self.store.remove(f"{_REJECTS}/{job}")
 
     def _better(self, reasons: Iterable[str]) -> str:
-        """What a spec could say of rows that were set aside for these reasons."""
+        """What a spec could say about rows that were rejected for these reasons."""
         said = ["table.unlabelled gives rows without a label a split of their own"] * (
             f"{self.spec.label}: missing" in reasons
         )
@@ -332,7 +332,7 @@ class Job:
         rejected = sum(counted.rejected.values())
         where = self.rejects or engine.url(f"{_REJECTS}/{self.name}")
         if rejected:
-            with progress.stage(f"setting {rejected:,} rejected rows aside"):
+            with progress.stage(f"writing {rejected:,} rejected rows"):
                 engine.set_aside(where)
             for reason, times in counted.rejected.items():
                 progress.say(f"  {times:,} rejected: {reason}")
@@ -368,7 +368,7 @@ class Job:
         refuse_lost(self.parent, counted, (*self.accept_nulls, *waiting), progress.say)
 
     def _refuse_many(self, engine: Engine, counted: Counted, where: str) -> None:
-        """Refuses a job of whose rows too many are set aside."""
+        """Refuses a job with too many rejected rows."""
         rejected = sum(counted.rejected.values())
         total = counted.parsed + rejected
         if rejected > self.max_rejects * total or not counted.parsed:
@@ -384,7 +384,7 @@ class Job:
         """Sets those rows aside, too, of which the pass that wrote `rows` rows made a number that may not be
         published. Operators have counted them when they learned."""
         where = self.rejects or engine.url(f"{_REJECTS}/{self.name}")
-        with engine.progress.stage(f"setting {counted.rows - rows:,} more rows aside"):
+        with engine.progress.stage(f"writing {counted.rows - rows:,} more rejected rows"):
             rejected = dict(sorted(engine.set_aside(where, state).items()))
         for reason, times in rejected.items():
             if more := times - counted.rejected.get(reason, 0):
@@ -530,7 +530,7 @@ def _splits(record: JobRecord) -> dict[str, int]:
 
 
 def _most(engine: Engine, rejected: Mapping[str, int], where: str) -> str:
-    """Names the most frequent reason, with a row that was set aside for it."""
+    """Names the most frequent reason, with a row that was rejected for it."""
     reason = max(rejected, key=lambda r: rejected[r])
     row = engine.reject(where, reason)
     if row is None:

@@ -1,7 +1,7 @@
 """Finds the places of values in a vocabulary: `Lookup`, an open hash table in numpy, built once and asked by whole
 columns.
 
-Values are told apart by their 64-bit hashes alone. If two values of one vocabulary have the same hash, the table is
+Values are distinguished by their 64-bit hashes alone. If two values of one vocabulary have the same hash, the table is
 refused when it is built; an unseen value has a known one's hash with a chance of vocabulary size / 2^64.
 """
 

@@ -118,7 +118,7 @@ class TableSpec:
     """A number column that decides instead: each split begins at its bound in `split_from`."""
     split_from: tuple[float, ...] = ()
     unlabelled: str | None = None
-    """The last split, in which all rows without a label lie; without it they are set aside."""
+    """The last split, for all rows without a label. Without it these rows are rejected."""
     order: str | None = None
     """A number column by which rows are sorted, over files and within them, instead of by hash."""
     order_step: float = 3600.0
@@ -167,7 +167,7 @@ class Spec:
     name: str = "spec"
     """The name of the spec in messages."""
     permission: Permission = NOTHING
-    """Which of the functions that it names may be imported. It goes wherever the spec goes, to Spark's workers, too."""
+    """Which functions of the spec may be imported. It goes with the spec, also to Spark's workers."""
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> Spec:

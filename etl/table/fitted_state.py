@@ -119,7 +119,7 @@ def rows_of(store: TableStore, path: str) -> int:
 
 
 def digest_of(schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> str:
-    """SHA-256 of a table's content, however it is cut into batches and wherever it is stored."""
+    """SHA-256 of a table's content, for any cut into batches and any place."""
     digest = hashlib.sha256(str(schema).encode())
     for batch in _even(batches):
         digest.update(batch.serialize())
@@ -184,7 +184,7 @@ class FittedState:
 
     @cached_property
     def hash(self) -> str:
-        """A name for the state: the same content has the same name, wherever its tables are stored."""
+        """A name for the state: the same content has the same name in any place."""
         digest = hashlib.sha256(self.spec.encode())
         if self.fitted_on is not None:
             digest.update(f"\0fitted on {self.fitted_on}\0".encode())

@@ -108,7 +108,7 @@ def vacuum(
         and now - store.modified(p) > grace_s
         and not _young(job_of(p) or p.rsplit("/", 1)[-1], now, grace_s)
     ]
-    # Records go last: while one is there, a reader that looks for a file of its version is told which job made it.
+    # Records go last: while one is there, a reader that looks for a file of its version can name the job that made it.
     gone.sort(key=lambda p: (p.startswith("_sluice/jobs/"), p))
     removal, before = Removal.of(gone, files), removals(store)
     removing = bool(gone) and not dry_run
@@ -119,7 +119,7 @@ def vacuum(
             if error.errno != errno.ELOOP:
                 raise
             raise StoreError(
-                f"{error.filename}: {error.strerror}, so readers cannot be told what is about to go; "
+                f"{error.filename}: {error.strerror}, so readers cannot be warned of what will be removed; "
                 "nothing was removed; put a folder in its place"
             ) from None
     # A pin taken meanwhile may claim what was about to go.

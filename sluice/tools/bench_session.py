@@ -134,7 +134,9 @@ class BenchOptions(BenchRows, OrderOptions, BenchInput, PageOptions):
         flags=("--run-dir", "--run"),
         metavar="DIR",
     )
-    quarantine: str = setting("quarantine.jsonl", "where rows set aside are listed", metavar="FILE")
+    quarantine: str = setting(
+        "quarantine.jsonl", "where quarantined rows are listed", metavar="FILE"
+    )
     conditions: RunOptions = field(default_factory=RunOptions)
     code: CodeOptions = field(default_factory=CodeOptions)
 

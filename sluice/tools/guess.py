@@ -343,7 +343,7 @@ def main(argv: list[str]) -> None:
     )
     files = options.files if len(options.files) > 1 else options.files[0]
     text = guessed_spec(files, options.label)
-    # Whoever takes it does this, too; what is left out stands in the spec.
+    # The job does this, too. The spec lists what is left out.
     if (spec := Spec.own(text, "the guessed spec")).input.format == "parquet":
         ParquetFiles.open(files, spec=spec, say=lambda _: None)
     if not options.out:

@@ -148,7 +148,7 @@ class Headroom:
                 f"{self.what_if.predicted:,.0f} rows/s{tried}"
             )
         lines += [
-            f"  foretold for both together, with {what}: {rate:,.0f} rows/s"
+            f"  predicted for both together, with {what}: {rate:,.0f} rows/s"
             for what, rate in self.foretold.items()
         ]
         return "\n".join(lines)

@@ -138,7 +138,7 @@ def _say(
     for why, names in alone.items():
         progress.say(f"only in the ETL: {', '.join(names)}: {why}")
     progress.say(
-        f"foretold: {count(chosen.rows_per_s)} rows/s and {chosen.row_bytes:.1f} bytes a row with "
+        f"predicted: {count(chosen.rows_per_s)} rows/s and {chosen.row_bytes:.1f} bytes a row with "
         f"{_left(chosen.choices)} left to the loader; that run had {count(measured)} rows/s"
     )
 

@@ -125,7 +125,7 @@ def test_the_table_names_the_stalls_of_a_step():
         "  of a step's time: computing 50%, waiting 50% (50% as loading is slower, 0% in each other's "
         "way)"
     )
-    assert lines[-1].strip() == "foretold for both together, with twice the cores: 60 rows/s"
+    assert lines[-1].strip() == "predicted for both together, with twice the cores: 60 rows/s"
     assert lines[-2].strip() == "with 3 workers in read: loading alone 75 rows/s (tried: 70)"
 
 

@@ -18,7 +18,7 @@ from sluice.ingest.stats import Snapshot
 
 FORMAT = 1
 WATCHED_S = 30.0
-"""Seconds after the opening of which each look is recorded."""
+"""For so many seconds after the initial setting, each look is recorded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +30,7 @@ class OpeningRecord:
     own: Knobs
     """The knobs that the planner would have chosen by itself."""
     tried: bool = False
-    """Whether the opening was put in force."""
+    """Whether the initial setting was put in force."""
     came: tuple[tuple[float, int], ...] = ()
     """Seconds since the first look → rows since then, at each look of the first while."""
     settled: Knobs | None = None

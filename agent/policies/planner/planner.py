@@ -406,7 +406,7 @@ def _give_way(
     state: PlannerState, trial: TrialChange, recent: PipelineRates
 ) -> tuple[Knobs, PlannerState, Reason]:
     """Tries the planner's own choice in place of an opening that brings less than that promises. It is on trial like
-    any other, against the better of the opening and what was before."""
+    any other, against the better of the initial setting and what was before."""
     assert trial.own is not None, "the planner would have chosen something"
     best = max(recent.rows_per_s, trial.rows_per_s)
     back = replace(
@@ -420,7 +420,7 @@ def _give_way(
         "own",
         replace(recent, rows_per_s=best),
         Reason(
-            text=f"the opening brings {recent.rows_per_s:,.0f} rows/s and the planner's own choice promises "
+            text=f"the initial setting brings {recent.rows_per_s:,.0f} rows/s and the planner's own choice promises "
             f"{trial.own_rows_per_s:,.0f}, so that is tried: {moves(state.knobs, trial.own)}",
             predicted_rows_per_s=max(trial.own_rows_per_s, state.settings.worth * best),
             details={"kind": "own", "gain": trial.gain(recent), "hoped": trial.hoped},
