@@ -9,8 +9,8 @@ from typing import Any, NoReturn
 from sluice.agent.evaluate import simulated
 from sluice.agent.learn import own_runs, train
 from sluice.agent.report import narrative, page
-from sluice.agent.report.beside import listening
 from sluice.agent.report.live import LivePages
+from sluice.agent.report.live_server import listening
 from sluice.agent.report.run_folder import Run
 from sluice.common.errors import UsageError
 from sluice.common.program import run, say

@@ -245,7 +245,7 @@ def _fitted(
 
 def guess_and_make(source: Path, folder: Path) -> Path:
     """The table that the local engine makes by the guessed spec, unedited."""
-    from sluice.tools.guess import guessed_spec
+    from sluice.tools.guess_spec import guessed_spec
 
     (folder / "guessed.toml").write_text(guessed_spec(str(source)))
     command = [

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from sluice.agent import policies
-from sluice.agent.report.beside import PageOptions
+from sluice.agent.report.live_server import PageOptions
 from sluice.agent.runtime.knob_options import KnobOptions
 from sluice.common.errors import UsageError
 from sluice.common.settings import check, setting

@@ -14,7 +14,7 @@ from inspect import signature
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, Self
 
-from sluice.agent.report.beside import shown
+from sluice.agent.report.live_server import shown
 from sluice.agent.report.run_folder import RunFolder
 from sluice.agent.runtime.foreknowledge import foreknowledge
 from sluice.agent.tunable import Policy

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from sluice.agent.report import narrative, page
-from sluice.agent.report.beside import HOST
+from sluice.agent.report.live_server import HOST
 from sluice.agent.report.run_folder import Run
 from sluice.agent.report.tables import table
 from sluice.common.errors import UsageError
@@ -224,7 +224,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         """Says nothing: requests are not what the terminal is for."""
 
 
-def beside(descriptor: str, run: str) -> None:
+def serve(descriptor: str, run: str) -> None:
     """Serves a run's page on this socket until standard input ends: the other process of a run."""
     with LivePages(socket.socket(fileno=int(descriptor)), [Path(run)]) as pages:
         threading.Thread(target=pages.serve_forever).start()

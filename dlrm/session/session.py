@@ -11,7 +11,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from sluice.agent.report import page
-from sluice.agent.report.beside import shown
+from sluice.agent.report.live_server import shown
 from sluice.dlrm.checkpoint.meta import CheckpointMeta, latest
 from sluice.dlrm.follow import versions
 from sluice.dlrm.follow.versions import StartPoint

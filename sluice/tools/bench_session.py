@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 from sluice.agent import policies
 from sluice.agent.controller import Controller
 from sluice.agent.report import page
-from sluice.agent.report.beside import PageOptions, shown
 from sluice.agent.report.format import line
+from sluice.agent.report.live_server import PageOptions, shown
 from sluice.agent.report.narrative import summary
 from sluice.agent.report.run_folder import Run, RunFolder
 from sluice.agent.runtime.foreknowledge import foreknowledge

@@ -18,8 +18,8 @@ import pytest
 
 from sluice.agent.__main__ import LiveOptions
 from sluice.agent.report import live, page
-from sluice.agent.report.beside import LiveError, listening, shown
 from sluice.agent.report.live import LivePages, LiveRun
+from sluice.agent.report.live_server import LiveError, listening, shown
 from sluice.agent.report.run_folder import Run, RunFolder
 from sluice.common.settings import parse
 

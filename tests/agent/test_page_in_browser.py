@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from sluice.agent.report import page
-from sluice.agent.report.beside import listening
 from sluice.agent.report.format import count, percent, seconds
 from sluice.agent.report.live import LivePages
+from sluice.agent.report.live_server import listening
 from sluice.agent.report.run_folder import Run, RunFolder
 from sluice.ingest.knobs import format_bytes
 from tests.agent import grown_run

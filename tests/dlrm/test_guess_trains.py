@@ -10,7 +10,7 @@ import torch
 from benchmarks.stand_ins import STAND_INS, logistic_auc
 from sluice.etl.spec.spec import Spec
 from sluice.etl.table.table import FeatureTable
-from sluice.tools.guess import guessed_spec
+from sluice.tools.guess_spec import guessed_spec
 from tests.dlrm.forks import Forks
 from tests.dlrm.rig import last_json
 from tests.etl.jobs import run

@@ -17,7 +17,7 @@ from sluice.dlrm.serving.decode import ARROW, JSON
 from sluice.dlrm.serving.scorer import Answer, PredictRequest, Scorer
 from sluice.dlrm.serving.served_model import Servable
 from sluice.etl.table.table import FeatureTable
-from sluice.tools.guess import guessed_spec
+from sluice.tools.guess_spec import guessed_spec
 from tests.dlrm.rig import last_json
 from tests.etl.jobs import run
 

@@ -21,7 +21,7 @@ from sluice.ingest.read.cache import FileCache
 from sluice.tools import doctor_checks, headroom_cli
 from sluice.tools.doctor import main
 from sluice.tools.doctor_checks import chunks_with_crc, has_crc
-from sluice.tools.guess import guessed_spec
+from sluice.tools.guess_spec import guessed_spec
 
 pytestmark = pytest.mark.slow
 

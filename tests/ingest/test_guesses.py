@@ -16,7 +16,7 @@ from sluice.ingest.plain.guess import proposals
 from sluice.ingest.plain.probe import ColumnFacts, probe
 from sluice.ingest.plain.roles import GuessError
 from sluice.ingest.read.parquet_files import table_of
-from sluice.tools.guess import guessed_spec
+from sluice.tools.guess_spec import guessed_spec
 
 ROWS = 4000
 SEEDS = pytest.mark.parametrize("seed", range(5))

@@ -24,8 +24,8 @@ from sluice.ingest.loader import BatchLoader
 from sluice.ingest.read.parquet_files import ParquetError, ParquetFiles, table_of
 from sluice.ingest.stages.quarantine import Errors
 from sluice.ingest.stages.transform import Transform, TransformError
-from sluice.tools import guess
-from sluice.tools.guess import guessed_spec
+from sluice.tools import guess_spec
+from sluice.tools.guess_spec import guessed_spec
 from tests.etl.jobs import on
 from tests.etl.jobs import rows_of as rows_of_table
 
@@ -570,7 +570,7 @@ def first_batch(files, spec: str, rows: int = 4):
 class TestGuesses:
     def test_the_guessed_spec_is_taken_by_loader_and_job(self, clicks, tmp_path):
         out = tmp_path / "guessed.toml"
-        guess.main([str(clicks), "--out", str(out)])
+        guess_spec.main([str(clicks), "--out", str(out)])
         spec = Spec.read(out)
         assert spec.table.split_time == "ts"
         roles = {column.name: column.role for column in spec.columns}
@@ -686,7 +686,7 @@ class TestGuesses:
             "file, which a spec can say))"
         ) in said
         assert said.count("left out") == 1
-        guess.main([str(tmp_path / "0.parquet"), str(tmp_path / "1.parquet")])
+        guess_spec.main([str(tmp_path / "0.parquet"), str(tmp_path / "1.parquet")])
         spec, said = capsys.readouterr()
         assert (
             'optional = ["site", "shop"]\n# Left out:\n#   odd: of several types\n\n[table]' in spec
@@ -831,8 +831,8 @@ class TestGuesses:
     def test_a_label_of_another_name_is_asked_for(self, tmp_path, capsys):
         pq.write_table(pa.table({"bought": [0, 1], "user_id": [1, 2]}), tmp_path / "a.parquet")
         with pytest.raises(ParquetError, match="say which is the label"):
-            guess.main([str(tmp_path)])
-        guess.main([str(tmp_path), "--label", "bought"])
+            guess_spec.main([str(tmp_path)])
+        guess_spec.main([str(tmp_path), "--label", "bought"])
         assert 'name = "bought"\nrole = "label"' in capsys.readouterr().out
 
 

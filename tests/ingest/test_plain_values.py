@@ -20,7 +20,7 @@ from sluice.ingest.loader import BatchLoader, LoaderError
 from sluice.ingest.read.parquet_files import ParquetError, ParquetFiles, table_of
 from sluice.ingest.read.reader import SourceError
 from sluice.ingest.stages.quarantine import Errors, QuarantineError
-from sluice.tools.guess import guessed_spec
+from sluice.tools.guess_spec import guessed_spec
 from tests.etl.jobs import on
 
 pytestmark = pytest.mark.slow

@@ -15,7 +15,7 @@ from sluice.etl.spec.spec import Spec
 from sluice.etl.table.store import TableStore
 from sluice.etl.table.table import FeatureTable
 from sluice.ingest.plain import text_logs
-from sluice.tools.guess import guessed_spec
+from sluice.tools.guess_spec import guessed_spec
 from tests.etl.jobs import on, rows_of
 
 pytestmark = pytest.mark.slow

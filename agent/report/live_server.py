@@ -61,7 +61,7 @@ def shown(
         raise LiveError(f"--live {port}: there is no run folder to show; name one with --run-dir")
     with listening(port) as sock:
         child = subprocess.Popen(
-            interpreter.command("sluice.agent.report.live:beside", sock.fileno(), os.fspath(run)),
+            interpreter.command("sluice.agent.report.live:serve", sock.fileno(), os.fspath(run)),
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             pass_fds=(sock.fileno(),),
