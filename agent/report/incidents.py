@@ -289,8 +289,8 @@ def settled_of(looks: Sequence[Line], since: float) -> int:
 def recovery(
     at: float, rates: Sequence[tuple[float, float]], last: int | None = None
 ) -> tuple[float | None, float | None]:
-    """Returns the rate of the last looks (a third of all, unless `last` says how many), and the seconds from `at` until
-    the rate, after its lowest point, is back there."""
+    """Returns the rate of the last looks, and the seconds from `at` until the rate, after its lowest point, is back
+    there. `last` is the number of these looks; None: a third of all."""
     if len(rates) < 2 * _MEAN_OF:
         return None, None
     settled = _mean([rate for _, rate in rates[-(last or max(_MEAN_OF, len(rates) // 3)) :]])

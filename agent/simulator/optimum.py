@@ -189,9 +189,10 @@ def best_knobs(
     fill: float = 0.95,
     most: float = math.inf,
 ) -> Knobs:
-    """The knobs with the highest steady rate that fill at most the share `fill` of the memory, in `truth` and in each
-    of `also`, with at most so many workers in all; the fewest workers among equals, and a little headroom. `start_from`
-    is one more beginning."""
+    """Returns the knobs with the highest steady rate, in `truth` and in each of `also`.
+
+    They fill at most the share `fill` of the memory and have at most `most` workers in all. Among equals they have the
+    fewest workers, and a little headroom. `start_from` is an additional starting point of the search."""
     search = _Search(truth, limits, also, fill, most)
     names = search.names
     starts = [[low for low, _ in search.range]]

@@ -364,9 +364,9 @@ def flow(
     overhead_cores: float = 0.0,
     guess: tuple[float, float, float, float] = (1.0, 1.0, 1.0, 1.0),
 ) -> Flow:
-    """The rates of all stages. Each is as fast as its workers can be, but no faster than its input where the queue
-    before it is `empty`, or than its output where the queue behind it is `full`. `overhead_cores` are used by starting
-    workers."""
+    """Returns the rates of all stages. A stage is as fast as its workers can be. If the queue before it is `empty`, it
+    is no faster than its input. If the queue behind it is `full`, it is no faster than its output. Starting workers use
+    `overhead_cores`."""
     count = len(load.workers)
     slow, slow_memory, slow_lock, smt = guess
     stages = list(

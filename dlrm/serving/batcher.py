@@ -51,9 +51,9 @@ class Batcher(Generic[Q, A]):
         pace: Pace | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """A batch has at most `request_limit` requests. If it has several, their `size` is at most `size_limit` in all,
-        and they have at most as many `units` of work as take BATCH_S at the `pace` of earlier batches. At most
-        `waiting_limit` requests wait, and none that would not be answered within `answer_s` seconds."""
+        """A batch has at most `request_limit` requests. If it has several, their total `size` is at most `size_limit`.
+        Their `units` of work take at most BATCH_S at the `pace` of earlier batches. At most `waiting_limit` requests
+        wait. A request that would not be answered within `answer_s` seconds is refused."""
         self._work = work
         self._size = size
         self._units = units

@@ -73,9 +73,11 @@ class Servable:
         allow_code: Permission | Iterable[str] = (),
     ) -> Servable:
         """Loads the newest checkpoint of a run, or the best, with tables of `kind`
-        (`sluice.dlrm.serving.int8_tables.KINDS`). Raises CheckpointError, TableError or StateError if there is none, it
-        is damaged, its weights or answers are no numbers, or its table's version is gone, and OperatorError if the
-        table's spec names a function that `allow_code` (names of modules) does not cover."""
+        (`sluice.dlrm.serving.int8_tables.KINDS`).
+
+        Raises CheckpointError, TableError or StateError if there is no checkpoint, if it is damaged, if its weights or
+        answers are not finite, or if its table's version is gone. Raises OperatorError if the table's spec names a
+        function that `allow_code` (names of modules) does not cover."""
         path, meta = chosen(run / "checkpoints", take_best=take_best)
         config = Config.from_dict(meta.config)
         if config.transform_spec:
