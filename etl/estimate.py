@@ -1,7 +1,7 @@
 """Estimates a job's time and memory here by running it on the first rows of its input: `Estimate`.
 
-The local engine runs the job three times in its own folder: once to warm up, then on a quarter of the rows and on all of
-them. The difference separates the cost of a row from the fixed cost of a job."""
+The local engine runs the job three times in its own folder: once to warm up, then on a quarter of the rows and on all
+of them. The difference separates the cost of a row from the fixed cost of a job."""
 
 from __future__ import annotations
 
