@@ -184,7 +184,8 @@ def test_processor_time_is_that_of_the_whole_tree_with_children_that_have_ended(
 @pytest.mark.parametrize("waited", [False, True])
 def test_a_process_that_has_ended_uses_nothing(waited):
     """Also one that nobody has waited for, whose number is still taken."""
-    ended = subprocess.Popen([sys.executable, "-c", ""], stdin=subprocess.DEVNULL)
+    work = "import time\nwhile time.process_time() < 0.1: pass"  # the kernel counts in hundredths
+    ended = subprocess.Popen([sys.executable, "-c", work], stdin=subprocess.DEVNULL)
     os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)
     if waited:
         ended.wait()

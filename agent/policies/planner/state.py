@@ -87,7 +87,7 @@ class PlannerState:
     settings: PlannerSettings = DEFAULT
     last: Snapshot | None = None
     told: Snapshot | None = None
-    """`last` as it was told, where some work is done elsewhere (`sluice.agent.costs.elsewhere`)."""
+    """`last` as it was reported, if remote workers do a part of the work."""
     start_s: float = 0.0
     """How long workers elsewhere take to start, as far as that was seen."""
     window: tuple[Look, ...] = ()
