@@ -38,13 +38,14 @@ def main(words: list[str]) -> int:
     counts |= {measure: len(found) for measure, found in places.items()}
     if "--show" in words:
         print("\n".join(f"{measure}: {place}" for measure in places for place in places[measure]))
-    limits = json.loads(LIMITS.read_text()) if LIMITS.exists() else counts
     if "--lower" in words:
+        limits = json.loads(LIMITS.read_text()) if LIMITS.exists() else {}
         lowered = {
             measure: min(count, limits.get(measure, count)) for measure, count in counts.items()
         }
         LIMITS.write_text(json.dumps(lowered, indent=1) + "\n")
         return 0
+    limits = json.loads(LIMITS.read_text())
     risen = [
         f"{measure}: {count:,}, and the limit is {limits[measure]:,}"
         for measure, count in counts.items()

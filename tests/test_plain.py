@@ -53,6 +53,12 @@ def test_a_count_that_rises_is_refused_by_name(run_script, capfd, path, text, me
     assert f"plain: {measure}: " in capfd.readouterr().err
 
 
+def test_without_limits_nothing_passes(run_script):
+    Path(".ci/plain.json").unlink()
+    with pytest.raises(FileNotFoundError, match=r"plain\.json"):
+        run_script()
+
+
 def test_a_limit_is_lowered_and_never_raised(run_script):
     limits = Path(".ci/plain.json")
     Path("etl/two.py").write_text(LONG)

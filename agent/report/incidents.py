@@ -283,7 +283,12 @@ def _result(
 
 def settled_of(looks: Sequence[Line], since: float) -> int:
     """Returns how many of the last looks count as settled: a third of those since the agent's last change."""
-    return max(_MEAN_OF, len([look for look in looks if look["at"] > since]) // 3)
+    return _third_of(len([look for look in looks if look["at"] > since]))
+
+
+def _third_of(looks: int) -> int:
+    """Returns a third of so many looks, but no fewer than make a mean."""
+    return max(_MEAN_OF, looks // 3)
 
 
 def recovery(
@@ -293,7 +298,7 @@ def recovery(
     there. `last` is the number of these looks; None: a third of all."""
     if len(rates) < 2 * _MEAN_OF:
         return None, None
-    settled = _mean([rate for _, rate in rates[-(last or max(_MEAN_OF, len(rates) // 3)) :]])
+    settled = _mean([rate for _, rate in rates[-(last or _third_of(len(rates))) :]])
     smooth = [
         (rates[n][0], _mean([r for _, r in rates[n : n + _MEAN_OF]]))
         for n in range(len(rates) - _MEAN_OF + 1)

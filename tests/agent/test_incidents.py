@@ -82,19 +82,21 @@ FAULTS = [
 ]
 
 
+def _answered(fault, what, seen, at):
+    """A fault at 10 s, noticed at 12 s, and the change that answers it."""
+    return [
+        {"at": 10.0, "kind": "fault", "fault": fault, "did": "so"},
+        {"at": 12.0, "kind": "occasion", "what": what, "text": seen},
+        _turned(at),
+    ]
+
+
 @pytest.mark.parametrize(("fault", "what", "seen"), FAULTS)
 def test_a_fault_is_told_with_what_was_noticed_of_it_and_how_long_the_trainer_waited(
     tmp_path, fault, what, seen
 ):
-    run = _run(
-        tmp_path,
-        [
-            {"at": 10.0, "kind": "fault", "fault": fault, "did": "so"},
-            {"at": 12.0, "kind": "occasion", "what": what, "text": seen},
-            _turned(14.0),
-        ],
-        [200.0] * 10 + [50.0] * 6 + [200.0] * 14,
-    )
+    rates = [200.0] * 10 + [50.0] * 6 + [200.0] * 14
+    run = _run(tmp_path, _answered(fault, what, seen, at=14.0), rates)
     (one,) = occasions(run)
     assert one.waited == pytest.approx((0.1, 0.5, 0.1))
     assert one.sentence == (
@@ -105,15 +107,8 @@ def test_a_fault_is_told_with_what_was_noticed_of_it_and_how_long_the_trainer_wa
 
 def test_a_result_is_that_of_the_last_change_and_not_of_the_time_before_it(tmp_path):
     fault, what, seen = FAULTS[1]
-    run = _run(
-        tmp_path,
-        [
-            {"at": 10.0, "kind": "fault", "fault": fault, "did": "so"},
-            {"at": 12.0, "kind": "occasion", "what": what, "text": seen},
-            _turned(24.0),
-        ],
-        [100.0] * 10 + [20.0] * 14 + [100.0] * 4,
-    )
+    rates = [100.0] * 10 + [20.0] * 14 + [100.0] * 4
+    run = _run(tmp_path, _answered(fault, what, seen, at=24.0), rates)
     (one,) = occasions(run)
     assert (one.after, one.result) == (100.0, "recovered")
     assert narrative.outcome(run).rows_per_s_last == 100.0

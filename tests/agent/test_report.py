@@ -608,6 +608,17 @@ def test_a_link_that_somebody_planted_beside_a_report_is_not_followed(tmp_path):
     assert (tmp_path / "mine").read_text() == "mine"
 
 
+def _grown(number):
+    """The decision of that number: one reader more."""
+    return {
+        "kind": "decision",
+        "sequence": number,
+        "before": {"workers": {"read": number}},
+        "after": {"workers": {"read": number + 1}},
+        "reason": {"text": "more"},
+    }
+
+
 def test_what_a_disturbance_came_between_is_not_compared(tmp_path):
     """With the effect of the first change came other cores; only what is predicted of the second counts."""
     clock = [0.0]
@@ -615,15 +626,7 @@ def test_what_a_disturbance_came_between_is_not_compared(tmp_path):
 
         def change(number, at, occasion=None):
             clock[0] = at
-            folder.event(
-                {
-                    "kind": "decision",
-                    "sequence": number,
-                    "before": {"workers": {"read": number}},
-                    "after": {"workers": {"read": number + 1}},
-                    "reason": {"text": "more"},
-                }
-            )
+            folder.event(_grown(number))
             if occasion:
                 clock[0] = at + 1
                 folder.event(occasion)
@@ -669,15 +672,7 @@ def test_a_change_after_a_slower_store_is_not_compared_with_the_rate_of_full_buf
                 text = "a row became 14 times dearer in read"
                 folder.event({"kind": "occasion", "what": what, "text": text})
             clock[0] = at
-            folder.event(
-                {
-                    "kind": "decision",
-                    "sequence": number,
-                    "before": {"workers": {"read": number}},
-                    "after": {"workers": {"read": number + 1}},
-                    "reason": {"text": "more"},
-                }
-            )
+            folder.event(_grown(number))
             clock[0] = at + 7
             folder.event(
                 {

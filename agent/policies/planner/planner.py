@@ -441,9 +441,9 @@ class _Outlook:
     ranges: Mapping[str, tuple[int, int]]
     """The fewest and most workers of each stage to consider now."""
 
-    def hold(self, state: PlannerState, text: str) -> tuple[Knobs, PlannerState, Reason]:
-        reason = Reason(text=text, bottleneck=self.bottleneck, predicted_rows_per_s=self.rate)
-        return state.knobs, state, reason
+    def reason(self, text: str) -> Reason:
+        """Returns the reason for no change."""
+        return Reason(text=text, bottleneck=self.bottleneck, predicted_rows_per_s=self.rate)
 
 
 def _plan(
@@ -471,26 +471,25 @@ def _plan(
         if switch is not None:
             return switch
     if doubtful := _doubtful_stages(state, recent):
-        return outlook.hold(
-            state,
-            f"a row became dearer in {' and in '.join(doubtful)}: waiting whether it stays so",
-        )
+        text = f"a row became dearer in {' and in '.join(doubtful)}: waiting whether it stays so"
+        return state.knobs, state, outlook.reason(text)
     if state.tick < state.quiet_until:
-        return outlook.hold(state, "waiting before the next try, as the last one failed")
+        text = "waiting before the next try, as the last one failed"
+        return state.knobs, state, outlook.reason(text)
     cause = why(outlook.bottleneck, forecast, recent)
     if input_bound and (faster := _go_faster(state, outlook, cause)) is not None:
         return faster
     if outlook.bottleneck not in ("consumer", "cores"):
-        knobs, calm_state, calm = outlook.hold(state, f"{cause}, and nothing better is known")
+        calm = outlook.reason(f"{cause}, and nothing better is known")
         if not forecast.elsewhere:
-            return knobs, replace(calm_state, spare=0), calm
+            return state.knobs, replace(state, spare=0), calm
         kept = {
             name: (count, count)
             for name, count in state.knobs.workers.items()
             if name not in forecast.elsewhere and name in outlook.ranges
         }
         return release(state, forecast, recent, {**outlook.ranges, **kept}, calm)
-    calm = outlook.hold(state, cause)[2]
+    calm = outlook.reason(cause)
     return release(state, forecast, recent, outlook.ranges, calm)
 
 
