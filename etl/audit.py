@@ -649,17 +649,38 @@ def _sources(
     labels or times, what they are."""
     found, lost = dict[str, Recomputed](), []
     for one in part.spec.fitted:
-        try:
-            source = versions.part(versions.learned_at(part.table.version, one.key))
-            again = source.learned(source.columns, np.zeros(count, bool), [one.key])[one.key]
-            same = _digest(again) == _digest(part.state[one.key])
-        except (TableError, StateError, KeyError, OSError, pa.ArrowException):
-            same = False  # what it was learned from is not there any more
-        if same:
+        # A small state may equal an older version's by chance. So the part's own rows are tried first.
+        source = next(
+            (
+                learner
+                for learner in _possible_sources(part, versions, one.key)
+                if _learns_again(learner, part, one.key, count)
+            ),
+            None,
+        )
+        if source is not None:
             found[one.key] = source
         elif "time" in one.op.needs or _by_label(one, part.spec):
             lost.append(f"{one.op.name} of column {one.users[0][0].name!r}")
     return found, lost
+
+
+def _possible_sources(part: Recomputed, versions: _Versions, key: str) -> Iterator[Recomputed]:
+    """The parts that may have learned the state of `key`: the part itself, and the first version that has the same."""
+    yield part
+    first = versions.learned_at(part.table.version, key)
+    if first != part.table.version:
+        with contextlib.suppress(TableError, StateError):
+            yield versions.part(first)
+
+
+def _learns_again(learner: Recomputed, part: Recomputed, key: str, count: int) -> bool:
+    """Whether the rows of `learner` give the state that `part` applies, bit for bit."""
+    try:
+        again = learner.learned(learner.columns, np.zeros(count, bool), [key])[key]
+        return _digest(again) == _digest(part.state[key])
+    except (TableError, StateError, KeyError, OSError, pa.ArrowException):
+        return False  # what it was learned from is not there any more
 
 
 def _audit_part(

@@ -259,6 +259,25 @@ def test_sums_that_are_kept_while_folds_are_drawn_anew_are_found_in_the_table(
     assert audit_table(FeatureTable.open(out), files, engine()).leaks == []
 
 
+def test_a_state_that_equals_an_older_versions_by_chance_is_learned_from_its_own_rows(tmp_path):
+    """A new key draws other splits, so that old training rows are test rows now. Everything is learned anew, and the
+    bounds of so few prices come out as they were."""
+    audits = []
+    for seed in range(12):
+        drawn = rows(seed, 12)
+        prices = pc.floor(pc.multiply(drawn["price"], 3.0))
+        path = tmp_path / f"rows-{seed}.parquet"
+        pq.write_table(drawn.set_column(4, "price", prices), path)
+        text = (HEAD % BY_HASH) + column("price", '{op = "fill"}, {op = "min_max"}')
+        without_key = text.replace('key = ["user", "item", "at"]\n', "")
+        run(None, tmp_path / f"t{seed}", path, text=without_key)
+        run(None, tmp_path / f"t{seed}", path, text=text, mode="overwrite")
+        table = FeatureTable.open(tmp_path / f"t{seed}")
+        assert table.version == 1
+        audits.append(audit_table(table, [str(path)], engine()))
+    assert [audit.leaks for audit in audits] == [[]] * len(audits)
+
+
 def test_each_row_is_held_against_what_its_own_version_learned(tmp_path):
     """Appended rows were not learned from, and a renamed column is known by its older name in an older version."""
     text = HEAD % BY_HASH + CLEAN
