@@ -67,7 +67,7 @@ def turn(
         BatchLoader(
             table,
             batch_size=options.batch_size,
-            epochs=sys.maxsize,
+            read_ahead_epochs=sys.maxsize,
             before_read=before_read,
             knobs=Knobs(workers={"read": readers}),
         ) as loader,

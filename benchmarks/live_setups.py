@@ -20,7 +20,7 @@ from sluice.common.errors import UsageError
 from sluice.ingest.batch import Batch
 from sluice.ingest.knobs import Knobs
 from sluice.ingest.loader import BatchLoader
-from sluice.ingest.row_order import Read
+from sluice.ingest.row_order import Order, Read
 from sluice.ingest.stages.batch import STRETCH_ROWS
 from sluice.ingest.stages.transform import Function, Transform
 from sluice.ingest.stats import Snapshot
@@ -304,12 +304,12 @@ class Session:
         return BatchLoader(
             table,
             batch_size=BATCH_ROWS,
-            epochs=sys.maxsize,
-            window_rows=WINDOW_ROWS,
+            read_ahead_epochs=sys.maxsize,
             memory_limit=limit,
             before_read=before_read if latency_s else None,
             knobs=Knobs(workers={"read": 1, "shuffle": 1}),
             transforms=transforms,
+            order=Order(window_rows=WINDOW_ROWS),
         )
 
     def _function(self, name: str) -> Function | str:

@@ -161,7 +161,7 @@ def waiting(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     table = small_table(
         folder / "table", rows=400_000, row_group_rows=32_768, splits={"train": 1.0}
     )
-    with BatchLoader(table, batch_size=BATCH_SIZE, epochs=sys.maxsize) as loader:
+    with BatchLoader(table, batch_size=BATCH_SIZE, read_ahead_epochs=sys.maxsize) as loader:
 
         def take(seconds: float) -> tuple[float, float]:
             """Processor time of everything and of the stages' work."""

@@ -16,8 +16,9 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from sluice.etl.spec.permission import Permission
 from sluice.ingest.batch import Batch
+from sluice.ingest.errors import LoaderError
 from sluice.ingest.knobs import Knobs, Limits, format_bytes
-from sluice.ingest.loader_input import LoaderError, LoaderInput, open_input
+from sluice.ingest.loader_input import LoaderInput, open_input
 from sluice.ingest.machine import Machine
 from sluice.ingest.pipeline import Pipeline, PipelineParts
 from sluice.ingest.process.worker import WorkerClosed

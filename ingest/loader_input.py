@@ -10,7 +10,7 @@ from sluice.etl.schema import DataFile, Field, Fingerprint
 from sluice.etl.spec.permission import Permission
 from sluice.ingest.column_transforms import bound
 from sluice.ingest.columns import Columns
-from sluice.ingest.errors import LoadingError
+from sluice.ingest.errors import LoaderError
 from sluice.ingest.plain.made_columns import MadeColumns
 from sluice.ingest.read.files import FileOpener
 from sluice.ingest.read.parquet_files import ParquetFiles, table_of
@@ -24,10 +24,6 @@ from sluice.ingest.stages.transform import Transform, UserTransform, address_of,
 if TYPE_CHECKING:
     from sluice.etl.table.table import FeatureTable
     from sluice.ingest.read.parquet_files import Paths, Roles
-
-
-class LoaderError(LoadingError):
-    """A loader cannot do what was asked. The message says what to do instead."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

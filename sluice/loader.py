@@ -23,9 +23,9 @@ from sluice.agent.tunable import Policy
 from sluice.agent.tuning import TunedRun, TuningStatus, policy_of
 from sluice.etl.spec.permission import Permission
 from sluice.ingest.batch import FORMS, Batch
+from sluice.ingest.errors import LoaderError
 from sluice.ingest.knobs import Knobs, nearest, parse_bytes
 from sluice.ingest.loader import BatchLoader
-from sluice.ingest.loader_input import LoaderError
 from sluice.ingest.machine import Machine, SharedMachine
 from sluice.ingest.progress import Progress
 from sluice.ingest.read.parquet_files import ParquetFiles, table_of

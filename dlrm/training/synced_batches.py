@@ -15,7 +15,7 @@ from sluice.dlrm.liveness.activity import Activity
 from sluice.dlrm.ranks import Ranks
 from sluice.dlrm.training.padding import emptied
 from sluice.dlrm.training.steps import Fetched
-from sluice.ingest.loader import LoaderError
+from sluice.ingest.errors import LoaderError
 
 if TYPE_CHECKING:
     from sluice.dlrm.training.finite_guard import FiniteGuard

@@ -31,9 +31,10 @@ from sluice.ingest.knobs import SIZES, KnobError, Knobs, nearest, parse_bytes
 from sluice.ingest.options import OrderOptions, RunOptions, function_of, table_named
 from sluice.ingest.process.stacks import on_signal
 from sluice.ingest.read.parquet_files import ParquetFiles
+from sluice.ingest.read.petastorm.options import PetastormOptions
 from sluice.ingest.read.reader import RowGroupReader
 from sluice.ingest.read.sources import AUTO, READERS, reader_of, source_of
-from sluice.ingest.row_order import Read
+from sluice.ingest.row_order import Order, Read
 from sluice.ingest.run_conditions import RunConditions
 from sluice.ingest.stage_spec import BATCH, COLLATE, READ, SHUFFLE
 from sluice.tools.bench_outcome import BenchOutcome, DecodeLimit, Peak, consume
@@ -200,20 +201,23 @@ class BenchSession:
                     batch_size=options.batch_size,
                     split=options.split,
                     seed=options.seed,
-                    epochs=options.epochs or sys.maxsize,
+                    read_ahead_epochs=options.epochs or sys.maxsize,
                     memory_limit=options.memory_limit,
-                    reader=self._reader,
                     transforms=[
                         Transform(name, function, arrow=arrow)
                         for name, function, arrow in self._functions
                     ],
                     before_read=self._before_read if self._latency_s else None,
-                    shuffle=options.shuffle,
                     fill=options.fill,
-                    streams=options.streams,
-                    window_rows=options.window_rows,
-                    sample=options.sample or None,
-                    **self._conditions.for_loader(),
+                    order=Order(
+                        shuffle=options.shuffle,
+                        streams=options.streams,
+                        window_rows=options.window_rows,
+                        sample=options.sample or None,
+                    ),
+                    reading=self._conditions.reading(self._reader, PetastormOptions()),
+                    errors=self._conditions.errors,
+                    workers=self._conditions.workers,
                 )
             )
             self._policy = policies.make(

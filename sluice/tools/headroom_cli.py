@@ -80,7 +80,7 @@ def main(argv: list[str]) -> Mapping[str, Any]:
         batch_size=arguments.batch_size,
         split=arguments.split,
         fill=arguments.fill,
-        epochs=sys.maxsize,
+        read_ahead_epochs=sys.maxsize,
     ) as loader:
         loader.apply(loader.knobs.parse(arguments.knobs))
         found = measure(loader, step, seconds=arguments.seconds, files=files)

@@ -16,7 +16,7 @@ from sluice.dlrm.training import loaders
 from sluice.etl.spec.permission import Permission
 from sluice.etl.synth.small_table import small_table
 from sluice.etl.table.table import FeatureTable
-from sluice.ingest.loader import LoaderError
+from sluice.ingest.errors import LoaderError
 from tests.dlrm.hostile_table import ended
 from tests.dlrm.rig import last_json
 

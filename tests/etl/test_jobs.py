@@ -31,6 +31,7 @@ from sluice.etl.table.profile import DriftError
 from sluice.etl.table.store import TableStore
 from sluice.etl.table.table import FeatureTable
 from sluice.ingest.loader import BatchLoader
+from sluice.ingest.row_order import Order
 from tests.etl.jobs import Said, alike, in_one_process, rows_of, run
 
 # pyspark 4.1 leaves the sockets through which it collects to the garbage collector.
@@ -477,7 +478,7 @@ file_rows = 20
         list(pq.read_table(f.path, partitioning=None)["at"].to_pylist())
         for f in FeatureTable.open(tmp_path / "again").files
     ] == keys[: again.files]
-    with BatchLoader(table, split="a", batch_size=64, last="pad") as loader:
+    with BatchLoader(table, split="a", batch_size=64, order=Order(last="pad")) as loader:
         assert sum(int((batch.weight > 0).sum()) for batch in loader) == table.rows_of("a")
     monkeypatch.setattr("sluice.etl.jobs.job_run.MAX_PAIRS", 8)
     with pytest.raises(

@@ -22,6 +22,8 @@ from sluice.etl.table.commit import CommitError
 from sluice.etl.table.table import FeatureTable
 from sluice.ingest.loader import BatchLoader
 from sluice.ingest.read.packed_copy import PackedCopy
+from sluice.ingest.read.sources import Reading
+from sluice.ingest.row_order import Order
 from sluice.tools.packing import packing
 from sluice.tools.placing import CannotPlace, placed
 from tests.etl.jobs import Said
@@ -136,7 +138,10 @@ def test_the_placed_table_gives_the_same_batches_and_an_append_lies_as_it_does(t
             PackedCopy() if name == "placed" else None
         )  # which hold what operators are left to work on
         with BatchLoader(
-            FeatureTable.open(tmp_path / name), batch_size=160, last="pad", packed=copies
+            FeatureTable.open(tmp_path / name),
+            batch_size=160,
+            order=Order(last="pad"),
+            reading=Reading(packed=copies),
         ) as loader:
             hashes.append(
                 (sum(batch.rows for batch in loader), loader.order_hash, loader.cardinalities)
