@@ -288,7 +288,7 @@ class TestWhatItSays:
         ):
             old = loader_of(clicks, epochs=2)
         with old, loader_of(clicks, read_ahead_epochs=2) as new, loader_of(clicks) as one:
-            assert old._epochs == new._epochs == 2
+            assert old._batches._read_ahead_epochs == new._batches._read_ahead_epochs == 2
             assert one._batches._read_ahead_epochs == 1
             assert [len(list(old)) for _ in range(3)] == [len(list(new)) for _ in range(3)]
 
