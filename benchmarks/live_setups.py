@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 BATCH_ROWS = 8192
 WINDOW_ROWS = 8192  # small, so that a few seconds hold many windows
 TABLE: dict[str, Any] = {"rows": 524_288, "row_group_rows": 8192, "splits": {"train": 1.0}}
-"""The arguments with which `sluice.etl.synth.small_table.small_table` makes the table."""
+"""The arguments with which `benchmarks.small_table.small_table` makes the table."""
 CALIBRATION = 5
 _MIB = 2**20
 _LOOKUP_S, _LIGHT_S, _HEAVY_S = 0.008, 0.004, 0.016

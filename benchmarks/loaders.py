@@ -27,9 +27,9 @@ import numpy as np
 import pyarrow.parquet as pq
 import torch
 
+from benchmarks.small_table import small_table
 from sluice.common.errors import UsageError
 from sluice.common.program import run, say
-from sluice.etl.synth.small_table import small_table
 from sluice.etl.table.table import FeatureTable
 from sluice.ingest.columns import Columns
 from sluice.ingest.loader import BatchLoader

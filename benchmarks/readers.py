@@ -18,8 +18,8 @@ import sys
 import tempfile
 from typing import Any
 
+from benchmarks.small_table import small_table
 from sluice.common.program import run, say
-from sluice.etl.synth.small_table import small_table
 
 _TURN = """
 import json, sys, time

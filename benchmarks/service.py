@@ -28,10 +28,10 @@ from typing import Any
 from benchmarks.loaders import made_table
 from benchmarks.lookup import WAIT_S, lookup
 from benchmarks.shapes import cpu_s
+from benchmarks.small_table import small_table
 from sluice.common.errors import UsageError
 from sluice.common.program import run as program
 from sluice.common.program import say
-from sluice.etl.synth.small_table import small_table
 from sluice.etl.table.table import FeatureTable
 from sluice.ingest.knobs import Knobs
 from sluice.ingest.loader import BatchLoader

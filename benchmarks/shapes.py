@@ -29,10 +29,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from benchmarks.loaders import Contender, decode_only, ours
+from benchmarks.small_table import small_table
 from sluice.common.errors import UsageError
 from sluice.common.program import run, say
 from sluice.common.suggest import nearest
-from sluice.etl.synth.small_table import small_table
 from sluice.ingest.columns import Columns
 from sluice.ingest.loader import BatchLoader
 from sluice.ingest.read.footers import REMEMBERED

@@ -61,8 +61,8 @@ class BatchLoader(IterableDataset[Batch]):
                 for batch in loader:
                     ...
 
-    `sluice.Loader` tunes one of these and documents the arguments. `memory_limit` is in bytes here. `before_read` runs
-    in the reader before each row group, to imitate a store's latency.
+    `sluice.Loader` tunes one of these, and documents the arguments and what has the same name here. `memory_limit` is
+    in bytes here. `before_read` runs in the reader before each row group, to imitate a store's latency.
     """
 
     def __init__(
@@ -105,49 +105,26 @@ class BatchLoader(IterableDataset[Batch]):
             allow_code=allow_code,
         )
         self._read_ahead_epochs = read_ahead_epochs
-        self._table = {"version": self._input.table.version, "split": split}
-        if self._input.rows.chosen_rows:
-            self._table["rows of the predicate"] = self._input.rows.chosen_rows
-        self._remote = None
         share = self.plan.share_of(rank, ranks)
+        self._remote = None
         if workers:
-            local_only = {
-                "a packed copy": reading.packed,
-                "before_read (--store-latency-ms)": before_read,
-                "what Petastorm's Reader is asked for": self._input.petastorm.asked_for,
-            }
-            self._remote = _remote_reads(
-                workers,
-                self._input,
-                split=split,
-                sample=order.sample,
-                local_only=local_only,
-                rank=f"{rank}/{ranks}",
-            )
+            self._remote = _remote_reads(workers, self._input, f"{rank}/{ranks}")
             weakref.finalize(self, self._remote.close)  # also if what follows fails
         self._origins = Origins(self.plan, share)
         self._pipeline = Pipeline(self._pipeline_parts(share, memory_limit), knobs)
+        remote_stats = dict if self._remote is None else self._remote.stats
+        self._progress = Progress(self._pipeline, self._machine, memory_limit, remote_stats)
         self._position = Position()
         self._order = ""
         self._run: Iterator[Ready] | None = None
         self._run_end = 0  # the first epoch that the pipeline does not reach
         self._iteration = 0
         self._under_way = self._closed = False
-        self._progress = Progress(
-            self._pipeline,
-            self._machine,
-            memory_limit,
-            dict if self._remote is None else self._remote.stats,
-        )
         self.observer: EpochObserver | None = None
-        """Something that works while epochs run, such as an agent."""
         self.order_hash: str | None = None
-        """The order hash of the last finished epoch: a hash of the ids of this rank's rows and of their order. It does
-        not depend on the knobs. Each rank has its own."""
         _open.add(self._pipeline)
-        weakref.finalize(self, self._pipeline.close).atexit = False
-        # The collector may come much later.
-        weakref.finalize(self, self._input.groups.close).atexit = False
+        for close in (self._pipeline.close, self._input.groups.close):
+            weakref.finalize(self, close).atexit = False  # the collector may come much later
 
     def _pipeline_parts(self, share: RankShare, memory_limit: int | None) -> PipelineParts:
         groups = self._input.groups
@@ -172,12 +149,10 @@ class BatchLoader(IterableDataset[Batch]):
 
     @property
     def plan(self) -> RowsPlan:
-        """The order of the rows of each epoch."""
         return self._input.plan
 
     @property
     def reader(self) -> str:
-        """The reader that decodes: `petastorm` or `arrow`."""
         return self._input.rows.name
 
     @property
@@ -204,18 +179,14 @@ class BatchLoader(IterableDataset[Batch]):
 
     @property
     def dense_names(self) -> tuple[str, ...]:
-        """The columns of numbers, in the order of `batch.dense`."""
         return self._input.columns.dense
 
     @property
     def sparse_names(self) -> tuple[str, ...]:
-        """The columns of ids, in the order of `batch.values`."""
         return self._input.columns.sparse
 
     @cached_property
     def cardinalities(self) -> Mapping[str, int]:
-        """The number of rows that an embedding of each column of ids needs. For ids of plain files it is one more than
-        the largest id, if the footers have it."""
         return MappingProxyType(self._input.cardinalities)
 
     @property
@@ -307,15 +278,11 @@ class BatchLoader(IterableDataset[Batch]):
                 self.observer.end_epoch(self._position.epoch, self.order_hash)
 
     def resting(self) -> AbstractContextManager[None]:
-        """Returns a context for work between two batches that is no training, such as a validation or a checkpoint. Its
-        time counts neither as waiting nor as computing, and the agent judges no change by it."""
         return self._progress.resting()
 
     # ---- position
 
     def place_of(self, epoch: int, step: int, row: int) -> str:
-        """Returns where a row of this rank's batch comes from: file, row group and, unless rows are drawn by weight,
-        the row in it. Empty for a row that only fills the batch."""
         origin = self._origins.batch(epoch, step)[row]
         if origin is None:
             return ""
@@ -323,19 +290,14 @@ class BatchLoader(IterableDataset[Batch]):
         return where if self.plan.chances else f"{where}, row {origin.row}"
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the position of the next batch, for JSON. It fits other knobs and other numbers of ranks.
-        `transforms` maps each transform's name to `module:function`, or to None for code that cannot be imported."""
         return {
             **self.plan.state(self._position),
-            "table": dict(self._table),
+            "table": self._input.identity,
             "order": self._order,
             **({"transforms": dict(self.code)} if self.code else {}),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Makes the next `iter()` continue from this position. Raises if the state belongs to other rows or another
-        order, or if one of its transforms is not given now. Sluice cannot check that a transform still does the same
-        thing."""
         self._check_open()
         for name, code in state.get("transforms", {}).items():
             if name not in self.code:
@@ -348,12 +310,12 @@ class BatchLoader(IterableDataset[Batch]):
                     f"this state was made with the transform {name!r} ({what}), which is not among "
                     f"transforms={list(self.code)}"
                 )
-        table = state.get("table")
+        table, own = state.get("table"), self._input.identity
         table = table if isinstance(table, Mapping) else {}
         if others := [
-            f"{name}: {table.get(name)!r} in the state, {self._table.get(name)!r} here"
-            for name in {**self._table, **table}
-            if table.get(name) != self._table.get(name)
+            f"{name}: {table.get(name)!r} in the state, {own.get(name)!r} here"
+            for name in {**own, **table}
+            if table.get(name) != own.get(name)
         ]:
             raise LoaderError(f"this state belongs to other rows ({'; '.join(others)})")
         position = self.plan.position(state)
@@ -366,7 +328,6 @@ class BatchLoader(IterableDataset[Batch]):
 
     @property
     def knobs(self) -> Knobs:
-        """The knobs in force."""
         return self._pipeline.knobs
 
     @property
@@ -374,11 +335,9 @@ class BatchLoader(IterableDataset[Batch]):
         return self._pipeline.limits
 
     def apply(self, knobs: Knobs) -> None:
-        """Changes the knobs while running. Rows and their order stay the same."""
         self._pipeline.apply(knobs)
 
     def snapshot(self) -> Snapshot:
-        """Returns the counters since the start."""
         return self._progress.counters()
 
     @property
@@ -409,7 +368,6 @@ class BatchLoader(IterableDataset[Batch]):
 
     @property
     def quarantined(self) -> dict[str, Any]:
-        """The rows quarantined so far: how many, why, and the file that lists them."""
         return self._books.summary()
 
     @property
@@ -442,8 +400,6 @@ class BatchLoader(IterableDataset[Batch]):
         return self._pipeline.stacks()
 
     def memory(self) -> dict[str, Any]:
-        """Returns the account of memory: the limit, the least sufficient limit with its parts, the bytes that no work
-        is charged for, and how often work was held back, by reason."""
         return {
             "limit": self._progress.memory_limit(),
             "minimum": self.minimum_memory,
@@ -460,7 +416,6 @@ class BatchLoader(IterableDataset[Batch]):
 
     @property
     def memory_need(self) -> str:
-        """The least limit and its parts, in words."""
         least, start = format_bytes(self.minimum_memory), format_bytes(self._pipeline.base)
         return f"{least} of memory ({start} in use at the start, {self._pipeline.footprint})"
 
@@ -521,15 +476,7 @@ def _check_arguments(read_ahead_epochs: int, order: Order, errors: Errors) -> No
         )
 
 
-def _remote_reads(
-    workers: str,
-    given: LoaderInput,
-    *,
-    split: str,
-    sample: str | None,
-    local_only: Mapping[str, Any],
-    rank: str,
-) -> Asking:
+def _remote_reads(workers: str, given: LoaderInput, rank: str) -> Asking:
     """Returns what reads through these workers. Their code is an optional folder, loaded only here."""
     try:
         make = import_module("sluice.ingest.remote.reads").remote_reads
@@ -540,19 +487,7 @@ def _remote_reads(
             f"workers={workers!r} needs ingest/remote, which was left out of this copy of Sluice; the "
             "repository has it"
         ) from None
-    reads: Asking = make(
-        workers,
-        given.table,
-        plan=given.plan,
-        split=split,
-        columns=given.columns,
-        reader=given.rows.name,
-        sample=sample,
-        groups=given.groups,
-        local_only=local_only,
-        rank=rank,
-        functions=[t.function for t in given.transforms if t.sendable],
-    )
+    reads: Asking = make(workers, given, rank)
     return reads
 
 

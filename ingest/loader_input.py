@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sluice.etl.schema import DataFile, Field, Fingerprint
 from sluice.etl.spec.permission import Permission
@@ -31,6 +31,11 @@ class LoaderInput:
     """The rows to load, their order, and what makes batches of them."""
 
     table: FeatureTable | ParquetFiles
+    split: str
+    order: Order
+    reading: Reading
+    before_read: Callable[[Read], None] | None
+    """Called in the reader before each row group, to imitate a store's latency."""
     files: Sequence[DataFile]
     """The files of the split."""
     layout: str
@@ -42,11 +47,18 @@ class LoaderInput:
     groups: RowGroupReader
     rows: RowGroupSource
     plan: RowsPlan
-    petastorm: PetastormOptions
     transforms: Sequence[Transform]
     """The transforms of the table's spec, then the user's."""
     code: Mapping[str, str | None]
     """Each transform's name, and `module:function` if it can be imported."""
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What says of a state that it belongs to these rows."""
+        known = {"version": self.table.version, "split": self.split}
+        if self.rows.chosen_rows:
+            known["rows of the predicate"] = self.rows.chosen_rows
+        return known
 
     @property
     def stored_bytes(self) -> float:
@@ -61,7 +73,11 @@ class LoaderInput:
         it and no TransformSpec makes the column."""
         known = dict(self.columns.cardinalities)
         unknown = [name for name in self.columns.sparse if name not in known]
-        if unknown and isinstance(self.table, ParquetFiles) and not self.petastorm.transform_spec:
+        if (
+            unknown
+            and isinstance(self.table, ParquetFiles)
+            and not self.reading.petastorm.transform_spec
+        ):
             known |= self.table.sizes(unknown)
         return {name: known[name] for name in self.columns.sparse if name in known}
 
@@ -81,14 +97,14 @@ def open_input(
     allow_code: Permission | Iterable[str],
 ) -> LoaderInput:
     """Opens a table's split. Reads footers at most."""
-    transforms, transform_spec = without_spec(transforms)
+    functions, transform_spec = without_spec(transforms)
     table = table_of(source, roles, allow_code, transform_spec=transform_spec)
-    own = transforms_of(transforms)
+    own = transforms_of(functions)
     code = {transform.name: transform.code for transform in own}
     opener = reading.files or FileOpener()
+    reading = replace(reading, files=opener)
     files = table.files_of(split)
-    fields: Sequence[Field] = table.fields
-    layout = table.fingerprint.layout
+    fields, layout = table.fields, table.fingerprint.layout
     if transform_spec is not None:
         reading = replace(
             reading, petastorm=replace(reading.petastorm, transform_spec=transform_spec)
@@ -104,33 +120,25 @@ def open_input(
         )
     operators = _operators(table, fields)
     columns = _columns(table, fields, fill, operators, reading.petastorm)
-    groups = _row_groups(
-        files,
-        opener,
-        columns=columns,
-        made=table.made(split, columns.names)
-        if isinstance(table, ParquetFiles)
-        else operators.made(columns),
-        sample=order.sample,
-        reading=reading,
-        before_read=before_read,
-    )
+    made: MadeColumns | OperatorColumns | None = operators.made(columns)
+    if isinstance(table, ParquetFiles):
+        made = table.made(split, columns.names)
+    groups = _row_groups(files, columns, made, order.sample, reading, before_read)
+    chances = groups.chances() if order.sample is not None else ()
     rows = source_of(reading.reader, groups, reading.petastorm)
     return LoaderInput(
         table=table,
+        split=split,
+        order=order,
+        reading=reading,
+        before_read=before_read,
         files=files,
         layout=layout,
         operators=operators,
         columns=columns,
         groups=groups,
         rows=rows,
-        plan=order.plan(
-            rows.row_groups,
-            groups.chances() if order.sample is not None else (),
-            batch_size=batch_size,
-            seed=seed,
-        ),
-        petastorm=reading.petastorm,
+        plan=order.plan(rows.row_groups, chances, batch_size=batch_size, seed=seed),
         transforms=[*bound(table.transforms, table.stored, table.permission), *own],
         code=code,
     )
@@ -157,10 +165,8 @@ def _columns(
     return columns
 
 
-def _row_groups(
+def _row_groups(  # noqa: PLR0917 # called once
     files: Sequence[DataFile],
-    opener: FileOpener,
-    *,
     columns: Columns,
     made: MadeColumns | OperatorColumns | None,
     sample: str | None,
@@ -169,8 +175,8 @@ def _row_groups(
 ) -> RowGroupReader:
     names: Sequence[str] = made.sources if made else columns.names
     given = None
-    petastorm = reading.petastorm
-    if petastorm.transform_spec is not None or petastorm.predicate is not None:
+    petastorm, opener = reading.petastorm, reading.files
+    if opener is not None and (petastorm.transform_spec or petastorm.predicate):
         names, given = petastorm.columns(names, first_schema(files, opener))
     return RowGroupReader(
         files,

@@ -317,7 +317,7 @@ def test_where_nothing_can_be_written_the_compiled_code_is_made_anew_and_one_lin
 
 
 SMALL_TABLE = """
-from sluice.etl.synth.small_table import small_table
+from benchmarks.small_table import small_table
 from sluice import FeatureTable
 small_table("table", rows=4096)
 """

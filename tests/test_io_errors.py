@@ -11,12 +11,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from benchmarks.small_table import small_table
 from sluice.agent.report.run_folder import RunError, RunFolder
 from sluice.dlrm.checkpoint.meta import CheckpointError, damage, latest
 from sluice.dlrm.checkpoint.save_load import Checkpoints
 from sluice.etl.jobs.engine import JobFailure
 from sluice.etl.jobs.engine import clearly as clearly_here
-from sluice.etl.synth.small_table import small_table
 from sluice.etl.table.pins import PinKeeper
 from sluice.etl.table.table import FeatureTable, TableError
 from sluice.ingest.loader import BatchLoader

@@ -1,39 +1,20 @@
-"""What a loader knows of its pipeline before the first row, as the learned policy takes it: `foreknowledge`."""
+"""`foreknowledge`: what a loader knows of its pipeline before the first row, for the learned policy."""
 
 from __future__ import annotations
 
 import itertools
 import struct
-from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from sluice.agent.policies.opening.contract import ColumnGroup, Foreknowledge
-from sluice.agent.tunable import Tunable
-from sluice.ingest.row_order import RowsPlan
+
+if TYPE_CHECKING:
+    from sluice.ingest.loader import BatchLoader
 
 
-class Foreseeing(Tunable, Protocol):
-    """What is asked of a loader."""
-
-    @property
-    def dense_names(self) -> Sequence[str]: ...
-
-    @property
-    def sparse_names(self) -> Sequence[str]: ...
-
-    @property
-    def row_bytes(self) -> int: ...
-
-    @property
-    def store(self) -> Mapping[str, int]: ...
-
-    @property
-    def plan(self) -> RowsPlan: ...
-
-
-def foreknowledge(loader: Foreseeing) -> Foreknowledge:
-    """Columns by the type that they have in a batch, where the files lie, and how large row groups are. The table's own
-    operators are vectorised; of a user's function nobody knows."""
+def foreknowledge(loader: BatchLoader) -> Foreknowledge:
+    """Returns the columns by their type in a batch, where the files lie, and how large row groups are. Nothing is known
+    of a user's function before it runs."""
     dense = len(loader.dense_names)
     sparse = len(loader.sparse_names)
     number = struct.calcsize("f")

@@ -187,9 +187,8 @@ class BenchSession:
                 raise KnobError(f"no stage {stage!r}{nearest(stage, (*known, *SIZES))}")
 
     def __enter__(self) -> BenchSession:
-        from sluice.ingest.loader import (
-            BatchLoader,
-        )  # it loads torch: what is wrong has been said by now
+        # This loads torch, so mistakes in the arguments are reported before.
+        from sluice.ingest.loader import BatchLoader
         from sluice.ingest.stages.transform import Transform
 
         options = self._options

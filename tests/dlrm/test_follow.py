@@ -17,6 +17,7 @@ import pyarrow as pa
 import pytest
 import torch
 
+from benchmarks.small_table import small_table
 from sluice.agent.report.incidents import occasions
 from sluice.agent.report.run_folder import Run
 from sluice.dlrm import run_plan
@@ -33,7 +34,6 @@ from sluice.dlrm.options import Config, ConfigError, ModelConfig, OptimConfig
 from sluice.dlrm.ranks import machine, world
 from sluice.dlrm.training import assemble as build
 from sluice.dlrm.training import loaders
-from sluice.etl.synth.small_table import small_table
 from sluice.etl.table.pins import LASTS_S, pins
 from sluice.etl.table.store import TableStore
 from sluice.etl.table.table import FeatureTable

@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import write_deltalake
 
+from benchmarks.small_table import small_table
 from sluice.common.errors import InputError
 from sluice.etl.apply.features import FileAssignment
 from sluice.etl.jobs.job_run import Job
@@ -23,7 +24,6 @@ from sluice.etl.spark.rejects import check_rejects
 from sluice.etl.spec.row_split import row_keys
 from sluice.etl.spec.spec import Spec
 from sluice.etl.synth.raw_logs import synthesize
-from sluice.etl.synth.small_table import small_table
 from sluice.etl.table.commit import CommitConflict
 from sluice.etl.table.fitted_state import StateError
 from sluice.etl.table.new_files import CommitError

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.small_table import small_table
 from sluice.etl.synth.raw_logs import synthesize
-from sluice.etl.synth.small_table import small_table
 from sluice.etl.table.table import FeatureTable
 from sluice.ingest.loader import BatchLoader
 from sluice.ingest.read.packed_copy import PackedCopy

@@ -263,8 +263,8 @@ def test_a_job_makes_the_packed_copy_and_goes_on_where_it_cannot(tmp_path, capsy
 def test_vacuum_takes_packed_copies_with_their_files_and_nothing_else(
     tmp_path, capsys, monkeypatch
 ):
+    from benchmarks.small_table import small_table
     from sluice.etl.__main__ import main
-    from sluice.etl.synth.small_table import small_table
     from sluice.ingest.read.packed_copy import FOLDER, PackedCopy
     from sluice.ingest.read.reader import RowGroupReader
 
@@ -443,8 +443,8 @@ def test_a_program_leaves_the_signals_of_its_process_as_they_were(tmp_path, caps
 
 
 def test_tables_are_shown_drawn_and_vacuumed_from_the_command_line(tmp_path, capsys):
+    from benchmarks.small_table import small_table
     from sluice.etl.__main__ import main as etl
-    from sluice.etl.synth.small_table import small_table
 
     for number in range(3):
         small_table(

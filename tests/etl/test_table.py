@@ -16,9 +16,9 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import write_deltalake
 
+from benchmarks.small_table import small_table
 from sluice.etl.__main__ import main
 from sluice.etl.show import describe_table, draw_table
-from sluice.etl.synth.small_table import small_table
 from sluice.etl.table.commit import Base, CommitConflict, publish
 from sluice.etl.table.new_files import CommitError
 from sluice.etl.table.pins import Pin

@@ -11,7 +11,7 @@ import psutil
 import pyarrow as pa
 import pytest
 
-from sluice.etl.synth.small_table import small_table
+from benchmarks.small_table import small_table
 from sluice.etl.table.pins import PinKeeper
 from sluice.etl.table.store import TableStore
 from sluice.etl.table.table import FeatureTable, TableError

@@ -169,7 +169,7 @@ with BatchLoader(table, batch_size=4096, read_ahead_epochs=6, knobs=knobs, memor
 @pytest.fixture(scope="module")
 def wide(tmp_path_factory):
     """160,000 rows of four-byte columns, 24 MiB as they are loaded."""
-    from sluice.etl.synth.small_table import small_table
+    from benchmarks.small_table import small_table
 
     return small_table(
         tmp_path_factory.mktemp("wide") / "clicks", rows=200_000, files=4, row_group_rows=16384

@@ -19,8 +19,8 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from benchmarks.small_table import small_table
 from sluice.agent.tunable import Tunable
-from sluice.etl.synth.small_table import small_table
 from sluice.ingest.errors import LoaderError
 from sluice.ingest.knobs import KnobError, Knobs
 from sluice.ingest.loader import BatchLoader

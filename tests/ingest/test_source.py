@@ -10,8 +10,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from benchmarks.small_table import small_table
 from sluice.etl.schema import DataFile
-from sluice.etl.synth.small_table import small_table
 from sluice.etl.table.table import FeatureTable
 from sluice.ingest.columns import ColumnError, Columns
 from sluice.ingest.loader import BatchLoader

@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from sluice.etl.synth.small_table import small_table
+from benchmarks.small_table import small_table
 from sluice.ingest import pipeline as pipeline_file
 from sluice.ingest.columns import ColumnError
 from sluice.ingest.knobs import Knobs

@@ -20,6 +20,7 @@ import pyarrow as pa
 import pytest
 import torch
 
+from benchmarks.small_table import small_table
 from sluice.dlrm import evaluate, export, run_plan, train
 from sluice.dlrm.checkpoint import save_load
 from sluice.dlrm.checkpoint.disk import CheckpointDisk
@@ -38,7 +39,6 @@ from sluice.dlrm.serving.scorer import PredictRequest, Scorer
 from sluice.dlrm.serving.served_model import Servable
 from sluice.dlrm.training import assemble, loaders
 from sluice.etl.spec.spec import Spec
-from sluice.etl.synth.small_table import small_table
 from sluice.etl.table.table import FeatureTable, TableError
 from sluice.ingest.column_transforms import ColumnTransforms
 from tests.dlrm import clicks_table

@@ -13,8 +13,8 @@ import pytest
 
 import tests.etl.test_build as build
 from benchmarks.etl_peers import local
+from benchmarks.small_table import small_table
 from sluice.etl.synth.raw_logs import synthesize
-from sluice.etl.synth.small_table import small_table
 from sluice.etl.table.table import FeatureTable
 
 pytestmark = pytest.mark.slow

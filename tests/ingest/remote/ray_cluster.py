@@ -26,8 +26,8 @@ from typing import Any
 import psutil
 import pytest
 
+from benchmarks.small_table import small_table
 from sluice.common.program import run, say
-from sluice.etl.synth.small_table import small_table
 from sluice.ingest.knobs import Knobs
 from sluice.ingest.loader import BatchLoader
 from sluice.ingest.read.sources import Reading

@@ -17,11 +17,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from benchmarks.small_table import small_table
 from sluice.common.settings import parse
 from sluice.dlrm import start_options as options
 from sluice.dlrm.training import loaders
 from sluice.etl.spec.permission import NOTHING
-from sluice.etl.synth.small_table import small_table
 from sluice.etl.table.table import FeatureTable
 from sluice.ingest.columns import ColumnError
 from sluice.ingest.knobs import Knobs
