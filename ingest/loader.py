@@ -138,7 +138,7 @@ class BatchLoader(IterableDataset[Batch]):
             columns=columns,
             share=share,
             transforms=fused(self._input.transforms),
-            aside=quarantine,
+            quarantine=quarantine,
             memory_limit=self._machine.memory_limit(memory_limit),
             machine=self._machine,
             decoding=groups.decoding,

@@ -19,7 +19,7 @@ class StageSpec:
 
     name: str
     room: str
-    """What limits the bytes that wait after it: the knob of this name, one window of each stream, or one stretch."""
+    """What limits the bytes that wait after it: the knob of this name, one window of each stream, or one series."""
     workers_a_core: int = 2
     """The most workers for each core. The stage's limit is this or `workers`, whichever is more."""
     workers: int = 1
@@ -57,8 +57,8 @@ class StageSpec:
         return cores if self.for_each_core else 1
 
     @property
-    def holds_stretches(self) -> bool:
-        """Whether it hands on stretches, so that one is finished while it works on the next."""
+    def holds_series(self) -> bool:
+        """Whether it hands on series, so that one is finished while it works on the next."""
         return self.room in ("stretch", "prefetch_bytes")
 
 

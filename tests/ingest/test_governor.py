@@ -116,7 +116,7 @@ def test_nothing_early_begins_while_one_item_has_all_that_is_free():
     process = Process()
     process.used, process.given_back = 160, 40
     governor = Governor(limit=LIMIT, minimum=20, base=100, senses=process.senses())
-    with governor.alone() as free:
+    with governor.run_alone() as free:
         assert free == LIMIT - 100 - 20, "what was unused is given back first"
         assert governor.admit(1, due=False) is None
         assert governor.admit(20, due=True) is not None

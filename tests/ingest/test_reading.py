@@ -266,7 +266,7 @@ for n in range(300):
             data[chance.randrange(len(data))] = chance.randrange(256)
     elif kind == 2:  # cut short
         del data[chance.randrange(len(data)):]
-    else:  # a stretch of zeros
+    else:  # a series of zeros
         at = chance.randrange(len(data))
         data[at:at + 500] = bytes(len(data[at:at + 500]))
     with open(path, "wb") as file:

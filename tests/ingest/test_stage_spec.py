@@ -35,7 +35,7 @@ def test_transforms_alone_are_moved_and_do_each_others_work_as_readers_do_shuffl
     limits = limits_of(STAGES, 2, BACKENDS)
     assert limits.backends == {"first": BACKENDS}
     assert limits.fusable == {"shuffle": "read", "second": "first"}
-    assert [stage.name for stage in STAGES if stage.holds_stretches] == [
+    assert [stage.name for stage in STAGES if stage.holds_series] == [
         "batch",
         "first",
         "second",

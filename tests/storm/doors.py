@@ -109,7 +109,7 @@ def storm() -> Iterator[Crew]:
             for attribute, value in changes.items():
                 _set(sys.modules[name], attribute, value, undo)
         _set(Governor, "move", _watched(Governor.move), undo)
-        for module, attribute in ((batch, "STRETCH_ROWS"), (shuffle, "CHUNK_ROWS")):
+        for module, attribute in ((batch, "SERIES_ROWS"), (shuffle, "CHUNK_ROWS")):
             _set(module, attribute, getattr(module, attribute), undo)  # each seed has its own
         for method in steps.OF_STORE:
             _set(TableStore, method, steps.step(method, getattr(TableStore, method)), undo)

@@ -237,8 +237,8 @@ def _least(name: str, plan: RowsPlan, stages: int, ranks: int) -> int:
 
 
 def _together(plan: RowsPlan, ranks: int, steps: int) -> None:
-    """Batches of a stretch, and of a chunk."""
-    batch_file.STRETCH_ROWS = shuffle.CHUNK_ROWS = plan.batch_size * steps // ranks
+    """Batches of a series, and of a chunk."""
+    batch_file.SERIES_ROWS = shuffle.CHUNK_ROWS = plan.batch_size * steps // ranks
 
 
 class Machine:
