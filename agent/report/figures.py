@@ -1,8 +1,9 @@
-"""The charts of a run's page: `hero`, which says it all, `stages`, `training` and `machine`."""
+"""The charts of a run's page: `hero`, the main one, `stages`, `training` and `machine`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from sluice.agent.report import charts
@@ -21,17 +22,8 @@ _BUSY = 0.9  # of its workers' time: the bottleneck, where the trainer waits
 def hero(
     run: Run, figures: RunOutcome, story: Sequence[DecisionEffect], incidents: Sequence[Incident]
 ) -> str:
-    """The chart that says it all, after what happened when, which all charts show."""
+    """The main chart, after the decisions and incidents that all charts show."""
     looks, end = run.looks() or run.of("loader"), _last(run.of("loader"), figures)
-    rate, decisions = figures.rows_per_s_first, run.of("decision")
-    before = Series(name="before tuning", points=[])
-    if figures.changes_faster and rate is not None:
-        alone = set((decisions[0].get("before") or {}).get("workers", {}).values()) == {1}
-        before = Series(
-            name="with one worker a stage" if alone else "before tuning",
-            style="level",
-            points=[(0.0, rate), (end, rate)],
-        )
     moments = {
         "decisions": [
             {"at": c.at, "label": str(c.number), "text": f"{c.number}. {c.moves}: {c.effect}"}
@@ -55,218 +47,175 @@ def hero(
             name="rows a second",
             axis=charts.ROWS,
             series=[
-                Series(
-                    name="taken by the trainer", points=_points(looks, "rows_per_s"), style="area"
-                ),
-                Series(
-                    name="what it would take without waiting",
-                    points=_headroom(looks),
-                    style="limit",
-                ),
-                before,
+                _series("taken by the trainer", _points(looks, "rows_per_s"), "area"),
+                _series("what it would take without waiting", _headroom(looks), "limit"),
+                _rate_before(run, figures, end),
             ],
         ),
         Panel(
             name="time that the trainer waits for input",
             axis=charts.SHARE,
-            series=[Series(name="waiting", points=_points(looks, "stall"), style="area")],
+            series=[_series("waiting", _points(looks, "stall"), "area")],
         ),
         end=end,
         kind="hero",
-        note=_whose(run),
+        note=_ranks_counted(run),
     )
 
 
-def stages(run: Run, figures: RunOutcome) -> str:
-    """A small chart for each stage: its workers, and how much of their time they were at useful work."""
-    loader, end = run.of("loader"), _last(run.of("loader"), figures)
-    turned = _turned(run)
-    last = (turned[-1].get("knobs") or {}) if turned else {}
-    names = dict.fromkeys(
-        name for line in turned for name in (line.get("knobs") or {}).get("workers", ())
-    )
-    settled, parts = run.looks()[-max(1, len(run.looks()) // 3) :], {}
-    for name in names:
-        workers = _points(turned, "knobs", "workers", name)
+def _rate_before(run: Run, figures: RunOutcome, end: float) -> Series:
+    """A level at the rate before the first change, if the changes made the run faster."""
+    rate, decisions = figures.rows_per_s_first, run.of("decision")
+    if not figures.changes_faster or rate is None:
+        return _series("before tuning", [])
+    workers = (decisions[0].get("before") or {}).get("workers", {}).values()
+    name = "with one worker a stage" if set(workers) == {1} else "before tuning"
+    return _series(name, [(0.0, rate), (end, rate)], "level")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _StageCourse:
+    """The course of one stage: its number of workers, and the share of their time at work."""
+
+    workers: Points
+    shares: Points
+    busy: float | None
+    """The mean share in the last third of the run."""
+
+    @classmethod
+    def of(cls, name: str, run: Run, knobs: Sequence[Mapping[str, Any]]) -> _StageCourse:
+        looks, loader = run.looks(), run.of("loader")
+        busy = _points(loader, "stages", name, "busy")
+        counts = _points(loader, "stages", name, "workers")
         shares = [
-            (at, min(1.0, value / n))
-            for (at, value), (_, n) in zip(
-                _points(loader, "stages", name, "busy"),
-                _points(loader, "stages", name, "workers"),
-                strict=False,
-            )
-            if n
+            (at, min(1.0, value / count))
+            for (at, value), (_, count) in zip(busy, counts, strict=False)
+            if count
         ]
-        parts[name] = (
-            workers,
-            shares,
-            mean(
-                [{"busy": share} for at, share in shares if settled and at >= settled[0]["at"]],
-                "busy",
-            ),
-        )
-    waits = figures.stall_last is not None and figures.stall_last > HARDLY
-    slowest = max((busy or 0.0, name) for name, (_, _, busy) in parts.items())[1] if parts else ""
-    drawn = []
-    for name, (workers, shares, busy) in parts.items():
-        if not workers:
-            continue
-        first, now = int(workers[0][1]), int(workers[-1][1])
+        settled_at = looks[-max(1, len(looks) // 3)]["at"] if looks else float("inf")
+        last = [{"busy": share} for at, share in shares if at >= settled_at]
+        workers = _points(knobs, "knobs", "workers", name)
+        return cls(workers=workers, shares=shares, busy=mean(last, "busy"))
+
+    def note(self, name: str, last: Mapping[str, Any]) -> str:
+        """Describes the workers at the end, by the `last` knobs."""
+        first, now = int(self.workers[0][1]), int(self.workers[-1][1])
         unit = "process" if (last.get("backend") or {}).get(name) == "process" else "worker"
         if now != 1:
             unit += "es" if unit == "process" else "s"
-        said = (
-            ["by the workers before it"]
-            if name in (last.get("fused") or ())
-            else [f"{first} → {now} {unit}" if first != now else f"{now} {unit}"]
+        count = f"{first} → {now} {unit}" if first != now else f"{now} {unit}"
+        if name in (last.get("fused") or ()):
+            count = "by the workers before it"
+        return count if self.busy is None else f"{count}, busy {percent(self.busy)}"
+
+
+def stages(run: Run, figures: RunOutcome) -> str:
+    """A small chart for each stage: its workers, and the share of their time at work."""
+    end = _last(run.of("loader"), figures)
+    knobs = _knobs_over_time(run)
+    last = (knobs[-1].get("knobs") or {}) if knobs else {}
+    names = dict.fromkeys(
+        name for line in knobs for name in (line.get("knobs") or {}).get("workers", ())
+    )
+    courses = {name: _StageCourse.of(name, run, knobs) for name in names}
+    busiest = max(((one.busy or 0.0, name) for name, one in courses.items()), default=None)
+    waits = figures.stall_last is not None and figures.stall_last > HARDLY
+    bottleneck = busiest[1] if busiest and waits and busiest[0] >= _BUSY else None
+    drawn = [
+        chart(
+            name,
+            Panel(axis=charts.WHOLE, series=[_series("workers", course.workers, "step")]),
+            Panel(axis=charts.SHARE, series=[_series("at work", course.shares)]),
+            end=end,
+            kind="part",
+            note=course.note(name, last),
+            aside=verdict("the bottleneck", "bad") if name == bottleneck else " ",
         )
-        said += [f"busy {percent(busy)}"] if busy is not None else []
-        drawn.append(
-            chart(
-                name,
-                Panel(
-                    axis=charts.WHOLE, series=[Series(name="workers", points=workers, style="step")]
-                ),
-                Panel(axis=charts.SHARE, series=[Series(name="at work", points=shares)]),
-                end=end,
-                kind="part",
-                note=", ".join(said),
-                aside=verdict("the bottleneck", "bad")
-                if waits and name == slowest and (busy or 0.0) >= _BUSY
-                else " ",
-            )
-        )
+        for name, course in courses.items()
+        if course.workers
+    ]
+    if not drawn:
+        return ""
     about = "Top: number of workers. Bottom: share of time spent working"
     about = ", ".join(filter(None, [about, _of_each(run)]))
     return (
-        (
-            f'<section class="bare"><h2>Workers of each stage</h2><p class="empty">{about}</p>'
-            f'<div class="small">{"".join(drawn)}</div></section>'
-        )
-        if drawn
-        else ""
+        f'<section class="bare"><h2>Workers of each stage</h2><p class="empty">{about}</p>'
+        f'<div class="small">{"".join(drawn)}</div></section>'
     )
 
 
 def training(run: Run, figures: RunOutcome) -> str:
     evaluations = run.of("eval")
     end = _last([*run.of("train"), *evaluations], figures)
-    splits = dict.fromkeys(str(e.get("split", "")) for e in evaluations)
+    by_split: dict[str, list[Mapping[str, Any]]] = {}
+    for evaluation in evaluations:
+        by_split.setdefault(str(evaluation.get("split", "")), []).append(evaluation)
+    scores = [
+        _series(split or "AUC", _points(lines, "auc"), "dots") for split, lines in by_split.items()
+    ]
+    loss = _series("loss", _points(run.of("train"), "loss"))
     return _side_by_side(
         "Training",
         [
-            chart(
-                "Training loss",
-                Panel(
-                    axis=charts.SCORE,
-                    series=[Series(name="loss", points=_points(run.of("train"), "loss"))],
-                ),
-                end=end,
-            ),
-            chart(
-                "AUC",
-                Panel(
-                    axis=charts.SCORE,
-                    series=[
-                        Series(
-                            name=split or "AUC",
-                            style="dots",
-                            points=_points(
-                                [e for e in evaluations if str(e.get("split", "")) == split], "auc"
-                            ),
-                        )
-                        for split in splits
-                    ],
-                ),
-                end=end,
-            ),
+            chart("Training loss", Panel(axis=charts.SCORE, series=[loss]), end=end),
+            chart("AUC", Panel(axis=charts.SCORE, series=scores), end=end),
         ],
     )
 
 
 def machine(run: Run, figures: RunOutcome) -> str:
-    """What the loader takes of the machine."""
+    """The loader's use of memory, buffers, cores and remote workers."""
     end = _last(run.of("loader"), figures)
     loader = run.of("loader")
-    turned = _turned(run)
-    whose = _of_each(run)
-    used, limit = _points(loader, "memory_used"), _points(loader, "memory_limit")
-    memory, note = [Series(name="in use", points=used, style="area")], ""
-    if limit and used and limit[-1][1] <= _OFF_SCALE * max(y for _, y in used):
-        memory.append(Series(name="limit", points=limit, style="limit"))
-    elif limit:
-        note = f"limit {format_bytes(limit[-1][1])}, beyond the scale"
-    if held_back := loader[-1].get("held_back") if loader else 0:
-        pressed = loader[-1].get("held_back_pressure", 0)
-        waited = (
-            f"work waited for it {held_back} times: {held_back - pressed} for the limit, {pressed} as the system "
-            "was short of memory"
-        )
-        note = f"{note}; {waited}" if note else waited
-    drawn = [
-        chart("Memory", Panel(axis=charts.BYTES, series=memory), end=end, note=note),
-        chart(
-            "Buffers",
-            Panel(
-                axis=charts.BYTES,
-                series=[
-                    Series(
-                        name="read-ahead",
-                        points=_points(turned, "knobs", "read_ahead_bytes"),
-                        style="step",
-                    ),
-                    Series(
-                        name="prefetch",
-                        points=_points(turned, "knobs", "prefetch_bytes"),
-                        style="step",
-                    ),
-                ],
-            ),
-            end=end,
-            note=whose,
-        ),
-        chart(
-            "Cores",
-            Panel(
-                axis=charts.WHOLE,
-                series=[
-                    Series(name="in use", points=_points(loader, "cpu"), style="area"),
-                    Series(name="at hand", points=_points(loader, "cpu_quota"), style="limit"),
-                ],
-            ),
-            end=end,
-            note=whose,
-        ),
+    knobs = _knobs_over_time(run)
+    each = _of_each(run)
+    buffers = [
+        _series("read-ahead", _points(knobs, "knobs", "read_ahead_bytes"), "step"),
+        _series("prefetch", _points(knobs, "knobs", "prefetch_bytes"), "step"),
     ]
-    if there := loader[-1].get("elsewhere") if loader else None:
+    cores = [
+        _series("in use", _points(loader, "cpu"), "area"),
+        _series("at hand", _points(loader, "cpu_quota"), "limit"),
+    ]
+    drawn = [
+        _memory(loader, end),
+        chart("Buffers", Panel(axis=charts.BYTES, series=buffers), end=end, note=each),
+        chart("Cores", Panel(axis=charts.WHOLE, series=cores), end=end, note=each),
+    ]
+    if remote := loader[-1].get("elsewhere") if loader else None:
+        workers = [
+            _series(name, _points(loader, "elsewhere", name), "step")
+            for name in ("workers", "starting")
+        ]
+        note = (
+            f"{format_bytes(remote['bytes'])} came from them for {remote['core_s']:,.0f} core-seconds; "
+            f"{remote['retries']:,} requests were repeated, {remote['hedges']:,} went to a second worker because "
+            "the first was slow"
+        )
         drawn.append(
-            chart(
-                "Workers elsewhere",
-                Panel(
-                    axis=charts.WHOLE,
-                    series=[
-                        Series(
-                            name="workers",
-                            points=_points(loader, "elsewhere", "workers"),
-                            style="step",
-                        ),
-                        Series(
-                            name="starting",
-                            points=_points(loader, "elsewhere", "starting"),
-                            style="step",
-                        ),
-                    ],
-                ),
-                end=end,
-                note=(
-                    f"{format_bytes(there['bytes'])} came from them for {there['core_s']:,.0f} core-seconds; "
-                    f"{there['retries']:,} requests were made again, {there['hedges']:,} to a second worker as "
-                    f"the first "
-                    "was slow"
-                ),
-            )
+            chart("Remote workers", Panel(axis=charts.WHOLE, series=workers), end=end, note=note)
         )
     return _side_by_side("Memory and cores", drawn)
+
+
+def _memory(loader: Sequence[Mapping[str, Any]], end: float) -> str:
+    used, limit = _points(loader, "memory_used"), _points(loader, "memory_limit")
+    series, notes = [_series("in use", used, "area")], []
+    if limit and used and limit[-1][1] <= _OFF_SCALE * max(y for _, y in used):
+        series.append(_series("limit", limit, "limit"))
+    elif limit:
+        notes.append(f"limit {format_bytes(limit[-1][1])}, beyond the scale")
+    if held_back := loader[-1].get("held_back") if loader else 0:
+        pressed = loader[-1].get("held_back_pressure", 0)
+        notes.append(
+            f"work waited for it {held_back} times: {held_back - pressed} for the limit, {pressed} because the "
+            "system was short of memory"
+        )
+    return chart("Memory", Panel(axis=charts.BYTES, series=series), end=end, note="; ".join(notes))
+
+
+def _series(name: str, points: Points, style: str = "line") -> Series:
+    return Series(name=name, points=points, style=style)
 
 
 def _last(lines: Sequence[Mapping[str, Any]], figures: RunOutcome) -> float:
@@ -287,8 +236,7 @@ def _points(lines: Sequence[Mapping[str, Any]], *path: str) -> Points:
 
 
 def _headroom(loader: Sequence[Mapping[str, Any]]) -> Points:
-    """The rate that the trainer would take, from its latest computing times; empty if that is far beyond what it
-    gets."""
+    """The rate that the trainer would take, from its latest computing times. Empty if that is far above its rate."""
     demand = _points(loader, "demand_rows_per_s")
     most = max((rate for _, rate in _points(loader, "rows_per_s")), default=0.0)
     if not demand or demand[-1][1] > _OFF_SCALE * most:
@@ -300,23 +248,23 @@ def _headroom(loader: Sequence[Mapping[str, Any]]) -> Points:
 
 
 def _lasting(incidents: Sequence[Incident], end: float) -> list[tuple[Incident, float]]:
-    """Each incident, and until when it made itself felt: until the rate was back, or until the next one. It is a
-    moment where too little came after it to say."""
+    """Each incident with its end: the moment when the rate was back, or the next incident. An incident without a result
+    ends at once."""
     following = [*(one.at for one in incidents[1:]), end]
     found = []
     for one, until in zip(incidents, following, strict=False):
         if not one.result:
-            felt_until = one.at
+            ends_at = one.at
         elif one.result in WELL and one.recovered_s is not None:
-            felt_until = min(until, one.at + one.recovered_s)
+            ends_at = min(until, one.at + one.recovered_s)
         else:
-            felt_until = until
-        found.append((one, felt_until))
+            ends_at = until
+        found.append((one, ends_at))
     return found
 
 
-def _turned(run: Run) -> list[Mapping[str, Any]]:
-    """The knobs as they were: a decision changes them at once; measurements show them only a tick later."""
+def _knobs_over_time(run: Run) -> list[Mapping[str, Any]]:
+    """The knobs over time. A decision changes them at once; measurements show them one tick later."""
     return sorted(
         [
             *run.of("loader"),
@@ -326,8 +274,8 @@ def _turned(run: Run) -> list[Mapping[str, Any]]:
     )
 
 
-def _whose(run: Run) -> str:
-    """Whose rows are counted: a Loader writes down its own rank's alone."""
+def _ranks_counted(run: Run) -> str:
+    """The ranks whose rows are counted. A Loader records only its own rank."""
     ranks = run.config.get("ranks")
     if run.ranks > 1:
         return f"of all {run.ranks} ranks"
