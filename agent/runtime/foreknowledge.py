@@ -4,15 +4,34 @@ from __future__ import annotations
 
 import itertools
 import struct
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 from sluice.agent.policies.opening.contract import ColumnGroup, Foreknowledge
+from sluice.agent.tunable import Tunable
+from sluice.ingest.row_order import RowsPlan
 
-if TYPE_CHECKING:
-    from sluice.ingest.loader import BatchLoader
+
+class LoaderFacts(Tunable, Protocol):
+    """The properties of a loader that are known before the first row."""
+
+    @property
+    def dense_names(self) -> Sequence[str]: ...
+
+    @property
+    def sparse_names(self) -> Sequence[str]: ...
+
+    @property
+    def row_bytes(self) -> int: ...
+
+    @property
+    def store(self) -> Mapping[str, int]: ...
+
+    @property
+    def plan(self) -> RowsPlan: ...
 
 
-def foreknowledge(loader: BatchLoader) -> Foreknowledge:
+def foreknowledge(loader: LoaderFacts) -> Foreknowledge:
     """Returns the columns by their type in a batch, where the files lie, and how large row groups are. Nothing is known
     of a user's function before it runs."""
     dense = len(loader.dense_names)

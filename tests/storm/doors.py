@@ -32,7 +32,7 @@ from tests.storm.threads import Names, Threading, Time
 
 # What a module does with the machine that has no place in a run of one seed, and what is too large for it.
 _INSTEAD = {
-    "sluice.ingest.loader": {"RowGroupReader": store.MemoryGroups},
+    "sluice.ingest.loader_input": {"RowGroupReader": store.MemoryGroups},
     "sluice.ingest.process.worker": {"Child": StormChild},
     "sluice.ingest.stages.counters": {"core_wait_s": lambda: 0.0},
     "sluice.ingest.pipeline": {
