@@ -1,22 +1,17 @@
 """How often rows of a table are looked up, as the ETL counted it: runs of rows with their share of all lookups.
 
 Ids follow falling counts, so a table cut into blocks of rows has nearly all its lookups in the first block. A placement
-can take that into account; `spread_out` does something about it.
+takes that into account, and `spread_out` of dlrm/sharding avoids it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from sluice.dlrm.options import ModelConfig, Table
+from typing import Any
 
 Runs = tuple[tuple[int, int, float], ...]
 """(first row, row after the last, share of the lookups)"""
 
-SPREAD_ROWS = 10_000  # a smaller table is seldom cut
 _LOW = 18  # null, the buckets of unknown values, and the first of the vocabulary
 
 
@@ -61,16 +56,3 @@ def share(use: Runs, rows: int, low: int, high: int) -> float:
         part * max(0, min(high, after) - max(low, first)) / (after - first)
         for first, after, part in use
     )
-
-
-def spread_out(model: ModelConfig, tables: Sequence[Table]) -> ModelConfig:
-    """The model with `spread` for each large table whose first eighth gets more than a quarter of the lookups, unless
-    something else was chosen. This is decided when a run begins and kept with it, as it says where a row lies, on any
-    number of ranks."""
-    left = [
-        t
-        for t in tables
-        if t.rows >= SPREAD_ROWS and t.name not in (*model.compress, model.history)
-    ]
-    chosen = {t.name: "spread" for t in left if share(t.use, t.rows, 0, t.rows // 8) > 0.25}
-    return replace(model, compress={**model.compress, **chosen}) if chosen else model

@@ -138,7 +138,7 @@ def open_input(
         columns=columns,
         groups=groups,
         rows=rows,
-        plan=order.plan(rows.row_groups, chances, batch_size=batch_size, seed=seed),
+        plan=RowsPlan.of(order, rows.row_groups, chances, batch_size=batch_size, seed=seed),
         transforms=[*bound(table.transforms, table.stored, table.permission), *own],
         code=code,
     )

@@ -167,26 +167,6 @@ class Order:
     sample: str | None = None
     """A column of weights. Rows are then drawn by weight, with replacement; an epoch keeps its number of rows."""
 
-    def plan(
-        self,
-        groups: tuple[tuple[int, ...], ...],
-        chances: tuple[tuple[float, ...], ...],
-        *,
-        batch_size: int,
-        seed: int,
-    ) -> RowsPlan:
-        """Returns the plan of an epoch over these row groups."""
-        return RowsPlan(
-            groups=groups,
-            chances=chances,
-            batch_size=batch_size,
-            seed=seed,
-            streams=default_streams(batch_size) if self.streams is None else self.streams,
-            window_rows=WINDOW_ROWS if self.window_rows is None else self.window_rows,
-            shuffle=self.shuffle,
-            last=self.last,
-        )
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowsPlan:
@@ -206,6 +186,27 @@ class RowsPlan:
     """The sum of the weights of each row group's rows, if rows are sampled by weight with replacement. An epoch then
     has the same number of rows, and a row comes as often as its weight says. Empty: each row comes once."""
     rows: int = field(init=False)
+
+    @classmethod
+    def of(
+        cls,
+        order: Order,
+        groups: tuple[tuple[int, ...], ...],
+        chances: tuple[tuple[float, ...], ...],
+        *,
+        batch_size: int,
+        seed: int,
+    ) -> RowsPlan:
+        return cls(
+            groups=groups,
+            chances=chances,
+            batch_size=batch_size,
+            seed=seed,
+            streams=default_streams(batch_size) if order.streams is None else order.streams,
+            window_rows=WINDOW_ROWS if order.window_rows is None else order.window_rows,
+            shuffle=order.shuffle,
+            last=order.last,
+        )
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "streams", "window_rows"):

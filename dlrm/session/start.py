@@ -14,11 +14,11 @@ from sluice.common.settings import Given, make
 from sluice.dlrm.checkpoint.meta import LATEST, CheckpointError, CheckpointMeta, latest
 from sluice.dlrm.follow import versions
 from sluice.dlrm.follow.versions import StartPoint
-from sluice.dlrm.lookup_frequencies import spread_out
 from sluice.dlrm.model.item_history import with_item_table
 from sluice.dlrm.options import ConfigError, profile_of, tables_of
 from sluice.dlrm.session.defaults import defaults, described
 from sluice.dlrm.session.early_warnings import early_warnings, left_out
+from sluice.dlrm.sharding.placement import spread_out
 from sluice.dlrm.start_options import StartOptions, fresh, resumed
 from sluice.dlrm.training.input_checks import check_files
 from sluice.etl.spec.code_options import CodeOptions

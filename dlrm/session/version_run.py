@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from contextlib import ExitStack, suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sluice.agent.controller import Controller
 from sluice.agent.report.narrative import summary
@@ -22,6 +22,7 @@ from sluice.dlrm.follow.versions import StartPoint
 from sluice.dlrm.options import Config
 from sluice.dlrm.ranks import Ranks, machine
 from sluice.dlrm.session.early_warnings import early_warnings, left_out
+from sluice.dlrm.session.training_session import TrainingSession
 from sluice.dlrm.training import assemble, loaders
 from sluice.dlrm.training.assemble import TrainingParts
 from sluice.dlrm.training.input_checks import BatchChecker, check_files
@@ -31,9 +32,6 @@ from sluice.dlrm.training.trainer import Trainer, TrainingOutcome
 from sluice.ingest.knobs import Knobs
 from sluice.ingest.loader import BatchLoader
 from sluice.ingest.machine import Machine
-
-if TYPE_CHECKING:
-    from sluice.dlrm.session.session import TrainingSession
 
 
 class VersionRun:

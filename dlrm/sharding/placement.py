@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from sluice.dlrm.lookup_frequencies import share
-from sluice.dlrm.options import ASKED_SHARDING_KINDS, SHARDING_KINDS
+from sluice.dlrm.options import ASKED_SHARDING_KINDS, SHARDING_KINDS, ModelConfig, Table
 from sluice.dlrm.sharding import shard_sizes
 from sluice.dlrm.sharding.machine import TrainingMachine
 from sluice.dlrm.sharding.shard_sizes import (
@@ -30,6 +30,7 @@ from sluice.dlrm.sharding.shard_sizes import (
 )
 
 TARGET = 1.1  # largest over mean load of a rank that a placement should reach
+_SPREAD_ROWS = 10_000  # a smaller table is seldom cut
 MIN_COLUMNS = 4  # the fused kernels take widths in fours
 _WHOLE = "whole: on the least loaded rank"
 _ALL_TRIED = 64  # up to so many tables each number of cuts is tried; beyond, numbers that double
@@ -320,3 +321,17 @@ def _pieces(t: TableLike, ranks: int) -> int:
         (n for n in range(1, ranks + 1) if not t.width % n and not t.width // n % MIN_COLUMNS),
         default=1,
     )
+
+
+def spread_out(model: ModelConfig, tables: Sequence[Table]) -> ModelConfig:
+    """Returns the model with `spread` for each large table whose first eighth gets more than a quarter of the lookups,
+    unless something else was chosen. A run decides this when it begins and keeps it, as it says where a row lies."""
+    decided = (*model.compress, model.history)
+    chosen = {
+        table.name: "spread"
+        for table in tables
+        if table.rows >= _SPREAD_ROWS
+        and table.name not in decided
+        and share(table.use, table.rows, 0, table.rows // 8) > 0.25
+    }
+    return replace(model, compress={**model.compress, **chosen}) if chosen else model

@@ -7,11 +7,11 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from sluice.dlrm.lookup_frequencies import runs, share, spread_out
+from sluice.dlrm.lookup_frequencies import runs, share
 from sluice.dlrm.model.table_compression import Compression, codes, part_tables
 from sluice.dlrm.options import ModelConfig, Table, tables_of
 from sluice.dlrm.sharding.machine import TrainingMachine
-from sluice.dlrm.sharding.placement import TARGET, place
+from sluice.dlrm.sharding.placement import TARGET, place, spread_out
 from sluice.etl.schema import Field
 from sluice.etl.table.profile import Profile
 
