@@ -1,0 +1,117 @@
+"""What a training shares over all versions of its table: `TrainingSession`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from itertools import count
+from typing import TYPE_CHECKING, Any
+
+from sluice.agent.report.live_server import shown
+from sluice.dlrm.checkpoint.meta import CheckpointMeta, latest
+from sluice.dlrm.follow import versions
+from sluice.dlrm.follow.versions import StartPoint
+from sluice.dlrm.liveness.activity import Activity
+from sluice.dlrm.liveness.rank_exit import RankExit
+from sluice.dlrm.ranks import Ranks
+from sluice.dlrm.telemetry.prometheus import Endpoint
+from sluice.dlrm.training.signals import StopSignals
+from sluice.etl.table.pins import PinKeeper
+from sluice.etl.table.table import FeatureTable
+
+if TYPE_CHECKING:
+    from sluice.dlrm.telemetry.journal import Journal, Silence
+
+
+class TrainingSession:
+    """What all versions of a run share on one rank. It is a context; closing it frees the run folder and the table."""
+
+    def __init__(
+        self,
+        start: StartPoint,
+        ranks: Ranks,
+        signals: StopSignals,
+        activity: Activity,
+        *,
+        ending: RankExit,
+        say: Callable[[str], None],
+    ) -> None:
+        self.ranks = ranks
+        self.signals = signals
+        self.activity = activity
+        self.ending = ending
+        self._start, self._say = start, say
+        self._journal: Journal | Silence | None = None
+        self._evaluations_left = count((start.pause or 0) - 1, -1)
+        self._stack = ExitStack()
+
+    def __enter__(self) -> TrainingSession:
+        with ExitStack() as stack:
+            self.endpoint = stack.enter_context(
+                Endpoint.at_address(
+                    self._start.config.metrics_port, self.ranks.rank, self.ranks.local_rank
+                )
+            )
+            if self.ranks.first:
+                stack.enter_context(shown(self._start.run, self._start.config.live, self._say))
+            self._pins = (
+                PinKeeper(f"train-{self._start.run.name}", self._say) if self.ranks.first else None
+            )
+            if self._pins is not None:
+                stack.enter_context(self._pins)
+                self.ending.cleanups.append(self._pins.release)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._stack.__exit__(*error)
+
+    def pin(self, table: FeatureTable) -> None:
+        """Keeps the files of this version from being vacuumed."""
+        if self._pins is not None:
+            self._pins.take(table.uri, table.version)
+
+    def journal(self) -> Journal | Silence:
+        """Returns the run's journal. It is made when the first version can begin."""
+        from sluice.dlrm.telemetry.journal import Journal, Silence
+
+        if self._journal is None:
+            self._journal = (
+                self._stack.enter_context(
+                    Journal.of_run(self._start.run, self._start.config, resume=self._start.go_on)
+                )
+                if self.ranks.first
+                else Silence()
+            )
+        return self._journal
+
+    def on_evaluation(self) -> None:
+        """Called at each evaluation of the validation split, on every rank. At the last one before a pause, it asks the
+        run to stop."""
+        if next(self._evaluations_left) == 0:
+            self.signals.stop.set()
+
+    def following(self, start: StartPoint, meta: CheckpointMeta) -> StartPoint | None:
+        """Returns the start on the next version of the table, the same on every rank. None: there is none. With
+        --follow-wait, it waits for one."""
+        deadline = time.monotonic() + (
+            start.config.follow_wait if start.config.follow == "parts" else 0
+        )
+        while True:
+            version = versions.next_version(start.config, meta) if self.ranks.first else None
+            over = time.monotonic() >= deadline or self.signals.stop.is_set()
+            version, over = self.ranks.gather_objects((version, over))[0]
+            if version is not None:
+                path, meta = latest(start.run / "checkpoints")
+                return versions.start_on(
+                    start.run,
+                    path,
+                    meta,
+                    version,
+                    split_moved=start.split_moved,
+                    allow_code=start.table.permission,
+                )
+            if over:
+                return None
+            self.signals.stop.wait(1.0)
