@@ -32,10 +32,11 @@ from sluice.etl.jobs.engine import Engine, Sums
 from sluice.etl.jobs.job_run import Job
 from sluice.etl.ops.user_function import Python
 from sluice.etl.spec.columns import ColumnSpec
+from sluice.etl.spec.input_section import Input
 from sluice.etl.spec.input_values import ARROW_TYPES
 from sluice.etl.spec.row_rules import History, Join, RowRules
 from sluice.etl.spec.row_split import fold_keys, row_keys, split_of
-from sluice.etl.spec.spec import Input, Learned, Spec
+from sluice.etl.spec.spec import Learned, Spec
 from sluice.etl.table.fitted_state import FittedState, StateError, digest_of
 from sluice.etl.table.store import TableStore
 from sluice.etl.table.table import FeatureTable, TableError

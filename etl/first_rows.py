@@ -19,9 +19,9 @@ from sluice.etl.apply.rejected import texts_of
 from sluice.etl.jobs.engine import JobFailure
 from sluice.etl.jobs.job_run import Job
 from sluice.etl.ops import Fitted
+from sluice.etl.spec.input_section import Input
 from sluice.etl.spec.input_values import converted
 from sluice.etl.spec.nested_columns import flattened
-from sluice.etl.spec.spec import Input
 from sluice.etl.table.fitted_state import FittedState
 from sluice.etl.table.foreign_tables import ForeignTableError
 

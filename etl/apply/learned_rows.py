@@ -8,7 +8,8 @@ import tomllib
 from itertools import accumulate
 from typing import Any
 
-from sluice.etl.spec.spec import DEFAULT_SPLIT, Spec
+from sluice.etl.spec.spec import Spec
+from sluice.etl.spec.table_section import DEFAULT_SPLIT
 from sluice.etl.table.fitted_state import FittedState
 from sluice.etl.table.job_record import JobRecord
 

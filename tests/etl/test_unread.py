@@ -19,7 +19,8 @@ from sluice.etl.jobs.job_run import Job
 from sluice.etl.ops.base import OperatorError
 from sluice.etl.ops.timestamps import Hour, ParseTime
 from sluice.etl.spark.read_input import unsorted
-from sluice.etl.spec.spec import Spec, SpecError
+from sluice.etl.spec.spec import Spec
+from sluice.etl.spec.toml_keys import SpecError
 from sluice.etl.table.fitted_state import FittedState
 from sluice.etl.table.profile import DriftError
 from sluice.etl.table.store import TableStore
