@@ -49,7 +49,7 @@ def why_labels_leak(state: FittedState, parent: JobRecord, spec: Spec) -> str | 
         return None
     before, rule = Spec.parse(parent.spec), parent.identity
     needed = {name for op in spec.learned_from_labels.values() for name in op.needs}
-    if "key" in needed and (rule is None or not spec.rule.same(rule)):
+    if "key" in needed and (rule is None or not spec.rule.is_same(rule)):
         return "its rows are known by other columns now, and so lie in other folds"
     names = [(spec.label, before.label)]
     names += (

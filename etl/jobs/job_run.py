@@ -160,7 +160,7 @@ class Job:
                     spec,
                     mode=self.mode,
                     update=self.update_state,
-                    rows_moved=not spec.rule.same(parent.identity or spec.rule),
+                    rows_moved=not spec.rule.is_same(parent.identity or spec.rule),
                 )
             )
         ):
@@ -429,7 +429,7 @@ class Job:
         if (
             self.split_moved == "refuse"
             and before.rule is not None
-            and self.spec.rule.same(before.rule)
+            and self.spec.rule.is_same(before.rule)
         ):
             raise SplitMoved(
                 f"{what}; nothing was published; cut the splits as before, or accept it with {ACCEPT}"

@@ -116,7 +116,7 @@ class Spec:
     @cached_property
     def rule(self) -> Identity:
         """The rule by which rows are recognised."""
-        return self.identity or Identity.of(self)
+        return self.identity or Identity.of(self.table, self.input, self.types, self.label)
 
     @property
     def types(self) -> dict[str, str]:

@@ -200,7 +200,7 @@ def _same_state(store: TableStore, now: Base, record: JobRecord) -> bool:
     if not table.records or table.record.state != record.state:
         return False
     mine, theirs = record.identity, table.record.identity
-    return mine is theirs or (mine is not None and theirs is not None and mine.same(theirs))
+    return mine is theirs or (mine is not None and theirs is not None and mine.is_same(theirs))
 
 
 def _essence(f: pa.Field) -> Mapping[str, Any]:

@@ -35,7 +35,7 @@ class SplitRows:
         rules, settings = [r.identity for r in records], [_settings(r) for r in records]
         rule = rules[-1] if rules else None
         if rule is None or not all(
-            r is not None and r.same(rule) and s == settings[-1]
+            r is not None and r.is_same(rule) and s == settings[-1]
             for r, s in zip(rules, settings, strict=True)
         ):
             rule = None
@@ -118,7 +118,7 @@ def under_rule(
         return spec, None
     first_key = bool(spec.table.key) and not rule.named
     try:
-        found = rule.found_in(spec)
+        found = rule.find_in(spec.table, spec.input, spec.types)
     except SplitMoved:
         if not accept and not first_key:
             raise
@@ -126,7 +126,7 @@ def under_rule(
     if first_key and set(spec.table.key) != {c.name for c in found.columns}:
         return spec, found
     try:
-        found.permit(spec)
+        found.check_table(spec.table)
     except SplitMoved:
         if not accept:
             raise
@@ -200,7 +200,7 @@ def trained_on(before: SplitRows, after: SplitRows) -> Seen:
         return Seen(
             shares=shares, exact=exact
         )  # tables that no job made have neither rules nor splits by them
-    if before.rule is None or after.rule is None or not before.rule.same(after.rule):
+    if before.rule is None or after.rule is None or not before.rule.is_same(after.rule):
         raise SplitMoved(
             "its rows are known by other columns than those that were trained on, so which of them these "
             f"are cannot be known ({_words(before.rule)}; now {_words(after.rule)})"

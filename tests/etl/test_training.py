@@ -386,7 +386,7 @@ def test_an_overwrite_keeps_a_state_only_while_its_rows_are_training_rows(was, n
         tables={"user/0": pa.table({"value": ["a"], "count": [1]})}, fitted_on="train"
     )
     spec = Spec.parse(SMALL.replace(was, now))
-    moved = not spec.rule.same(Spec.parse(SMALL).rule)
+    moved = not spec.rule.is_same(Spec.parse(SMALL).rule)
     found = why_not(before, SMALL, spec, mode="overwrite", update=False, rows_moved=moved)
     assert (found is None) if why is None else why in found
     assert (
