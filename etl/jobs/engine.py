@@ -8,20 +8,18 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import pyarrow as pa
 
 from sluice.etl.apply.counts import Counted
 from sluice.etl.apply.rejected import Reject
+from sluice.etl.jobs.job import Job
 from sluice.etl.jobs.progress import JobProgress
 from sluice.etl.ops import Fitted
 from sluice.etl.spec.spec import Learned
 from sluice.etl.table.fitted_state import FileBackedState, FittedState
 from sluice.etl.table.sketch import Sketch
-
-if TYPE_CHECKING:
-    from sluice.etl.jobs.job_run import Job
 
 Learnt: TypeAlias = pa.Table | FileBackedState
 
@@ -122,17 +120,17 @@ class Engine(ABC):
         None learns nothing. Sums below an operator's `least` are left out."""
 
     @abstractmethod
-    def extended(self, level: int, number: int, op: Fitted, old: Learnt, new: Learnt) -> Learnt:
+    def extend(self, level: int, number: int, op: Fitted, old: Learnt, new: Learnt) -> Learnt:
         """`old` with the values that only `new` has: no known value changes what it becomes."""
 
     @abstractmethod
-    def set_aside(self, folder: str, state: FittedState | None = None) -> Mapping[str, int]:
+    def write_rejects(self, folder: str, state: FittedState | None = None) -> Mapping[str, int]:
         """Writes the rows that the table does not get as JSON lines of a folder, which is emptied first: those that do
         not parse, and, with a `state`, those whose features cannot be published. Returns how many there are by
         reason."""
 
     @abstractmethod
-    def reject(self, folder: str, reason: str) -> Reject | None:
+    def find_reject(self, folder: str, reason: str) -> Reject | None:
         """One of the rows that were rejected for this reason."""
 
     def ways(self, _state: FittedState) -> dict[str, str]:

@@ -23,7 +23,7 @@ def fit(engine: Engine, before: FittedState | None = None) -> tuple[FittedState,
             if new is None:
                 new = learned.op.learn(sums.of(number))
             if before is not None and learned.key in before.tables:
-                new = engine.extended(level, number, learned.op, before.kept(learned.key), new)
+                new = engine.extend(level, number, learned.op, before.kept(learned.key), new)
             tables[learned.key] = new
         counted = counted or sums.counted
     assert counted is not None
@@ -37,9 +37,9 @@ def count(engine: Engine) -> Counted:
     return engine.sums(None, FittedState(), {}).counted
 
 
-def too_many_values(named: str, max_values: int) -> InputError:
+def too_many_values(names: str, max_values: int) -> InputError:
     return InputError(
-        f"{named}: its columns have more than {max_values:,} values to keep in all; give the "
+        f"{names}: its columns have more than {max_values:,} values to keep in all; give the "
         "largest a min_count or max_size, or hash them; with past = true each moment of a value "
         "counts: give past_step"
     )

@@ -97,15 +97,14 @@ class Spec:
             )
         spec = replace(spec, permission=Permission(functions=spec.functions))
         try:
-            spec.imported()
+            spec.import_functions()
         except OperatorError as error:
             raise SpecError(f"{name}: {error}") from None
         return spec
 
     @classmethod
     def parse(cls, text: str, name: str = "spec", permission: Permission = NOTHING) -> Spec:
-        """Parses a spec without importing anything, whoever wrote it: `imported` does that, if `permission` allows
-        it."""
+        """Parses any spec, and imports nothing. `import_functions` imports what `permission` allows."""
         try:
             return replace(_read_spec(tomllib.loads(text), text), name=name, permission=permission)
         except tomllib.TOMLDecodeError as error:
@@ -158,7 +157,7 @@ class Spec:
         }
         return frozenset(found | {one.function for one in self.transforms if one.function})
 
-    def imported(self) -> dict[str, Callable[..., Any]]:
+    def import_functions(self) -> dict[str, Callable[..., Any]]:
         """Imports those of its operators; OperatorError if one may not or cannot be imported."""
         found: dict[str, Callable[..., Any]] = {}
         for made in self.columns:

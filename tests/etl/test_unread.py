@@ -15,7 +15,7 @@ from sluice.etl.apply.counts import Counted, CountsOfRows
 from sluice.etl.apply.features import Features
 from sluice.etl.apply.parse import Parsed
 from sluice.etl.apply.unreadable import lost, unread
-from sluice.etl.jobs.job_run import Job
+from sluice.etl.jobs.job import Job
 from sluice.etl.ops.base import OperatorError
 from sluice.etl.ops.timestamps import Hour, ParseTime
 from sluice.etl.spark.read_input import unsorted

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from sluice.etl.jobs.job_run import Job
+from sluice.etl.jobs.job import Job
 from sluice.etl.ops.ids import Hash
 from sluice.etl.spec.spec import Spec
 from sluice.etl.spec.toml_keys import SpecError
