@@ -188,7 +188,8 @@ class _JobRun:
 
     def _check_input(self, counted: Counted) -> None:
         """Writes the rejected rows, and refuses an input with too many of them, or without the rows that it needs."""
-        job, names, table = self.job, self.job.input_names, self.spec.table
+        job, table = self.job, self.spec.table
+        names = job.input_names
         rejected = sum(counted.rejected.values())
         if rejected:
             with self.progress.stage(f"writing {rejected:,} rejected rows"):
