@@ -1,4 +1,4 @@
-"""`Job`: one request, checked as far as that needs no engine."""
+"""`Job`: one request, with all checks that need no engine."""
 
 from __future__ import annotations
 
@@ -35,26 +35,26 @@ class Job:
     store: TableStore
     mode: str = "create"
     rejects: str | None = None
-    """The folder for rejected rows; None: next to the table."""
+    """The folder for rejected rows. Default: next to the table."""
     max_rejects: float = MAX_REJECTS
     reuse_state: bool = False
     update_state: bool = False
     refit: bool = False
-    """Whether an overwrite learns everything anew, whatever the version before learned."""
+    """Whether an overwrite learns everything anew, and ignores the state of the version before."""
     worker_bytes: int = WORKER_BYTES
-    """How many bytes of what was learned a Python worker may hold; vocabularies beyond it are joined."""
+    """The bytes of fitted state that a Python worker may hold. Larger vocabularies are joined instead."""
     split_moved: str = "refuse"
-    """Whether a job may `accept` that rows change their split."""
+    """`refuse` or `accept` rows that change their split."""
     accept_nulls: tuple[str, ...] = ()
-    """Columns that may lose many more of their values than in the version before."""
+    """Columns that may have many more nulls than in the version before."""
     name: str = field(default_factory=new_job)
     base: Base = field(init=False)
     parent: JobRecord | None = field(init=False)
     """The record of the version before."""
     before: FittedState | None = field(init=False, repr=False)
-    """The fitted state of the version before, if this job keeps it or adds to it."""
+    """The fitted state of the version before, if this job applies it or adds to it."""
     rule_before: Identity | None = field(init=False, repr=False)
-    """The rule of the version before, if this spec has its columns: its rows can then be recognised again."""
+    """The rule of the version before, if this spec has its columns. Its rows can then be recognised."""
 
     def __post_init__(self) -> None:
         self._check_options()

@@ -16,7 +16,7 @@ from sluice.etl.apply.parse import InputParser
 from sluice.etl.apply.rejected import Reject
 from sluice.etl.jobs.engine import Engine, JobFailure, Learnt, Sums, first_rows
 from sluice.etl.jobs.job import Job
-from sluice.etl.jobs.progress import JobProgress, drawn
+from sluice.etl.jobs.progress import JobProgress, draw_bar
 from sluice.etl.ops import Fitted
 from sluice.etl.spark.errors import cause
 from sluice.etl.spark.fit import sums_of
@@ -198,7 +198,7 @@ def passes_of(spark: Any, clock: Callable[[], float] = time.monotonic) -> Callab
             sum(getattr(stage, what)() for stage in stages)
             for what in ("inputRecords", "inputBytes")
         )
-        return drawn(
+        return draw_bar(
             "",
             share=done / total,
             rows=rows if size <= _LONGEST * rows else 0,

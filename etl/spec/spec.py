@@ -1,6 +1,6 @@
-"""A feature spec: what the input is, which rows stay, which columns the table gets and how each is made.
+"""`Spec`: the input, the rules on rows, and the columns of the table with their operators.
 
-`Spec.read` checks all of it at once; errors name the key's path in the file and the nearest right name.
+`Spec.read` checks the whole spec. Errors name the key's path in the file and the nearest right name.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ DRIFTS = ("psi", "unseen", "nulls")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Learned:
-    """One fitted state: its key, which operator learns it, in which pass, and from which columns."""
+    """One fitted state: its key, the operator that learns it, the pass, and the columns that use it."""
 
     key: str
     op: Fitted
@@ -49,30 +49,30 @@ class Learned:
 
 @dataclass(frozen=True, kw_only=True)
 class Spec:
-    """A whole spec, known to be consistent."""
+    """A whole spec, checked for consistency."""
 
     input: Input
     table: TableSpec
     columns: tuple[ColumnSpec, ...]
     text: str = field(repr=False)
     transforms: tuple[TableTransform, ...] = ()
-    """What is left to whoever reads the table, on top of its columns."""
+    """The transforms that readers of the table apply to its columns."""
     rows: RowRules = field(default_factory=RowRules)
     drift: Mapping[str, tuple[float | None, float | None]] = field(default_factory=dict)
-    """For psi, unseen and nulls: the value from which a new version gets a warning, and the one from which it is
+    """For psi, unseen and nulls: the limit above which a new version gets a warning, and the one above which it is
     refused."""
     kinds: Mapping[str, str] = field(default_factory=dict)
     """The kind (see `sluice.etl.ops.base`) of every column that operators may start from."""
     identity: Identity | None = None
-    """The rule of the existing table that a job adds to; None: this spec begins a table."""
+    """The rule of the existing table that a job adds to. None if this spec begins a table."""
     name: str = "spec"
     """The name of the spec in messages."""
     permission: Permission = NOTHING
-    """Which functions of the spec may be imported. It goes with the spec, also to Spark's workers."""
+    """Which functions of the spec may be imported. Spark's workers get it with the spec."""
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> Spec:
-        """Reads a spec that its user wrote: see `own`."""
+        """Reads the user's own spec from a file: see `own`."""
         try:
             text = Path(path).read_text("utf-8")
         except (OSError, UnicodeDecodeError) as error:
@@ -82,18 +82,19 @@ class Spec:
 
     @classmethod
     def own(cls, text: str, name: str = "spec") -> Spec:
-        """Parses the user's own spec, not one that came with a table: the functions that it names are imported, and a
-        spec that shows a model its label is refused."""
+        """Parses the user's own spec, and imports the functions that it names. Use `parse` for the spec of a table.
+
+        Refuses a spec that would show a model its label."""
         spec = cls.parse(text, name)
-        if where := next(_uses_of_label(spec), None):
+        if where := next(_find_uses_of_label(spec), None):
             raise SpecError(
                 f"{name}: {where}, which is the label: a row's features must not depend on its own label. "
                 "Name another column; a [[history]] or [[lag]] of the label holds labels of earlier rows"
             )
-        if told := next(_signs_of_drawn(spec), None):
+        if where := next(_find_signs_of_negatives(spec), None):
             raise SpecError(
-                f"{name}: {told}, of which [negatives] draws other values: what never occurred would show "
-                "a drawn row, and so its label. Use target, hash or cross, or past = true"
+                f"{name}: {where}, for which [negatives] draws other values: a combination that never occurred would "
+                "show a drawn row, and so its label. Use target, hash or cross, or past = true"
             )
         spec = replace(spec, permission=Permission(functions=spec.functions))
         try:
@@ -119,7 +120,7 @@ class Spec:
 
     @property
     def types(self) -> dict[str, str]:
-        """Types of the input's columns, and of those that joins and lags add to them, one value a row."""
+        """The types of the input's columns, and of those that joins and lags add."""
         found = self.input.with_place
         for join in self.rows.joins:
             found |= join.columns
@@ -130,7 +131,7 @@ class Spec:
 
     @property
     def unused(self) -> tuple[str, ...]:
-        """The input columns that no column of the table is made from, and no rule names."""
+        """The input columns that no column of the table and no rule uses."""
         table, rows = self.table, self.rows
         named = {
             *table.key,
@@ -151,14 +152,14 @@ class Spec:
 
     @property
     def functions(self) -> frozenset[str]:
-        """The functions that its `python` operators and its transforms name, as "module:function"."""
+        """The functions of its `python` operators and its transforms, as "module:function"."""
         found = {
             op.function for column in self.columns for op in column.ops if isinstance(op, Python)
         }
         return frozenset(found | {one.function for one in self.transforms if one.function})
 
     def import_functions(self) -> dict[str, Callable[..., Any]]:
-        """Imports those of its operators; OperatorError if one may not or cannot be imported."""
+        """Imports the functions of its operators. Raises OperatorError if one may not or cannot be imported."""
         found: dict[str, Callable[..., Any]] = {}
         for made in self.columns:
             for op in made.ops:
@@ -178,7 +179,7 @@ class Spec:
         return next(c.sources[0] for c in self.columns if c.role == "label")
 
     def labels(self, columns: Mapping[str, pa.Array]) -> pa.Array:
-        """What the label's operators, if it has any, make of the rows."""
+        """Returns the label of each row, after the label's operators."""
         made = next(c for c in self.columns if c.role == "label")
         return functools.reduce(
             lambda values, op: step(op, values, None, {}), made.ops, columns[self.label]
@@ -186,7 +187,7 @@ class Spec:
 
     @property
     def hidden(self) -> tuple[ColumnSpec, ...]:
-        """Columns that are learned only because rules on rows need them: they do not become columns of the table."""
+        """Columns that are only learned for rules on rows. They do not become columns of the table."""
         found = []
         if self.rows.negatives:
             found.append(
@@ -210,7 +211,7 @@ class Spec:
 
     @property
     def fitted(self) -> tuple[Learned, ...]:
-        """Every state that must be learned, once."""
+        """Every state to learn, once each."""
         found: dict[str, Learned] = {}
         for spec in (*self.columns, *self.hidden):
             for key, op, number in spec.fitted:
@@ -237,7 +238,7 @@ class Spec:
 
     @property
     def chains(self) -> dict[str, Any]:
-        """Everything that the fitted states depend on, by their keys, as plain values."""
+        """What each fitted state depends on, by its key, as plain values."""
         made = tuple((c, len(c.ops)) for c in self.columns if c.role == "label" and c.ops)
         return {
             learned.key: [
@@ -249,7 +250,7 @@ class Spec:
 
     @property
     def fitted_hash(self) -> str:
-        """Hash of `chains`: a state with another hash belongs to another spec."""
+        """The hash of `chains`. A state with another hash belongs to another spec."""
         return hashlib.sha256(json.dumps(self.chains, sort_keys=True).encode()).hexdigest()[:16]
 
     def fields(
@@ -394,11 +395,11 @@ def _check_rules(spec: Spec) -> None:
         raise SpecError("table.partition: cannot be combined with [negatives]")
 
 
-def _uses_of_label(spec: Spec) -> Iterator[str]:
-    """Says where a spec would let a row's own label decide its features, its split, or its place among others."""
+def _find_uses_of_label(spec: Spec) -> Iterator[str]:
+    """Names each place where a row's own label would decide its features, its split, or its place among others."""
     label, rows = spec.label, spec.rows
     for made in spec.columns:
-        # What is learned of the past is of other rows alone, as long as the label is not what groups.
+        # An operator with `past` learns from other rows only, unless it groups by the label.
         of_past = made.sources[0] != label and any(
             getattr(op, "past", False) for op in made.ops[:1]
         )
@@ -419,8 +420,8 @@ def _uses_of_label(spec: Spec) -> Iterator[str]:
             yield f"{path} names {label!r}"
 
 
-def _signs_of_drawn(spec: Spec) -> Iterator[str]:
-    """Says which columns would know rows of `[negatives]` by a combination that no row of the input has."""
+def _find_signs_of_negatives(spec: Spec) -> Iterator[str]:
+    """Names each column that would show rows of `[negatives]` by a combination that no row of the input has."""
     drawn = spec.rows.negatives.column if spec.rows.negatives else None
     for made in spec.columns:
         learns = any(isinstance(op, Fitted) and not op.needs for op in made.ops)
