@@ -30,7 +30,7 @@ from sluice.etl.table.job_record import FileRecord, JobRecord, shares
 from sluice.etl.table.new_files import CommitError, describe
 from sluice.etl.table.profile import DriftError, Profile, drift
 from sluice.etl.table.sketch import Sketch
-from sluice.etl.table.split_rows import SplitRows, there_already, trained_on
+from sluice.etl.table.split_rows import SplitRows, count_repeated_rows, trained_on
 from sluice.etl.table.store import folder_of_tails
 from sluice.etl.table.table import FeatureTable
 from sluice.etl.table.vacuum import JOB
@@ -359,7 +359,7 @@ class _JobRun:
         )
 
     def _warn_of_repeated_rows(self, before: SplitRows, now: SplitRows, rows: int) -> None:
-        repeated = there_already(before, now, rows)
+        repeated = count_repeated_rows(before, now, rows)
         if repeated and repeated[0]:
             self.progress.say(
                 f"warning: {'' if repeated[1] else 'about '}{repeated[0]:,} of the {rows:,} rows that are "
