@@ -39,7 +39,8 @@ from sluice.common.program import run, say
 from sluice.common.suggest import nearest
 from sluice.etl.apply.features import Features, FileAssignment
 from sluice.etl.apply.parse import Batches, InputParser
-from sluice.etl.jobs.job_run import WORKER_BYTES, Job
+from sluice.etl.jobs.job import WORKER_BYTES, Job
+from sluice.etl.jobs.job_run import run_job
 from sluice.etl.jobs.progress import JobProgress
 from sluice.etl.spark.engine import SparkEngine
 from sluice.etl.spark.read_input import Raw
@@ -128,7 +129,7 @@ def job(
     made = Job(
         spec=criteo(), inputs=(str(raw),), store=TableStore(str(out)), worker_bytes=worker_bytes
     )
-    made.run(SparkEngine(spark, made, stages))
+    run_job(made, SparkEngine(spark, made, stages))
 
 
 def criteo() -> Spec:

@@ -29,13 +29,15 @@ from sluice.etl.apply.features import MODEL_ROLES, Features, stored
 from sluice.etl.apply.learned_rows import saw_others
 from sluice.etl.apply.parse import Parsed
 from sluice.etl.jobs.engine import Engine, Sums
-from sluice.etl.jobs.job_run import Job
+from sluice.etl.jobs.job import Job
+from sluice.etl.jobs.job_run import run_job
 from sluice.etl.ops.user_function import Python
 from sluice.etl.spec.columns import ColumnSpec
+from sluice.etl.spec.input_section import Input
 from sluice.etl.spec.input_values import ARROW_TYPES
 from sluice.etl.spec.row_rules import History, Join, RowRules
 from sluice.etl.spec.row_split import fold_keys, row_keys, split_of
-from sluice.etl.spec.spec import Input, Learned, Spec
+from sluice.etl.spec.spec import Learned, Spec
 from sluice.etl.table.fitted_state import FittedState, StateError, digest_of
 from sluice.etl.table.store import TableStore
 from sluice.etl.table.table import FeatureTable, TableError
@@ -759,6 +761,6 @@ def audit_spec(
             store=TableStore(Path(folder) / "table"),
             max_rejects=1.0,
         )
-        job.run(engine_for(job))
+        run_job(job, engine_for(job))
         table = FeatureTable.open(job.store.uri, allow_code=spec.permission)
         return audit_table(table, inputs, engine_for, flips=flips, seed=seed)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from sluice.common.errors import UsageError
 from sluice.etl.jobs.engine import Engine
-from sluice.etl.jobs.job_run import Job
+from sluice.etl.jobs.job import Job
 from sluice.etl.jobs.progress import STARTING, JobProgress
 from sluice.etl.spec.spec import Spec
 

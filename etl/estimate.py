@@ -19,7 +19,8 @@ import pyarrow as pa
 
 from sluice.common.machine import memory_limit, processors, this_machine
 from sluice.etl.engines import opened
-from sluice.etl.jobs.job_run import Job
+from sluice.etl.jobs.job import Job
+from sluice.etl.jobs.job_run import run_job
 from sluice.etl.jobs.progress import JobProgress
 from sluice.etl.table.store import TableStore
 from sluice.etl.table.table import FeatureTable
@@ -119,7 +120,7 @@ def _done(job: Job, folder: Path, table: Path, rows: int, clock: Callable[[], fl
     began = clock()
     used = time.process_time()
     with opened("local", sample.inputs, JobProgress(io.StringIO())) as engine_for:
-        sample.run(engine_for(sample))
+        run_job(sample, engine_for(sample))
     return Took(
         rows=rows,
         seconds=clock() - began,

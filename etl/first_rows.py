@@ -17,11 +17,11 @@ from sluice.etl.apply.input_checks import headers_of, refuse_header
 from sluice.etl.apply.parse import InputParser
 from sluice.etl.apply.rejected import texts_of
 from sluice.etl.jobs.engine import JobFailure
-from sluice.etl.jobs.job_run import Job
+from sluice.etl.jobs.job import Job
 from sluice.etl.ops import Fitted
+from sluice.etl.spec.input_section import Input
 from sluice.etl.spec.input_values import converted
 from sluice.etl.spec.nested_columns import flattened
-from sluice.etl.spec.spec import Input
 from sluice.etl.table.fitted_state import FittedState
 from sluice.etl.table.foreign_tables import ForeignTableError
 

@@ -16,7 +16,7 @@ from sluice.etl.table.store import TableStore
 
 if TYPE_CHECKING:
     from sluice.etl.jobs.engine import Engine
-    from sluice.etl.jobs.job_run import Job
+    from sluice.etl.jobs.job import Job
     from sluice.etl.jobs.progress import JobProgress
 
     Packing = Callable[[str, Callable[[str], None]], Callable[[str, int], dict[str, int]]]
@@ -143,7 +143,7 @@ class JobRequest(JobInput, LearningOptions):
                 "--place auto: what is appended lies as the version before does; leave it out, or give "
                 "all of the input with --mode overwrite"
             )
-        from sluice.etl.jobs.job_run import Job
+        from sluice.etl.jobs.job import Job
 
         return Job(
             spec=Spec.read(self.spec),
@@ -167,6 +167,7 @@ class JobRequest(JobInput, LearningOptions):
         `placed` decides where operators are applied, and `packing` makes a packed copy, if that is asked for."""
         from sluice.etl.engines import choose, opened
         from sluice.etl.first_rows import refuse_by_first_rows
+        from sluice.etl.jobs.job_run import run_job
 
         start, pack = (
             time.monotonic(),
@@ -184,7 +185,7 @@ class JobRequest(JobInput, LearningOptions):
                 job, about = placed(job, engine_for, str(self.for_run), progress)
             if self.explain:
                 return {**self._explained(job, engine, progress), **about}
-            result = job.run(engine_for(job))
+            result = run_job(job, engine_for(job))
         if pack:
             with progress.stage("packing a copy"):
                 about |= pack(job.store.uri, result.version)

@@ -16,8 +16,7 @@ import pyarrow.parquet as pq
 from sluice.etl import ops
 from sluice.etl.apply.features import Features, cardinalities, stored
 from sluice.etl.schema import Field
-from sluice.etl.spec.columns import ColumnSpec
-from sluice.etl.spec.placement import left_from
+from sluice.etl.spec.columns import ColumnSpec, leave_to_loader
 from sluice.etl.spec.row_split import Keys
 from sluice.etl.spec.spec import Spec
 from sluice.etl.spec.toml_keys import SpecError
@@ -43,10 +42,13 @@ class Form:
 
 def ways(column: ColumnSpec, kinds: Mapping[str, str]) -> tuple[list[ColumnSpec], str]:
     """The column as it may be stored, first with all its operators applied; and why none can be left, if none can."""
-    found, why = [left_from(column, None, kinds)], "it has no operators" if not column.ops else ""
+    found, why = (
+        [leave_to_loader(column, None, kinds, column.name)],
+        "it has no operators" if not column.ops else "",
+    )
     for number in range(len(column.ops)):
         try:
-            found.append(left_from(column, number, kinds))
+            found.append(leave_to_loader(column, number, kinds, column.name))
         except SpecError as error:
             why = why or str(error).partition(": ")[2]
     return found, why if len(found) == 1 else ""

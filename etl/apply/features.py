@@ -64,7 +64,7 @@ class Features:
         """Unless `ahead` is given, the structures in which operators look values up are made when they are first
         needed. OperatorError if a `python` operator names a function that the spec has no permission to import."""
         self.spec = spec
-        self._functions = spec.imported()
+        self._functions = spec.import_functions()
         self._state = state
         self._prepared: dict[str, Any] = {}
         for learned in spec.fitted if ahead else ():

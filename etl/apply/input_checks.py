@@ -8,7 +8,7 @@ from itertools import accumulate
 from urllib.parse import unquote
 
 from sluice.common.errors import InputError
-from sluice.etl.spec.spec import Input
+from sluice.etl.spec.input_section import Input
 
 HEAD, TAIL = 10, 11
 """How many of a compressed file's first and last bytes `fault` looks at."""

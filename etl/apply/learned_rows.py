@@ -8,7 +8,8 @@ import tomllib
 from itertools import accumulate
 from typing import Any
 
-from sluice.etl.spec.spec import DEFAULT_SPLIT, Spec
+from sluice.etl.spec.spec import Spec
+from sluice.etl.spec.table_section import DEFAULT_SPLIT
 from sluice.etl.table.fitted_state import FittedState
 from sluice.etl.table.job_record import JobRecord
 
@@ -48,7 +49,7 @@ def why_labels_leak(state: FittedState, parent: JobRecord, spec: Spec) -> str | 
         return None
     before, rule = Spec.parse(parent.spec), parent.identity
     needed = {name for op in spec.learned_from_labels.values() for name in op.needs}
-    if "key" in needed and (rule is None or not spec.rule.same(rule)):
+    if "key" in needed and (rule is None or not spec.rule.is_same(rule)):
         return "its rows are known by other columns now, and so lie in other folds"
     names = [(spec.label, before.label)]
     names += (

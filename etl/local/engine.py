@@ -30,7 +30,7 @@ from sluice.etl.apply.rejected import Refused, Reject, refuse_others
 from sluice.etl.apply.row_placement import RowPlacement, SketchInputs
 from sluice.etl.jobs.engine import Engine, JobFailure, Learnt, Sums, first_rows
 from sluice.etl.jobs.fitting import too_many_values
-from sluice.etl.jobs.job_run import Job
+from sluice.etl.jobs.job import Job
 from sluice.etl.jobs.progress import JobProgress, Pass
 from sluice.etl.local.columns import RowGroups
 from sluice.etl.local.input import LocalInput
@@ -127,7 +127,7 @@ class LocalEngine(Engine):
             )
             table = sums.total(MAX_VALUES)
         if table is None:
-            raise too_many_values(self.job.named, MAX_VALUES)
+            raise too_many_values(self.job.input_names, MAX_VALUES)
         return Sums(table)
 
     def _rows(
@@ -195,11 +195,11 @@ class LocalEngine(Engine):
 
         deque(self._threads.over(counted, self._input.pieces()), 0)
 
-    def extended(self, level: int, number: int, op: Fitted, old: Learnt, new: Learnt) -> Learnt:
+    def extend(self, level: int, number: int, op: Fitted, old: Learnt, new: Learnt) -> Learnt:
         assert isinstance(new, pa.Table)  # here nothing that is learned goes to files
         return op.update(old.read() if isinstance(old, FileBackedState) else old, new)
 
-    def set_aside(self, folder: str, state: FittedState | None = None) -> Mapping[str, int]:
+    def write_rejects(self, folder: str, state: FittedState | None = None) -> Mapping[str, int]:
         fs, inner, _ = store_of(folder)
         refuse_others(folder, _names_in(folder))
         fs.create_dir(inner, recursive=True)
@@ -248,7 +248,7 @@ class LocalEngine(Engine):
             lines += batch.num_rows
         return piece, lines, found
 
-    def reject(self, folder: str, reason: str) -> Reject | None:
+    def find_reject(self, folder: str, reason: str) -> Reject | None:
         return self._examples.get(reason)
 
     def write(self, state: FittedState, counted: Counted) -> Mapping[str, Mapping[str, Sketch]]:

@@ -17,7 +17,8 @@ from sluice.etl.local.columns import RowGroups, check_columns, row_groups_of
 from sluice.etl.local.input_paths import InputFile, files_of, store_of
 from sluice.etl.local.pieces import PIECE_BYTES, Piece, first_line, pieces_of
 from sluice.etl.local.threads import Threads
-from sluice.etl.spec.spec import Input, Spec
+from sluice.etl.spec.input_section import Input
+from sluice.etl.spec.spec import Spec
 from sluice.etl.table.foreign_tables import files_of_delta
 
 _NUMBER = re.compile(r"[-+]?[\d.]+([eE][-+]?\d+)?")

@@ -17,7 +17,8 @@ from sluice.etl.local.input import LocalInput
 from sluice.etl.local.input_paths import files_of
 from sluice.etl.local.pieces import PIECE_BYTES, pieces_of
 from sluice.etl.local.threads import Threads
-from sluice.etl.spec.spec import Input, Spec
+from sluice.etl.spec.input_section import Input
+from sluice.etl.spec.spec import Spec
 
 
 def numbered_rows(spec: Spec, paths: tuple[str, ...], file: str, line: str) -> pa.Table:

@@ -6,7 +6,7 @@ Ids: 0 padding, 1 null, then the buckets for values out of the vocabulary, then 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -37,9 +37,9 @@ _MOST = 2**63 - 1
 class Hash(Operator):
     """Spreads values over `size` ids by our hash; needs no vocabulary. Nulls have id 1."""
 
-    name: ClassVar[str] = "hash"
-    takes: ClassVar[tuple[str, ...]] = ("text",)
-    gives: ClassVar[str] = "id"
+    name = "hash"
+    takes = ("text",)
+    gives = "id"
     size: int
     salt: int = 0
 
@@ -57,9 +57,9 @@ class Hash(Operator):
 class Cross(Operator):
     """Spreads combinations of several columns' values over `size` ids by our hash; a null is a value like others."""
 
-    name: ClassVar[str] = "cross"
-    takes: ClassVar[tuple[str, ...]] = ("row",)
-    gives: ClassVar[str] = "id"
+    name = "cross"
+    takes = ("row",)
+    gives = "id"
     size: int
     salt: int = 0
 
@@ -78,11 +78,11 @@ class Modulus(Operator):
     """2 + the whole number modulo `size`, never negative: exact for signed and unsigned 64 bits. A value that is not a
     whole number of 64 bits has id 1, as null has."""
 
-    name: ClassVar[str] = "modulus"
-    takes: ClassVar[tuple[str, ...]] = ("text",)
-    gives: ClassVar[str] = "id"
-    online_too: ClassVar[bool] = True
-    left_as: ClassVar[str] = "int64"
+    name = "modulus"
+    takes = ("text",)
+    gives = "id"
+    online_too = True
+    left_as = "int64"
     size: int
 
     def __post_init__(self) -> None:
@@ -137,9 +137,9 @@ def _whole(text: str | None) -> int | None:
 class Vocabulary(Operator):
     """The user's own vocabulary: ids follow the order of `values`; all others share `oov` buckets by hash."""
 
-    name: ClassVar[str] = "vocabulary"
-    takes: ClassVar[tuple[str, ...]] = ("text",)
-    gives: ClassVar[str] = "id"
+    name = "vocabulary"
+    takes = ("text",)
+    gives = "id"
     values: tuple[str, ...]
     oov: int = 1
 
@@ -161,10 +161,10 @@ class Categorify(Fitted):
     """Gives each value that occurs at least `min_count` times an id of its own, but only to the `max_size` most
     frequent; the others share `oov` buckets by hash. Columns with the same `joint` name share one vocabulary."""
 
-    name: ClassVar[str] = "categorify"
-    takes: ClassVar[tuple[str, ...]] = ("text",)
-    gives: ClassVar[str] = "id"
-    may_be_stored: ClassVar[bool] = True
+    name = "categorify"
+    takes = ("text",)
+    gives = "id"
+    may_be_stored = True
     min_count: int = 1
     max_size: int = MAX_VALUES
     oov: int = 1

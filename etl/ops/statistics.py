@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -70,9 +70,9 @@ class Count(_Encoded):
     """The number of rows in which the value occurs; with `share = true` its share of the rows with any value. Unseen
     values have 0, nulls stay."""
 
-    name: ClassVar[str] = "count"
-    takes: ClassVar[tuple[str, ...]] = ("text",)
-    gives: ClassVar[str] = "number"
+    name = "count"
+    takes = ("text",)
+    gives = "number"
     share: bool = False
 
     def count(self, column: pa.Array) -> tuple[pa.Array, pa.Array]:
@@ -132,10 +132,10 @@ class Target(_Encoded):
     label is not in its feature. Other rows and the server use the whole training split. A row's fold depends on its
     key. A null is a value like others."""
 
-    name: ClassVar[str] = "target"
-    takes: ClassVar[tuple[str, ...]] = ("text",)
-    gives: ClassVar[str] = "number"
-    may_be_null: ClassVar[bool] = False
+    name = "target"
+    takes = ("text",)
+    gives = "number"
+    may_be_null = False
     folds: int = 5
     smoothing: float = 20.0
 
@@ -242,9 +242,9 @@ class Group(_Encoded):
     """A statistic of the second column's numbers over all rows that have the first column's value: `mean`, `sum`,
     `std`, `count`, `min` or `max`. Null where there are none."""
 
-    name: ClassVar[str] = "group"
-    takes: ClassVar[tuple[str, ...]] = ("row",)
-    gives: ClassVar[str] = "number"
+    name = "group"
+    takes = ("row",)
+    gives = "number"
     of: str = "mean"
 
     def __post_init__(self) -> None:

@@ -15,8 +15,8 @@ from sluice.etl.apply.features import FileAssignment
 from sluice.etl.apply.parse import InputParser
 from sluice.etl.apply.rejected import Reject
 from sluice.etl.jobs.engine import Engine, JobFailure, Learnt, Sums, first_rows
-from sluice.etl.jobs.job_run import Job
-from sluice.etl.jobs.progress import JobProgress, drawn
+from sluice.etl.jobs.job import Job
+from sluice.etl.jobs.progress import JobProgress, draw_bar
 from sluice.etl.ops import Fitted
 from sluice.etl.spark.errors import cause
 from sluice.etl.spark.fit import sums_of
@@ -102,10 +102,10 @@ class SparkEngine(Engine):
         with self._naming_files():
             return sums_of(self._raw, level, state, operators, self._large)
 
-    def extended(self, level: int, number: int, op: Fitted, old: Learnt, new: Learnt) -> Learnt:
+    def extend(self, level: int, number: int, op: Fitted, old: Learnt, new: Learnt) -> Learnt:
         return extended(op, old, new, self._large.of_level(level), number)
 
-    def set_aside(self, folder: str, state: FittedState | None = None) -> Mapping[str, int]:
+    def write_rejects(self, folder: str, state: FittedState | None = None) -> Mapping[str, int]:
         return write_rejects(
             self._raw, folder, state, self._joins(state).names if state is not None else ()
         )
@@ -118,7 +118,7 @@ class SparkEngine(Engine):
             hot_values(self.job.worker_bytes),
         )
 
-    def reject(self, folder: str, reason: str) -> Reject | None:
+    def find_reject(self, folder: str, reason: str) -> Reject | None:
         return reject_of(self._spark, folder, reason)
 
     def ways(self, _state: FittedState) -> dict[str, str]:
@@ -198,7 +198,7 @@ def passes_of(spark: Any, clock: Callable[[], float] = time.monotonic) -> Callab
             sum(getattr(stage, what)() for stage in stages)
             for what in ("inputRecords", "inputBytes")
         )
-        return drawn(
+        return draw_bar(
             "",
             share=done / total,
             rows=rows if size <= _LONGEST * rows else 0,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from sluice.etl.spec.spec import TableSpec
+from sluice.etl.spec.table_section import TableSpec
 
 
 def empty_splits(table: TableSpec, rows: Mapping[str, int]) -> list[str]:

@@ -20,7 +20,14 @@ from sluice.etl.ops.numeric import OneHot
 from sluice.etl.ops.user_function import Python
 from sluice.etl.schema import Field
 from sluice.etl.spec.columns import operator
-from sluice.etl.spec.toml_keys import SpecError, known, needed, sections, texts, value
+from sluice.etl.spec.toml_keys import (
+    SpecError,
+    check_keys,
+    read_required,
+    read_sections,
+    read_texts,
+    read_value,
+)
 
 KINDS = {"dense": "number", "sparse": "id", "id_list": "ids"}
 """The roles that a model takes, and the kind (see `sluice.etl.ops.base`) of such a column's values."""
@@ -78,7 +85,7 @@ def read_transforms(
     """Reads the [[transform]] entries of a spec whose columns have these roles; what they name must be there."""
     found: list[TableTransform] = []
     there = {name: Field(name=name, role=role, type="") for name, role in columns.items()}
-    for path, entry in sections(raw, "transform"):
+    for path, entry in read_sections(raw, "transform"):
         one = _read(entry, path)
         if any(other.name == one.name for other in found):
             raise SpecError(f"{path}.name = {one.name!r}: another transform has this name")
@@ -91,7 +98,7 @@ def read_transforms(
 
 
 def _read(entry: dict[str, Any], path: str) -> TableTransform:
-    name = str(needed(entry, "name", str, path))
+    name = str(read_required(entry, "name", str, path))
     if not re.fullmatch(r"[\w.-]+", name):
         raise SpecError(
             f"{path}.name = {name!r}: a transform's name is letters, digits, '.', '-' and '_'"
@@ -103,18 +110,18 @@ def _read(entry: dict[str, Any], path: str) -> TableTransform:
         )
     own = {key: entry[key] for key in entry if key not in _KEYS or key == "op"}
     if ways != ["op"]:
-        known(entry, _KEYS, path)
+        check_keys(entry, _KEYS, path)
     outputs = tuple(
         _output(one, f"{path}.outputs[{number}]")
-        for number, one in enumerate(value(entry, "outputs", list, [], path))
+        for number, one in enumerate(read_value(entry, "outputs", list, [], path))
     )
-    inputs = texts(entry, "inputs", (), path)
+    inputs = read_texts(entry, "inputs", (), path)
     if ways == ["function"]:
-        function = value(entry, "function", str, "", path)
+        function = read_value(entry, "function", str, "", path)
         if not _FUNCTION.fullmatch(function):
             raise SpecError(f"{path}.function = {function!r}: must be module:function")
         return TableTransform(name=name, function=function, inputs=inputs, outputs=outputs)
-    steps = [own] if ways == ["op"] else value(entry, "ops", list, [], path)
+    steps = [own] if ways == ["op"] else read_value(entry, "ops", list, [], path)
     ops = tuple(
         _operator(step, path if ways == ["op"] else f"{path}.ops[{number}]")
         for number, step in enumerate(steps)
@@ -156,12 +163,17 @@ def _output(raw: Any, path: str) -> TransformOutput:
         raise SpecError(
             f"{path} = {raw!r}: write a column's name, or {{name = …, role = …, cardinality = …}}"
         )
-    known(about, ("name", "role", "cardinality"), path)
-    role, size = value(about, "role", str, "", path), value(about, "cardinality", int, None, path)
+    check_keys(about, ("name", "role", "cardinality"), path)
+    role, size = (
+        read_value(about, "role", str, "", path),
+        read_value(about, "cardinality", int, None, path),
+    )
     if role and role not in KINDS:
         raise SpecError(f"{path}.role = {role!r}: must be {', '.join(KINDS)}{nearest(role, KINDS)}")
     _check_size(size, f"{path}.cardinality")
-    return TransformOutput(name=str(needed(about, "name", str, path)), role=role, cardinality=size)
+    return TransformOutput(
+        name=str(read_required(about, "name", str, path)), role=role, cardinality=size
+    )
 
 
 def _check_size(size: int | None, path: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -18,10 +17,10 @@ class Steps(Fitted):
 
     The step decides which file a row goes to, in whatever split; a model never reads it."""
 
-    name: ClassVar[str] = "steps"
-    takes: ClassVar[tuple[str, ...]] = ("number",)
-    gives: ClassVar[str] = "number"
-    of_all_splits: ClassVar[bool] = True
+    name = "steps"
+    takes = ("number",)
+    gives = "number"
+    of_all_splits = True
     step: float
 
     def _of(self, column: pa.Array) -> npt.NDArray[np.int64]:

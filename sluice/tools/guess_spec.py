@@ -20,8 +20,9 @@ from sluice.common.errors import UsageError
 from sluice.common.settings import parse, setting
 from sluice.etl.ops.numeric import Compare, OneHot
 from sluice.etl.ops.timestamps import ParseTime
+from sluice.etl.spec.columns import is_the_tables_own
 from sluice.etl.spec.input_values import converted
-from sluice.etl.spec.spec import Spec, is_the_tables_own
+from sluice.etl.spec.spec import Spec
 from sluice.ingest.plain.column_kind import Spread
 from sluice.ingest.plain.guess import Proposal, is_text, proposals, user_of
 from sluice.ingest.plain.probe import facts_text

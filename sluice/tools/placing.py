@@ -16,7 +16,7 @@ from sluice.common.errors import UsageError
 from sluice.common.text_table import aligned
 from sluice.etl.apply.column_costs import Form, forms, ways
 from sluice.etl.jobs.engine import Engine
-from sluice.etl.jobs.job_run import Job
+from sluice.etl.jobs.job import Job
 from sluice.etl.jobs.progress import JobProgress
 from sluice.etl.spec.placement import SECTION, placement_of, with_placement
 from sluice.etl.spec.row_split import row_keys

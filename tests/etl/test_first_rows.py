@@ -11,7 +11,7 @@ import pytest
 from sluice.common.errors import InputError
 from sluice.etl.first_rows import ROWS, refuse_by_first_rows
 from sluice.etl.jobs.engine import JobFailure
-from sluice.etl.jobs.job_run import Job
+from sluice.etl.jobs.job import Job
 from sluice.etl.spec.spec import Spec
 from sluice.etl.table.store import TableStore
 

@@ -18,7 +18,7 @@ from deltalake import DeltaTable
 from sluice.common.errors import InputError
 from sluice.etl.apply.features import in_training
 from sluice.etl.jobs.fitting import fit
-from sluice.etl.jobs.job_run import Job
+from sluice.etl.jobs.job import Job
 from sluice.etl.jobs.progress import JobProgress
 from sluice.etl.spark.engine import SparkEngine
 from sluice.etl.spark.explain import explain

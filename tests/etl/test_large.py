@@ -13,7 +13,7 @@ import pytest
 
 from benchmarks.small_table import small_table
 from sluice.etl.apply.features import Features
-from sluice.etl.jobs.job_run import Job
+from sluice.etl.jobs.job import Job
 from sluice.etl.spark.explain import explain
 from sluice.etl.spark.vocabulary.join import Joins
 from sluice.etl.spark.vocabulary.strategy import BROADCAST, HELD, JOIN, choose_lookup, driver_limit

@@ -8,7 +8,8 @@ import pytest
 
 from sluice.etl.apply import lines as lines_of_text
 from sluice.etl.apply.parse import InputParser
-from sluice.etl.spec.spec import Spec, SpecError
+from sluice.etl.spec.spec import Spec
+from sluice.etl.spec.toml_keys import SpecError
 
 SPEC = """
 [input]

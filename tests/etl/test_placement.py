@@ -14,7 +14,8 @@ from sluice.etl.apply import column_costs
 from sluice.etl.apply.column_costs import ways
 from sluice.etl.job_request import JobRequest
 from sluice.etl.jobs.progress import JobProgress
-from sluice.etl.spec.placement import left_from, placement_of, with_placement
+from sluice.etl.spec.columns import leave_to_loader
+from sluice.etl.spec.placement import placement_of, with_placement
 from sluice.etl.spec.spec import Spec
 from sluice.etl.spec.toml_keys import SpecError
 from sluice.etl.synth.raw_logs import synthesize
@@ -250,7 +251,7 @@ def test_a_spec_may_say_it_itself():
     marked = Spec.own(SPEC.replace("size = 1000}]", "size = 1000, online = true}]", 1))
     same = {c.name: c for c in spec.columns}["C12"]
     assert {c.name: c for c in marked.columns}["C12"] == same
-    assert left_from(same, None, spec.kinds).online is None
+    assert leave_to_loader(same, None, spec.kinds, "").online is None
     wrong = {
         '"C99" = []': "no such column, did you mean|there is no such column",
         "I2 = ['clip']": "must be the last",

@@ -283,4 +283,4 @@ def test_reading_a_spec_opens_no_file_and_imports_nothing(tmp_path: Path):
         + '[[transform]]\nname = "u"\nfunction = "nowhere_to_be_found:f"\n'
     )
     assert spec.functions == {"nowhere_to_be_found:f"}
-    assert spec.imported() == {}
+    assert spec.import_functions() == {}

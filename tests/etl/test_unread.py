@@ -15,11 +15,12 @@ from sluice.etl.apply.counts import Counted, CountsOfRows
 from sluice.etl.apply.features import Features
 from sluice.etl.apply.parse import Parsed
 from sluice.etl.apply.unreadable import lost, unread
-from sluice.etl.jobs.job_run import Job
+from sluice.etl.jobs.job import Job
 from sluice.etl.ops.base import OperatorError
 from sluice.etl.ops.timestamps import Hour, ParseTime
 from sluice.etl.spark.read_input import unsorted
-from sluice.etl.spec.spec import Spec, SpecError
+from sluice.etl.spec.spec import Spec
+from sluice.etl.spec.toml_keys import SpecError
 from sluice.etl.table.fitted_state import FittedState
 from sluice.etl.table.profile import DriftError
 from sluice.etl.table.store import TableStore

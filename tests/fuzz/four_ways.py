@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 from sluice.dlrm.serving.decode import Decoder, Refusal
 from sluice.dlrm.serving.served_model import BadValue
 from sluice.etl.apply.features import MODEL_ROLES
-from sluice.etl.jobs.job_run import Job
+from sluice.etl.jobs.job import Job
 from sluice.etl.ops.base import Fitted
 from sluice.etl.ops.user_function import Python
 from sluice.etl.spec.spec import Spec
