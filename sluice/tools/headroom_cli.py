@@ -1,4 +1,4 @@
-"""Says whether a faster loader would help, and where: `sluice headroom TABLE`."""
+"""Shows whether a faster loader would help, and where: `sluice headroom TABLE`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _DESCRIPTION = (
 
 @dataclass(frozen=True, kw_only=True)
 class HeadroomOptions:
-    """What is loaded, and who takes the batches."""
+    """What is loaded, and which consumer takes the batches."""
 
     table: tuple[str, ...] = setting(
         help="a feature table, or any folder, glob or files of Parquet",
