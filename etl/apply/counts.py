@@ -104,12 +104,12 @@ class CountsOfRows:
         yield from self.of_selected(*selected(self._spec, parsed))
 
     def of_parsed(self, parsed: Parsed) -> Batches:
-        """Counts all rows of a batch, before any is left out: the first pass does so."""
+        """Counts all rows of a batch, before any is left out. Only the first pass does this."""
         yield from counts_of_parsed(self._spec, parsed)
         yield from _of_unread(self._features, parsed)
 
     def of_selected(self, columns: dict[str, pa.Array], keys: Keys | None) -> Batches:
-        """Counts the rows that `selected` left."""
+        """Counts the rows that `selected` kept."""
         spec = self._spec
         yield _counts(_KEPT_KEY, ["rows"], [_with_drawn(spec, columns)])
         if not len(columns[spec.label]):
@@ -170,7 +170,7 @@ def _of_unread(features: Features, parsed: Parsed) -> Batches:
 
 
 def selected(spec: Spec, parsed: Parsed) -> tuple[dict[str, pa.Array], Keys | None]:
-    """The rows that filters and the sample leave; also their keys, if the sample had to compute them."""
+    """Returns the rows that filters and the sample keep. Also returns their keys, if the sample had to compute them."""
     columns = parsed.columns
     rows = spec.rows
     keys = None
@@ -221,8 +221,8 @@ def _counts(key: int, values: pa.Array | list[str], counts: pa.Array | list[int]
 
 
 def gathered(batches: Batches, rows: int) -> Iterator[pa.RecordBatch]:
-    """Joins batches to about that many rows, or fewer where they are wide: the larger they are, the more equal values a
-    worker counts together."""
+    """Joins batches to about that many rows, or fewer if they are wide. In larger batches a worker counts more equal
+    values together."""
     held: list[pa.RecordBatch] = []
     for batch in batches:
         held.append(batch)
@@ -234,5 +234,5 @@ def gathered(batches: Batches, rows: int) -> Iterator[pa.RecordBatch]:
 
 
 def enough(held: list[pa.RecordBatch], rows: int) -> bool:
-    """Whether batches have that many rows, or are as wide as is worked on together."""
+    """Returns whether batches have that many rows, or are as wide as is processed together."""
     return bool(sum(b.num_rows for b in held) >= rows or sum(b.nbytes for b in held) >= _MOST_BYTES)

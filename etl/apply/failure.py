@@ -1,4 +1,4 @@
-"""An operator that fails at its work, as a user's function may: `FeatureError` names the column, and a value."""
+"""The error of an operator, which may be a user's function: `FeatureError` names the column and a value."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _SHOWN = 100  # how many characters of a value are quoted
 
 
 class FeatureError(RuntimeError):
-    """The message says it all in one line."""
+    """An operator failed. The message needs no traceback."""
 
 
 def step_of(
     column: str, op: Operator, values: pa.Array, state: Any, extras: Mapping[str, pa.Array]
 ) -> pa.Array:
-    """`step` on a column's values; FeatureError if the operator fails."""
+    """Applies `step` to a column's values. Raises a FeatureError if the operator fails."""
     try:
         return step(op, values, state, extras)
     except (MemoryError, OSError):
@@ -51,7 +51,7 @@ def step_of(
 
 
 def _alone(fails: Callable[[int, int], bool], count: int) -> int | None:
-    """The number of a value at which an operator fails even if there is no other; None if only several fail
+    """Returns the number of a value at which the operator fails by itself. None: it fails only on several values
     together."""
     start = 0
     while count > 1:

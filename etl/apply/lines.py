@@ -113,7 +113,7 @@ def in_order(
     second: pa.Table,
     others: Sequence[int],
 ) -> pa.Table:
-    """The rows of two tables as one, ordered by the places that the rows of each have."""
+    """Returns the rows of two tables as one, ordered by the given places of the rows."""
     if not len(others):
         return first
     return pa.concat_tables([first, second]).take(
@@ -136,7 +136,7 @@ class Delimited:
         optional: int = 0,
         decimal: str = ".",
     ) -> None:
-        """A line may end before the last `optional` columns, which are then null."""
+        """A line may end before the last `optional` columns. These are then null."""
         self._least, self._decimal = len(schema) - optional, decimal
         self._schema = schema
         self._quoted = quoted
@@ -167,7 +167,7 @@ class Delimited:
         return self._read(lines, {f.name: f.type for f in self._schema})
 
     def cut(self, lines: pa.Array, alone: Flags) -> tuple[pa.Table, list[tuple[int, str]]]:
-        """Reads any lines, as columns of bytes, null where a field is empty, without the rejected lines."""
+        """Reads any lines as columns of bytes, without the rejected lines. An empty field is null."""
         table, rejected = self._read(
             lines.filter(pa.array(~alone)), dict.fromkeys(self._schema.names, pa.binary())
         )
@@ -210,7 +210,8 @@ class Delimited:
     def _of_width(
         self, lines: pa.Array, types: Mapping[str, pa.DataType]
     ) -> tuple[pa.Table, list[tuple[int, int]]]:
-        """Reads the lines that have as many fields as there are types, and says of each other how many it has."""
+        """Reads the lines that have as many fields as there are types. For each other line it returns the number of
+        fields."""
         wrong: list[tuple[int, int]] = []
         if not len(lines):
             return pa.table({name: pa.array([], kind) for name, kind in types.items()}), wrong

@@ -1,8 +1,9 @@
-"""A job's passes on this machine's threads: `LocalEngine`.
+"""Runs a job's passes on this machine's threads: `LocalEngine`.
 
-The first pass parses; what it parsed is kept for the passes after it, in memory and beyond that on the disk, and parsed
-again only where the disk has no room for it. Rows wait for their file in memory, and beyond a budget on the disk: a
-file's rows are bounded by `table.file_rows`, so the file is all that a sort ever holds."""
+The first pass parses. Its result is kept for the later passes, in memory and then on the disk. It is parsed again only
+where the disk has no room. Rows wait for their file in memory, and beyond a budget on the disk. `table.file_rows`
+limits the rows of a file, so a sort never holds more than one file.
+"""
 
 from __future__ import annotations
 
@@ -137,8 +138,8 @@ class LocalEngine(Engine):
         *,
         last: bool = False,
     ) -> Iterator[tuple[dict[str, pa.Array], Keys]]:
-        """The rows of a piece that filters and the sample leave, with their keys. The `first` pass is shown all that is
-        parsed, and keeps what is left of it if there is room; later ones take that, or parse again."""
+        """Returns the rows of a piece that filters and the sample keep, with their keys. The `first` pass sees all that
+        is parsed, and keeps the rest if there is room. Later passes take that, or parse again."""
         place, parsed_rows = (piece.file.name, piece.number), self._spools[0]
         there = self._kept.pop(place, None) if last else self._kept.get(place)
         for ticket in there or ():
@@ -175,14 +176,14 @@ class LocalEngine(Engine):
     def _places(
         self, part: tuple[str, int], upto: int, rows: int
     ) -> npt.NDArray[np.float64] | None:
-        """The places in the input of so many rows, the last of which has the number `upto` in its part."""
+        """Returns the places in the input of so many rows. The last one has the number `upto` in its part."""
         if self._before is None:
             return None
         firsts, total = self._before
         return np.arange(firsts[part] + upto - rows, firsts[part] + upto) / total
 
     def _over(self, function: Callable[[Any], int], name: str) -> None:
-        """Calls a function on each piece of the input, and shows how far it is by the rows that it returns."""
+        """Calls a function on each piece of the input, and shows the progress by the rows that it returns."""
         self._pass = Pass(name, self._input.size, self._input.bytes)
 
         def counted(piece: Piece | RowGroups) -> None:
@@ -215,7 +216,7 @@ class LocalEngine(Engine):
         return counts
 
     def _rejects(self, features: Features | None) -> Iterator[Reject]:
-        """All rejects, by file and line. Only pieces that have some are read again, of compressed files all."""
+        """Yields all rejects, by file and line. Only pieces with rejects are read again; of compressed files, all."""
         before: dict[str, int] = defaultdict(int)
         files = {file for file, _ in self._bad}
         pieces = (piece for piece in self._input.pieces() if piece.file.name in files)
