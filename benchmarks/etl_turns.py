@@ -43,7 +43,7 @@ from sluice.etl.jobs.job import WORKER_BYTES, Job
 from sluice.etl.jobs.job_run import run_job
 from sluice.etl.jobs.progress import JobProgress
 from sluice.etl.spark.engine import SparkEngine
-from sluice.etl.spark.read_input import Raw
+from sluice.etl.spark.read_input import RawInput
 from sluice.etl.spark.session import open_session
 from sluice.etl.spark.write import parquet_options
 from sluice.etl.spec.spec import Spec
@@ -187,7 +187,7 @@ def columns(spark: Any, raw: Path, _out: Path, _rows: int, _stages: Stages) -> N
     types = ", ".join(
         ["label tinyint", *(f"{n} float" for n in INTEGERS), *(f"{n} int" for n in CATEGORIES)]
     )
-    made = Raw(spark, spec, (str(raw),)).read().mapInArrow(partial(_columns, spec), types)
+    made = RawInput(spark, spec, (str(raw),)).read().mapInArrow(partial(_columns, spec), types)
     made.write.format("noop").mode("overwrite").save()
 
 

@@ -369,7 +369,7 @@ class Recomputed:
                 spec, level, Features(spec, FittedState(tables=tables), ahead=False)
             )
             found = pa.Table.from_batches(
-                counts.of_selected(columns, row_keys(columns, spec)), COUNTS
+                counts.count_selected(columns, row_keys(columns, spec)), COUNTS
             )
             sums = Sums(
                 found.group_by(["key", "value"])

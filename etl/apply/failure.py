@@ -42,7 +42,7 @@ def step_of(
                 return True
             return False
 
-        place, what = _alone(fails, len(values)), " ".join(str(error).split())
+        place, what = _failing_value(fails, len(values)), " ".join(str(error).split())
         at = "" if place is None else f" at {str(values[place].as_py())[:_SHOWN]!r}"
         raise FeatureError(
             f"column {column!r}: {getattr(op, 'function', op.name)} fails{at}: "
@@ -50,7 +50,7 @@ def step_of(
         ) from error
 
 
-def _alone(fails: Callable[[int, int], bool], count: int) -> int | None:
+def _failing_value(fails: Callable[[int, int], bool], count: int) -> int | None:
     """Returns the number of a value at which the operator fails by itself. None: it fails only on several values
     together."""
     start = 0

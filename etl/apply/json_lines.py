@@ -1,4 +1,4 @@
-"""Reads lines that each hold a JSON object: `Objects` reads them together where that is safe, otherwise one by one.
+"""Reads lines that each hold a JSON object: `JsonObjects` reads them together where that is safe, otherwise one by one.
 
 Arrow reads objects, not lines. It takes two objects on one line for two rows, and one object on two lines for one. So
 only lines that are certainly one object each are read together. Python's reader reads any other line alone.
@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json
 
-from sluice.etl.apply.lines import Flags, awry, bare, joined
+from sluice.etl.apply.lines import Flags, find_irregular, join_lines, strip_end
 from sluice.etl.spec.nested_columns import flattened
 
 MAX_DEPTH = 100
@@ -45,7 +45,7 @@ _PLAIN = _plain()
 _TEXT_OR_BRACKET = re.compile(r'"(?:[^"\\]|\\.)*"|[\[{]|[\]}]', re.S)
 
 
-class Objects:
+class JsonObjects:
     """Reads the members that are columns and skips the others. If a name occurs twice, the last one counts. A column
     with a dotted name is a part of an object, unless a line has a member with this whole name. true and false are the
     numbers 1 and 0. In a list of texts a whole number is its digits."""
@@ -64,10 +64,10 @@ class Objects:
         """The columns that the last lines wrote as another type: numbers as true or false, texts of lists as whole
         numbers. The next lines are read so first."""
 
-    def awry(self, lines: pa.Array) -> Flags:
-        """Which lines have to be read alone."""
+    def find_irregular(self, lines: pa.Array) -> Flags:
+        """Returns which lines must be read alone."""
         plain = pc.match_substring_regex(lines, _PLAIN).to_numpy(zero_copy_only=False)
-        found: Flags = awry(lines) | ~plain
+        found: Flags = find_irregular(lines) | ~plain
         for name in self._parts:
             found |= pc.match_substring(lines, json.dumps(name, ensure_ascii=False)).to_numpy(
                 zero_copy_only=False
@@ -75,7 +75,7 @@ class Objects:
         return found
 
     def read(self, lines: pa.Array) -> pa.Table:
-        """Reads lines that are not awry; ArrowInvalid if any is no such object, or a value is not of its column's
+        """Reads lines that are not irregular; ArrowInvalid if any is no such object, or a value is not of its column's
         type."""
         if not len(lines):
             return self._schema.empty_table()
@@ -102,7 +102,7 @@ class Objects:
                 inner = inner.setdefault(part, {})
             inner[last] = self._written_as.get(field.name, field.type)
         table = pyarrow.json.read_json(
-            pa.BufferReader(joined(lines)),
+            pa.BufferReader(join_lines(lines)),
             pyarrow.json.ReadOptions(use_threads=False, block_size=1 << 30),
             pyarrow.json.ParseOptions(
                 explicit_schema=pa.schema(_fields(nested)), unexpected_field_behavior="ignore"
@@ -118,7 +118,7 @@ class Objects:
     def _values(self, line: bytes) -> dict[str, Any]:
         """Returns the values of a line's columns, or none if the line is no object."""
         try:
-            value = _DECODER.decode(bare(line).decode())
+            value = _DECODER.decode(strip_end(line).decode())
         except ValueError:
             return {}
         return (
@@ -138,7 +138,7 @@ class Objects:
     def one(self, line: bytes) -> dict[str, Any] | str:
         """Reads the values of any one line, or returns why it is rejected."""
         try:
-            text = bare(line).decode()
+            text = strip_end(line).decode()
             if _is_too_deep(text):
                 return f"nested more than {MAX_DEPTH} levels deep"
             value = _DECODER.decode(text)

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, TypeAlias
 
 import pyarrow as pa
 
-from sluice.etl.apply.counts import Counted
+from sluice.etl.apply.counts import RowCounts
 from sluice.etl.apply.rejected import Reject
 from sluice.etl.jobs.job import Job
 from sluice.etl.jobs.progress import JobProgress
@@ -35,12 +35,12 @@ class Sums:
     table: pa.Table
     stored: Mapping[int, FileBackedState] = field(default_factory=dict)
     """The vocabularies that were written to files instead, by their keys."""
-    parsed_before: Counted | None = None
+    parsed_before: RowCounts | None = None
     """If rows met other rows, the counts before that. Only they include the rows that do not parse."""
 
     @property
-    def counted(self) -> Counted:
-        found = Counted.of(self.table.filter(pa.compute.less(self.table["key"], 0)))
+    def counted(self) -> RowCounts:
+        found = RowCounts.of(self.table.filter(pa.compute.less(self.table["key"], 0)))
         first = self.parsed_before
         if first is None:
             return found
@@ -136,7 +136,7 @@ class Engine(ABC):
         return {}
 
     @abstractmethod
-    def write(self, state: FittedState, counted: Counted) -> Mapping[str, Mapping[str, Sketch]]:
+    def write(self, state: FittedState, counted: RowCounts) -> Mapping[str, Mapping[str, Sketch]]:
         """Writes the table's files, and the rows that serving needs. Returns sketches by recognition, then by split."""
 
     @abstractmethod

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from sluice.common.errors import InputError
-from sluice.etl.apply.counts import Counted
+from sluice.etl.apply.counts import RowCounts
 from sluice.etl.jobs.engine import Engine, Learnt
 from sluice.etl.table.fitted_state import FittedState
 
 
-def fit(engine: Engine, before: FittedState | None = None) -> tuple[FittedState, Counted]:
+def fit(engine: Engine, before: FittedState | None = None) -> tuple[FittedState, RowCounts]:
     """Returns the state of every fitted operator, and the counts of good rows and of rejects by reason.
 
     Takes a pass for each level. Values in `before` keep their ids, and new values follow."""
@@ -33,7 +33,7 @@ def fit(engine: Engine, before: FittedState | None = None) -> tuple[FittedState,
     ), counted
 
 
-def count(engine: Engine) -> Counted:
+def count(engine: Engine) -> RowCounts:
     """Counts good rows and rejects, without fitting."""
     return engine.sums(None, FittedState(), {}).counted
 

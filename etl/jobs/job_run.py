@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from sluice.common.errors import InputError
 from sluice.common.machine import this_machine
-from sluice.etl.apply.counts import Counted
+from sluice.etl.apply.counts import RowCounts
 from sluice.etl.apply.features import cardinalities
 from sluice.etl.apply.learned_rows import saw_others
 from sluice.etl.apply.number_limits import is_late
@@ -67,7 +67,7 @@ class _Version:
 
     record: JobRecord
     fields: tuple[Field, ...]
-    counted: Counted
+    counted: RowCounts
     ways: Mapping[str, str]
 
 
@@ -186,7 +186,7 @@ class _JobRun:
         for job in filter(re.compile(JOB).fullmatch, jobs):
             self.store.remove(f"{_REJECTS}/{job}")
 
-    def _check_input(self, counted: Counted) -> None:
+    def _check_input(self, counted: RowCounts) -> None:
         """Writes the rejected rows, and refuses an input with too many of them, or without the rows that it needs."""
         job, table = self.job, self.spec.table
         names = job.input_names
@@ -222,7 +222,7 @@ class _JobRun:
         may_be_null = [self.spec.label] if table.unlabelled else []
         refuse_lost(job.parent, counted, (*job.accept_nulls, *may_be_null), self.progress.say)
 
-    def _check_rejects(self, counted: Counted) -> None:
+    def _check_rejects(self, counted: RowCounts) -> None:
         """Refuses a job with too many rejected rows."""
         rejected = sum(counted.rejected.values())
         total = counted.parsed + rejected
@@ -251,7 +251,7 @@ class _JobRun:
         place = "" if row.file is None else f" in {row.file}{line}"
         return f"most often: {reason}; for instance{place}: {row.raw[:_SHOWN]!r}"
 
-    def _check_written(self, state: FittedState, counted: Counted, rows: int) -> Counted:
+    def _check_written(self, state: FittedState, counted: RowCounts, rows: int) -> RowCounts:
         """Returns the counts after `rows` rows were written. Some may have been rejected only then."""
         if rows < counted.rows and any(is_late(column) for column in self.spec.columns):
             counted = self._reject_late_rows(state, counted, rows)
@@ -262,7 +262,7 @@ class _JobRun:
             )
         return counted
 
-    def _reject_late_rows(self, state: FittedState, counted: Counted, rows: int) -> Counted:
+    def _reject_late_rows(self, state: FittedState, counted: RowCounts, rows: int) -> RowCounts:
         """Rejects rows of which the writing pass made a number that may not be published. Operators have counted these
         rows when they learned."""
         with self.progress.stage(f"writing {counted.rows - rows:,} more rejected rows"):
@@ -280,7 +280,7 @@ class _JobRun:
     def _make_record(
         self,
         state: FittedState,
-        counted: Counted,
+        counted: RowCounts,
         sketches: Mapping[str, Mapping[str, Sketch]],
         files: tuple[FileRecord, ...],
         profile: Profile,

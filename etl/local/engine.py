@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 
 from sluice.common.machine import memory_limit, processors
-from sluice.etl.apply.counts import Counted, CountsOfRows, selected
+from sluice.etl.apply.counts import CountsOfRows, RowCounts, selected
 from sluice.etl.apply.failure import FeatureError
 from sluice.etl.apply.features import Features, FileAssignment
 from sluice.etl.apply.input_checks import headers_of, rows_before
@@ -116,9 +116,9 @@ class LocalEngine(Engine):
         def read(piece: Piece | RowGroups) -> int:
             rows = 0
             for columns, keys in self._rows(
-                piece, None if level else lambda found: sums.add(counts.of_parsed(found))
+                piece, None if level else lambda found: sums.add(counts.count_parsed(found))
             ):
-                sums.add(counts.of_selected(columns, keys))
+                sums.add(counts.count_selected(columns, keys))
                 rows += len(keys)
             return rows
 
@@ -252,7 +252,7 @@ class LocalEngine(Engine):
     def find_reject(self, folder: str, reason: str) -> Reject | None:
         return self._examples.get(reason)
 
-    def write(self, state: FittedState, counted: Counted) -> Mapping[str, Mapping[str, Sketch]]:
+    def write(self, state: FittedState, counted: RowCounts) -> Mapping[str, Mapping[str, Sketch]]:
         spec, job = self.spec, self.job
         placement = FileAssignment.of(
             spec, counted.rows, counted.pairs, counted.nulls.get(spec.label, 0.0)

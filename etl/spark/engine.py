@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import pyarrow as pa
 
-from sluice.etl.apply.counts import Counted, selected
+from sluice.etl.apply.counts import RowCounts, selected
 from sluice.etl.apply.features import FileAssignment
 from sluice.etl.apply.parse import InputParser
 from sluice.etl.apply.rejected import Reject
@@ -22,7 +22,7 @@ from sluice.etl.spark.errors import cause
 from sluice.etl.spark.fit import sums_of
 from sluice.etl.spark.history_state import write_tails
 from sluice.etl.spark.joins import refuse_unread, side_table
-from sluice.etl.spark.read_input import Raw
+from sluice.etl.spark.read_input import RawInput
 from sluice.etl.spark.rejects import check_rejects, reject_of, write_rejects
 from sluice.etl.spark.session import fit_partitions
 from sluice.etl.spark.vocabulary.join import Joins
@@ -49,7 +49,9 @@ class SparkEngine(Engine):
     def __init__(self, spark: SparkSession, job: Job, progress: JobProgress) -> None:
         super().__init__(job, progress)
         self._spark = spark
-        self._raw = Raw(spark, job.spec, job.inputs, 0 if job.learns else None, self._earlier())
+        self._raw = RawInput(
+            spark, job.spec, job.inputs, 0 if job.learns else None, self._earlier()
+        )
         self._large = Large(spark, job.store, job.files_of_state, driver_limit(job.worker_bytes))
         progress.follow(passes_of(spark))
 
@@ -125,7 +127,7 @@ class SparkEngine(Engine):
         met = choose_lookup(self.spec, _state, self.job.worker_bytes)
         return {key: met[key] for key in _state.stored} | self._raw.joins
 
-    def write(self, state: FittedState, counted: Counted) -> Mapping[str, Mapping[str, Sketch]]:
+    def write(self, state: FittedState, counted: RowCounts) -> Mapping[str, Mapping[str, Sketch]]:
         job, joins = self.job, self._joins(state)
         with self._naming_files():
             sketches = write(

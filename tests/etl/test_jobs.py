@@ -174,7 +174,7 @@ ops = [{op = "count"}, {op = "fill"}, {op = "log"}]
 
 
 def test_operators_that_learn_differently_share_one_pass_over_the_input(spark, tmp_path):
-    """Counted by what a function of the user's leaves behind in each pass."""
+    """RowCounts by what a function of the user's leaves behind in each pass."""
     passes = tmp_path / "passes"
     passes.mkdir()
     items = ["a", "b", "a", "c"]

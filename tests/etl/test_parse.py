@@ -1,4 +1,4 @@
-"""Raw lines: what parses, and why the rest does not."""
+"""RawInput lines: what parses, and why the rest does not."""
 
 from __future__ import annotations
 
