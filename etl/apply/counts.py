@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from sluice.etl.apply.features import Features, FileAssignment, in_training
 from sluice.etl.apply.parse import Batches, Parsed
 from sluice.etl.apply.unreadable import unread
-from sluice.etl.ops.chain import lifted, shaped
+from sluice.etl.ops.chain import lifted, prepare_column
 from sluice.etl.ops.lists import flat
 from sluice.etl.spec.row_split import Keys, row_keys
 from sluice.etl.spec.spec import Learned, Spec
@@ -146,7 +146,7 @@ def _of_state(
         op, values = column.ops[number], values_of(column, number)
         if lifted(op, values):
             values, _ = flat(values)
-        names, counts = learned.op.count(shaped(op, values, extras))
+        names, counts = learned.op.count(prepare_column(op, values, extras))
         yield _counts(key, names, counts)
 
 

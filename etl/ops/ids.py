@@ -1,6 +1,6 @@
 """Operators that give ids: hash, modulus, cross, categorify (a fitted vocabulary) and vocabulary (the user's own).
 
-Ids: 0 padding, 1 null, then the buckets for values out of the vocabulary, then values by falling count, ties by value.
+Ids: 0 padding, 1 null, then the buckets for values outside the vocabulary, then values by falling count, ties by value.
 """
 
 from __future__ import annotations
@@ -97,8 +97,8 @@ class Modulus(Operator):
         return pa.array(ids)
 
     def whole_numbers(self, column: pa.Array) -> pa.Array:
-        """The column's whole numbers; if signed 64 bits cannot hold one besides NO_NUMBER, its remainder stands
-        instead."""
+        """Returns the column's whole numbers. A number that signed 64 bits cannot hold, or that equals NO_NUMBER, is
+        replaced by its remainder."""
         whole = pc.match_substring_regex(column, r"^-?[0-9]{1,20}$")
         negative = pc.starts_with(column, "-")
         try:
@@ -107,7 +107,9 @@ class Modulus(Operator):
                 pa.uint64()
             )
         except pa.ArrowInvalid:  # a number of 20 digits may exceed 64 bits
-            return pa.array([self._held(_whole(text)) for text in column.to_pylist()], pa.int64())
+            return pa.array(
+                [self._fit_int64(_parse_whole(text)) for text in column.to_pylist()], pa.int64()
+            )
         low = signed.fill_null(0).to_numpy(zero_copy_only=False)
         high = unsigned.fill_null(0).to_numpy(zero_copy_only=False)
         numbers = np.where(high > _MOST, high % np.uint64(self.size), high).astype(np.int64) + low
@@ -115,7 +117,7 @@ class Modulus(Operator):
         numbers[~whole.fill_null(False).to_numpy(zero_copy_only=False)] = NO_NUMBER
         return pa.array(numbers)
 
-    def _held(self, number: int | None) -> int:
+    def _fit_int64(self, number: int | None) -> int:
         if number is None:
             return NO_NUMBER
         return number if NO_NUMBER < number <= _MOST else number % self.size
@@ -124,7 +126,7 @@ class Modulus(Operator):
         return FIRST + self.size
 
 
-def _whole(text: str | None) -> int | None:
+def _parse_whole(text: str | None) -> int | None:
     sign = text[:1] == "-" if text else False
     digits = (text or "")[sign:]
     if not digits or len(digits) > 20 or not (digits.isascii() and digits.isdigit()):
@@ -204,7 +206,7 @@ class Categorify(Fitted):
 
 
 def looked_up(column: pa.Array, lookup: Lookup, oov: int) -> pa.Array:
-    """The id of each value: by its place in the vocabulary, or that of a bucket."""
+    """Returns the id of each value: from its place in the vocabulary, or of a bucket."""
     hashes = hash_texts(column)
     ids: npt.NDArray[np.int32] = lookup.places(hashes)
     unknown = np.flatnonzero(ids < 0)

@@ -89,7 +89,7 @@ class Clip(Operator):
 
 @dataclass(frozen=True, kw_only=True)
 class Scale(Operator):
-    """(x - `minus`) / `by`, as for thousandths of a second, of which seconds are to be made; nulls stay."""
+    """(x - `minus`) / `by`, for instance to convert milliseconds to seconds; nulls stay."""
 
     name = "scale"
     takes = ("number",)
@@ -185,7 +185,7 @@ class Logit(Operator):
 
 @dataclass(frozen=True, kw_only=True)
 class Compare(Operator):
-    """1 where the number compares so, as `to = ">= 4"` says, else 0; nulls stay, and NaN is one."""
+    """1 if the comparison `to`, for instance ">= 4", holds for the number, else 0; nulls stay, and NaN becomes null."""
 
     name = "compare"
     takes = ("number",)

@@ -18,7 +18,7 @@ def _named(names: list[str], counts: list[int]) -> tuple[pa.Array, pa.Array]:
 
 
 def _moments(column: pa.Array, powers: tuple[int, ...]) -> tuple[pa.Array, pa.Array]:
-    """The number of finite values, and the sums of their powers, in parts."""
+    """Returns the number of finite values, and the sums of their powers in parts."""
     values = finite_of(column)
     if not len(values):
         return _named([], [])

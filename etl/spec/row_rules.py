@@ -1,4 +1,4 @@
-"""What a spec does to rows before columns are made: filters, samples, and what needs other rows (`RowRules`)."""
+"""`RowRules`: what a spec does to rows before columns are made, with filters, samples, joins and histories."""
 
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ class Filter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """Keeps a share of the rows with label 0, chosen by their keys; `weight` names the column that makes up for the
-    loss."""
+    """Keeps a share of the rows with label 0, chosen by their keys. `weight` names the column that compensates for the
+    dropped rows."""
 
     negatives: float
     weight: str | None = None
@@ -76,8 +76,8 @@ class Sample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Negatives:
-    """Adds for each row with label 1 `each` rows of label 0 with another value of `column`, drawn from all values that
-    the training split has: `by` their count, or evenly."""
+    """For each row with label 1, adds `each` rows of label 0 with another value of `column`. The values are drawn from
+    those of the training split, in proportion to their count or evenly (`by`)."""
 
     column: str
     each: int
@@ -85,7 +85,7 @@ class Negatives:
 
     @property
     def learns(self) -> Categorify:
-        """The operator that learns which values there are."""
+        """The operator that learns the values to draw from."""
         return Categorify(min_count=1, max_size=MAX_VALUES)
 
     def drawn(
@@ -95,8 +95,7 @@ class Negatives:
         keys: npt.NDArray[np.uint64],
         state: pa.Table,
     ) -> tuple[dict[str, pa.Array], npt.NDArray[np.int64]]:
-        """Returns first all rows as they are, then the drawn ones; and for each the number of the row that it comes
-        from."""
+        """Returns all rows, then the drawn ones, and the number of the row from which each was made."""
         positive = np.flatnonzero(
             pc.equal(columns[label], pa.scalar(1, columns[label].type)).to_numpy(
                 zero_copy_only=False
@@ -130,7 +129,8 @@ class Negatives:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dedup:
-    """Keeps one of the rows that agree in `by` (in everything, if empty): the `keep` = first or last in `order`."""
+    """Keeps one of the rows with equal values in `by` (in all columns, if empty): the first or last in `order`
+    (`keep`)."""
 
     by: tuple[str, ...]
     order: str | None
@@ -139,7 +139,7 @@ class Dedup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Join:
-    """Adds columns of a side table, by key; with `time` and `their_time`, those of its latest row that is not later."""
+    """Adds columns of a side table, by key. With `time` and `their_time`, takes its latest row that is not later."""
 
     path: str
     format: str
@@ -150,13 +150,14 @@ class Join:
     delimiter: str = ","
     encoding: str = "utf-8"
     fields: tuple[str, ...] = ()
-    """The names of a csv file's columns in order, if the file does not begin with them."""
+    """The names of a csv file's columns in order, if the file has no header."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class History:
-    """Collects the last `length` values of a column in earlier rows of the same `by`, in `order`, oldest first; with
-    `lag` n it is only the value n rows ago, or with `difference` the present value less that one."""
+    """Collects the last `length` values of a column in earlier rows of the same `by`, in `order`, oldest first.
+
+    With `lag` n it is only the value n rows ago. With `difference` it is the present value less that one."""
 
     name: str
     of: str
@@ -171,7 +172,7 @@ class History:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowRules:
-    """All rules on rows, in the order in which they are applied: dedup, joins, histories, then filters and samples."""
+    """All rules on rows. They are applied in this order: dedup, joins, histories, filters, samples."""
 
     dedup: Dedup | None = None
     joins: tuple[Join, ...] = ()
@@ -182,12 +183,12 @@ class RowRules:
 
     @property
     def relational(self) -> bool:
-        """Whether rows must meet other rows, which Spark SQL does between parsing and everything else."""
+        """Whether rows are combined with other rows. Spark SQL does this directly after parsing."""
         return bool(self.dedup or self.joins or self.histories)
 
     @property
     def looks_back(self) -> bool:
-        """Whether columns come from other rows, so that serving must know some of them."""
+        """Whether columns come from other rows, so that serving needs some of these rows."""
         return bool(self.joins or self.histories)
 
 
@@ -195,8 +196,7 @@ SECTIONS = ("dedup", "join", "history", "lag", "filter", "sample", "negatives")
 
 
 def read_rows(raw: Mapping[str, Any], kinds: dict[str, str], types: Mapping[str, str]) -> RowRules:
-    """Reads the sections on rows. Columns that joins and histories make are added to `kinds`, for the [[column]]s to
-    use."""
+    """Reads the sections on rows. Adds the columns of joins and histories to `kinds`, for the [[column]] entries."""
     dedup = _read_dedup(read_section(raw, "dedup"), kinds) if "dedup" in raw else None
     joins = tuple(
         _read_join(entry, path, kinds, types) for path, entry in read_sections(raw, "join")
@@ -243,7 +243,7 @@ def _read_join(
     if not on:
         raise SpecError(f"{path}.on: must name the columns to join by")
     if form != "csv" and (key := next((key for key in _OF_CSV if key in raw), None)):
-        raise SpecError(f"{path}.{key}: is for csv alone, and {path}.format is {form!r}")
+        raise SpecError(f"{path}.{key}: needs {path}.format csv, and it is {form!r}")
     delimiter, fields = (
         read_value(raw, "delimiter", str, ",", path),
         read_texts(raw, "fields", (), path),

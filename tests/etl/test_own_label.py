@@ -460,9 +460,7 @@ def test_what_is_drawn_is_not_known_by_what_never_occurred(ops, refused):
     if not refused:
         assert Spec.own(text).columns
         return
-    with pytest.raises(
-        SpecError, match=r"'pair' learns what occurs together with 'item', of which \[negatives\]"
-    ):
+    with pytest.raises(SpecError, match=r"'pair' learns .* 'item', .*\[negatives\]"):
         Spec.own(text)
 
 

@@ -228,7 +228,7 @@ def test_what_cannot_be_placed_is_refused_by_name(tmp_path):
     refused(UsageError, "--place auto and --for RUN go together", "--place", "auto")
     refused(UsageError, "--place auto and --for RUN go together", "--for", run)
     refused(OptionError, "--place: 'autp' is none of auto", "--place", "autp", "--for", run)
-    with pytest.raises(UsageError, match="what is appended lies as the version before"):
+    with pytest.raises(UsageError, match=r"--place auto: .* --mode overwrite"):
         answer(
             tmp_path,
             "--output",
@@ -282,8 +282,8 @@ def test_an_append_of_other_columns_is_refused_before_it_starts(tmp_path):
     said = Said()
     with pytest.raises(
         CommitError,
-        match="cannot append, as column 'more' is not in the table; columns come, go and "
-        "change by --mode overwrite --update-state with all of the input",
+        match=r"cannot append, .*column 'more' is not in the table.*"
+        "--mode overwrite --update-state with all of the input",
     ):
         answer(tmp_path, "--output", tmp_path / "t", "--mode", "append", text=more, said=said)
     assert not said.text

@@ -267,7 +267,7 @@ def test_a_function_is_imported_only_if_the_user_names_it_and_said_by_name_if_it
     with pytest.raises(
         OperatorError,
         match=rf"^transform 'ratio' names the function '{MODULE}:ratio', which must run "
-        rf"here\. A table is data, .* give --allow-code {MODULE}",
+        rf"here\. A table is data, .* --allow-code {MODULE}",
     ):
         BatchLoader(FeatureTable.open(made), batch_size=BATCH)
     table = FeatureTable.open(
@@ -284,8 +284,7 @@ def test_a_function_is_imported_only_if_the_user_names_it_and_said_by_name_if_it
 def test_a_column_that_a_transform_needs_and_a_version_lacks_is_named(plain):
     with pytest.raises(
         SpecError,
-        match=rf"^{plain.uri}, version 0: transform 'f': it needs a column 'C77', which is "
-        r"not there.*; go on with a table that has it, or leave the transform out",
+        match=rf"^{plain.uri}, version 0: transform 'f': it needs a column 'C77'",
     ):
         FeatureTable.open(plain.uri, transforms=("mine:f:C77>x",))
 
