@@ -9,8 +9,14 @@ from typing import Any, NoReturn
 from sluice.common.errors import UsageError
 from sluice.common.program import run, say
 from sluice.common.settings import parse, setting
-from sluice.dlrm.lookup_frequencies import spread_out
-from sluice.dlrm.options import SHARDING_KINDS, ModelConfig, Table, profile_of, tables_of
+from sluice.dlrm.options import (
+    SHARDING_KINDS,
+    ModelConfig,
+    Table,
+    profile_of,
+    spread_out,
+    tables_of,
+)
 from sluice.dlrm.sharding.apply import asked, describe
 from sluice.dlrm.sharding.machine import read
 from sluice.dlrm.sharding.placement import place
