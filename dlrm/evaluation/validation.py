@@ -57,64 +57,34 @@ class Validator:
         self._aucs: dict[int, float] = {}
         """Step → AUC on the validation split."""
         self._newest: Evidence | None = None
-        """What the newest evaluation of the validation split found."""
+        """The evidence of the newest evaluation of the validation split."""
         self._singles: Mapping[str, float] | None = None
-        """Column → how well it alone tells the label, once a split other than training was evaluated."""
+        """Column → AUC of this column alone. It is None until a split other than training is evaluated."""
         self._fallen_from = -1.0
-        """The best AUC at which a fall from it was warned of."""
+        """The best AUC before the last fall that was reported."""
 
     def measure(self, split: str, meta: CheckpointMeta) -> Findings:
-        """Evaluates a whole split; raises `Stopped` if the ranks are asked to stop meanwhile."""
+        """Evaluates a whole split. Raises `Stopped` if the ranks are asked to stop meanwhile."""
         config, world = self._config, self._world
-        sizes = {t.name: t.rows for t in self._parts.layout.columns}
         epochs = round(
             meta.epoch + (meta.step - meta.since) % self._steps_per_epoch / self._steps_per_epoch, 2
         )
         with loaders.evaluation(
             config, self._table, split, rank=world.rank, local_ranks=world.local_ranks
         ) as batches:
-            checker = BatchChecker(
-                sizes,
-                batches.dense_names,
-                f"split {split!r}",
-                missing=config.missing,
-                place_of=batches.place_of,
-            )
             self._journal.milestone("eval_start", epochs)
             singles = SingleColumns(batches.dense_names, batches.sparse_names, world)
             is_first = self._singles is None and split != "train"
             findings = evaluate(
                 self._parts,
                 batches,
-                checker,
+                BatchChecker.of(self._parts.layout, batches, split, config.missing),
                 world,
                 slices=config.slices,
                 singles=singles if is_first else None,
                 through=self._synced_batches.all_of,
             )
-        if findings.undefined is not None:
-            self._warn(meta, f"step {meta.step}, split {split!r}: {findings.undefined}")
-        self._journal.metric(
-            {
-                "kind": "eval",
-                "epoch": meta.epoch,
-                "step": meta.step,
-                "split": split,
-                **findings.quality.to_dict(),
-            }
-        )
-        for column, ids in findings.slices.items():
-            for number, part in ids.items():
-                self._journal.metric(
-                    {
-                        "kind": "slice",
-                        "step": meta.step,
-                        "split": split,
-                        "column": column,
-                        "id": number,
-                        **part.to_dict(),
-                    }
-                )
+        self._record(findings, split, meta)
         self._journal.milestone("eval_accuracy", epochs, findings.quality.auc)
         self._journal.milestone("eval_stop", epochs)
         self._journal.say(
@@ -128,9 +98,21 @@ class Validator:
             self._warn(meta, warning)
         return findings
 
+    def _record(self, findings: Findings, split: str, meta: CheckpointMeta) -> None:
+        if findings.undefined is not None:
+            self._warn(meta, f"step {meta.step}, split {split!r}: {findings.undefined}")
+        place = {"step": meta.step, "split": split}
+        self._journal.metric(
+            {"kind": "eval", "epoch": meta.epoch, **place, **findings.quality.to_dict()}
+        )
+        for column, ids in findings.slices.items():
+            for number, part in ids.items():
+                self._journal.metric(
+                    {"kind": "slice", **place, "column": column, "id": number, **part.to_dict()}
+                )
+
     def evaluate_and_check(self, meta: CheckpointMeta) -> bool:
-        """Evaluates the validation split, if there is one; True if the AUC at which training may end (`stop_auc`) is
-        reached."""
+        """Evaluates the validation split, if there is one. Returns whether the AUC has reached `stop_auc`."""
         if "validation" not in self._table.splits:
             return False
         try:
@@ -148,10 +130,8 @@ class Validator:
         if auc is None:
             return False
         self._aucs[meta.step] = auc
-        highest, noise = (
-            max(self._aucs.values()),
-            chance(evidence.rows, evidence.positives) / 4,
-        )  # a standard error
+        highest = max(self._aucs.values())
+        noise = chance(evidence.rows, evidence.positives) / 4  # a standard error
         if highest != self._fallen_from and (
             warning := falling(self._aucs, self._steps_per_epoch, noise)
         ):
@@ -171,7 +151,7 @@ class Validator:
         return good_enough
 
     def conclude(self, meta: CheckpointMeta) -> None:
-        """Warns of a trained model whose predictions on the validation split are off."""
+        """Warns if the trained model's predictions on the validation split are biased."""
         for text in bad_predictions(self._newest) if self._newest is not None else ():
             self._warn(meta, text)
 
