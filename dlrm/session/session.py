@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import dataclass
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
@@ -24,39 +25,33 @@ if TYPE_CHECKING:
     from sluice.dlrm.telemetry.journal import Journal, Silence
 
 
+@dataclass(kw_only=True)
 class TrainingSession:
     """A context that is open during a run. Closing it releases the run folder and the table."""
 
-    def __init__(
-        self,
-        start: StartPoint,
-        ranks: Ranks,
-        signals: StopSignals,
-        activity: Activity,
-        *,
-        ending: RankExit,
-        say: Callable[[str], None],
-    ) -> None:
-        self.ranks = ranks
-        self.signals = signals
-        self.activity = activity
-        self.ending = ending
-        self._start, self._say = start, say
+    start: StartPoint
+    ranks: Ranks
+    signals: StopSignals
+    activity: Activity
+    ending: RankExit
+    say: Callable[[str], None]
+
+    def __post_init__(self) -> None:
         self._journal: Journal | Silence | None = None
-        self._evaluations_left = count((start.pause or 0) - 1, -1)
+        self._evaluations_left = count((self.start.pause or 0) - 1, -1)
         self._stack = ExitStack()
 
     def __enter__(self) -> TrainingSession:
         with ExitStack() as stack:
             self.endpoint = stack.enter_context(
                 Endpoint.at_address(
-                    self._start.config.metrics_port, self.ranks.rank, self.ranks.local_rank
+                    self.start.config.metrics_port, self.ranks.rank, self.ranks.local_rank
                 )
             )
             if self.ranks.first:
-                stack.enter_context(shown(self._start.run, self._start.config.live, self._say))
+                stack.enter_context(shown(self.start.run, self.start.config.live, self.say))
             self._pins = (
-                PinKeeper(f"train-{self._start.run.name}", self._say) if self.ranks.first else None
+                PinKeeper(f"train-{self.start.run.name}", self.say) if self.ranks.first else None
             )
             if self._pins is not None:
                 stack.enter_context(self._pins)
@@ -80,7 +75,7 @@ class TrainingSession:
         if self._journal is None:
             self._journal = (
                 self._stack.enter_context(
-                    Journal.of_run(self._start.run, self._start.config, resume=self._start.go_on)
+                    Journal.of_run(self.start.run, self.start.config, resume=self.start.go_on)
                 )
                 if self.ranks.first
                 else Silence()

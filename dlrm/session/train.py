@@ -28,9 +28,9 @@ def train(start: StartPoint, ending: RankExit, say: Callable[[str], None]) -> di
     ):
         try:
             with TrainingSession(
-                start, ranks, signals, activity, ending=ending, say=say
+                start=start, ranks=ranks, signals=signals, activity=activity, ending=ending, say=say
             ) as session:
-                result = _train_versions(session, start)
+                result = _train_versions(session)
             if not ranks.first:
                 return None
             if "outcome" in result:
@@ -48,14 +48,14 @@ def train(start: StartPoint, ending: RankExit, say: Callable[[str], None]) -> di
             raise Elsewhere(cause) from error
 
 
-def _train_versions(session: TrainingSession, start: StartPoint) -> dict[str, Any]:
+def _train_versions(session: TrainingSession) -> dict[str, Any]:
     """Trains until no version follows. Returns the result of the last one."""
     # This import takes seconds. Signals are answered meanwhile.
     from sluice.dlrm.session.version_run import VersionRun
 
-    following: StartPoint | None = start
+    following: StartPoint | None = session.start
     while following is not None:
         session.pin(following.table)
         gc.collect()  # The model of the version before is freed before the next one is made.
         result, following = VersionRun(session, following).train()
-    return {**result, "ranks": session.ranks.ranks, "run": str(start.run)}
+    return {**result, "ranks": session.ranks.ranks, "run": str(session.start.run)}
