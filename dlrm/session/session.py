@@ -1,66 +1,112 @@
-"""A run of the trainer on all ranks: `train` takes one version of the table after the other. Without --follow there
-is only one."""
+"""What all versions of a run share on one rank: signals, journal, endpoint and pinned files."""
 
 from __future__ import annotations
 
-import gc
+import time
 from collections.abc import Callable
-from typing import Any
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import count
+from typing import TYPE_CHECKING, Any
 
-from sluice.agent.report import page
+from sluice.agent.report.live_server import shown
+from sluice.dlrm.checkpoint.meta import CheckpointMeta, latest
+from sluice.dlrm.follow import versions
 from sluice.dlrm.follow.versions import StartPoint
 from sluice.dlrm.liveness.activity import Activity
-from sluice.dlrm.liveness.heartbeat import Heartbeat
-from sluice.dlrm.liveness.rank_exit import Elsewhere, RankExit
-from sluice.dlrm.ranks import world
-from sluice.dlrm.session.training_session import TrainingSession
+from sluice.dlrm.liveness.rank_exit import RankExit
+from sluice.dlrm.ranks import Ranks
+from sluice.dlrm.telemetry.prometheus import Endpoint
 from sluice.dlrm.training.signals import StopSignals
+from sluice.etl.table.pins import PinKeeper
+from sluice.etl.table.table import FeatureTable
+
+if TYPE_CHECKING:
+    from sluice.dlrm.telemetry.journal import Journal, Silence
 
 
-def train(start: StartPoint, ending: RankExit, say: Callable[[str], None]) -> dict[str, Any] | None:
-    """Joins the other ranks and trains; returns the result on the first rank, and None on the others."""
-    activity = Activity(most_s=start.config.stall_after)
-    with (
-        world() as ranks,
-        StopSignals(ranks.store, ranks.rank) as signals,
-        Heartbeat(
-            ranks.store, ranks.rank, ranks.ranks, activity, ending, workers=signals.worker_stacks
-        ),
-    ):
-        try:
-            with TrainingSession(
-                start, ranks, signals, activity, ending=ending, say=say
-            ) as session:
-                result = _train_versions(session, start)
-            if not ranks.first:
+@dataclass(kw_only=True)
+class TrainingSession:
+    """A context that is open during a run. Closing it releases the run folder and the table."""
+
+    start: StartPoint
+    ranks: Ranks
+    signals: StopSignals
+    activity: Activity
+    ending: RankExit
+    say: Callable[[str], None]
+
+    def __post_init__(self) -> None:
+        self._journal: Journal | Silence | None = None
+        self._evaluations_left = count((self.start.pause or 0) - 1, -1)
+        self._stack = ExitStack()
+
+    def __enter__(self) -> TrainingSession:
+        with ExitStack() as stack:
+            self.endpoint = stack.enter_context(
+                Endpoint.at_address(
+                    self.start.config.metrics_port, self.ranks.rank, self.ranks.local_rank
+                )
+            )
+            if self.ranks.first:
+                stack.enter_context(shown(self.start.run, self.start.config.live, self.say))
+            self._pins = (
+                PinKeeper(f"train-{self.start.run.name}", self.say) if self.ranks.first else None
+            )
+            if self._pins is not None:
+                stack.enter_context(self._pins)
+                self.ending.cleanups.append(self._pins.release)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._stack.__exit__(*error)
+
+    def pin(self, table: FeatureTable) -> None:
+        """Keeps a version's files from being vacuumed. No rank looks for them before they are pinned."""
+        if self._pins is not None:
+            self._pins.take(table.uri, table.version)
+        self.ranks.barrier()
+
+    def journal(self) -> Journal | Silence:
+        """Returns the run's journal. It is created when the first version can begin."""
+        from sluice.dlrm.telemetry.journal import Journal, Silence
+
+        if self._journal is None:
+            self._journal = (
+                self._stack.enter_context(
+                    Journal.of_run(self.start.run, self.start.config, resume=self.start.go_on)
+                )
+                if self.ranks.first
+                else Silence()
+            )
+        return self._journal
+
+    def on_evaluation(self) -> None:
+        """Called on every rank after each evaluation of the validation split. Stops the run where it should pause."""
+        if next(self._evaluations_left) == 0:
+            self.signals.stop.set()
+
+    def following(self, start: StartPoint, meta: CheckpointMeta) -> StartPoint | None:
+        """Returns the start on the next version, or None if there is none. With --follow-wait, it waits for one.
+        All ranks get the same answer."""
+        deadline = time.monotonic() + (
+            start.config.follow_wait if start.config.follow == "parts" else 0
+        )
+        while True:
+            version = versions.next_version(start.config, meta) if self.ranks.first else None
+            over = time.monotonic() >= deadline or self.signals.stop.is_set()
+            version, over = self.ranks.gather_objects((version, over))[0]
+            if version is not None:
+                path, meta = latest(start.run / "checkpoints")
+                return versions.start_on(
+                    start.run,
+                    path,
+                    meta,
+                    version,
+                    split_moved=start.split_moved,
+                    allow_code=start.table.permission,
+                )
+            if over:
                 return None
-            if "outcome" in result:
-                lines = [result["outcome"]["headline"]]
-                for occasion in result["outcome"]["occasions"]:
-                    lines.append(f"{occasion['label']}. {occasion['sentence']}")
-                say("\n".join(lines))
-            report = page.written(start.run, say)
-            return {**result, "report": None if report is None else str(report)}
-        except Exception as error:
-            # The first rank that reports knows the cause. The others only see its connections close.
-            cause = signals.other_ranks_error()
-            if cause is None:
-                signals.report_error(str(error))
-                raise
-            raise Elsewhere(cause) from error
-
-
-def _train_versions(session: TrainingSession, start: StartPoint) -> dict[str, Any]:
-    """Trains until no version follows; returns the result on the last one."""
-    # This import is slow. An interrupt is answered meanwhile.
-    from sluice.dlrm.session.version_run import VersionRun
-
-    result: dict[str, Any] = {}
-    following: StartPoint | None = start
-    while following is not None:
-        current = following
-        session.pin(current.table)
-        session.ranks.barrier()  # the version is pinned before any rank looks for its files
-        gc.collect()  # this frees the model of the version before
-        result, following = VersionRun(session, current).train()
-    return {**result, "ranks": session.ranks.ranks, "run": str(start.run)}
+            self.signals.stop.wait(1.0)
