@@ -56,22 +56,22 @@ class Panel:
 
 
 def decimate(points: Points, max_points: int = MOST_POINTS) -> Points:
-    """Reduces a series to about `max_points`: the lowest and highest of each stretch, so that no peak is lost."""
+    """Reduces a series to about `max_points`: the lowest and highest of each group, so that no peak is lost."""
     if len(points) <= max_points:
         return points
     size = math.ceil(2 * len(points) / max_points)
     extremes = []
     for start in range(0, len(points), size):
-        stretch = points[start : start + size]
-        extremes += sorted({min(stretch, key=lambda p: p[1]), max(stretch, key=lambda p: p[1])})
+        group = points[start : start + size]
+        extremes += sorted({min(group, key=lambda p: p[1]), max(group, key=lambda p: p[1])})
     return extremes
 
 
 def chart(
-    title: str, *panels: Panel, end: float, note: str = "", kind: str = "", aside: str = ""
+    title: str, *panels: Panel, end: float, note: str = "", kind: str = "", corner: str = ""
 ) -> str:
     """A figure, or nothing if no series has a point. `end` is the last moment of the run, the same in all charts.
-    `aside` is HTML at the end of the head line, in place of the series' names."""
+    `corner` is HTML at the end of the head line, in place of the series' names."""
     # A series has its colour by its name's place, whether the ones before it have points or not.
     names = list(dict.fromkeys(s.name for panel in panels for s in panel.series))
     placed = [
@@ -116,7 +116,7 @@ def chart(
     about = f"<small>{escape(note)}</small>" if note else ""
     return (
         f'<figure class="{kind}"><figcaption><h2>{escape(title)}</h2>{about}'
-        f'{aside or f"""<ul class="keys">{keys}</ul>"""}</figcaption>{embedded(data)}'
+        f'{corner or f"""<ul class="keys">{keys}</ul>"""}</figcaption>{embedded(data)}'
         f'<div class="plot" role="img" aria-label="{escape(title)}"></div></figure>\n'
     )
 

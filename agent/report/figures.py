@@ -131,7 +131,7 @@ def stages(run: Run, figures: RunOutcome) -> str:
                 end=end,
                 kind="part",
                 note=", ".join(said),
-                aside=verdict("the bottleneck", "bad")
+                corner=verdict("the bottleneck", "bad")
                 if waits and name == slowest and (busy or 0.0) >= _BUSY
                 else " ",
             )

@@ -67,7 +67,7 @@ class Outlook:
     row_bytes: float
 
 
-class Foretold:
+class Prediction:
     """Foretells a plan, from what a row cost in a run and from the plan that this run had."""
 
     def __init__(
@@ -129,15 +129,15 @@ def choose(
     had = {
         name: next(form for form in some if form.left == now[name]) for name, some in forms.items()
     }
-    foretold = Foretold(costs, had, measured_s, row_bytes)
+    prediction = Prediction(costs, had, measured_s, row_bytes)
     plan: dict[str, StoredForm] = {name: some[0] for name, some in forms.items()}
     others = [(name, form) for name, some in forms.items() for form in some[1:]]
     for name, form in others:
-        if _takes_s(form) < _takes_s(plan[name]) and foretold.rate({**plan, name: form}) > (
+        if _takes_s(form) < _takes_s(plan[name]) and prediction.rate({**plan, name: form}) > (
             1 + SAME
-        ) * foretold.rate(plan):
+        ) * prediction.rate(plan):
             plan[name] = form
-    best = foretold.rate(plan)
+    best = prediction.rate(plan)
     smaller = [
         (name, form) for name, form in others if plan[name].bytes - form.bytes > SAME * row_bytes
     ]
@@ -149,12 +149,12 @@ def choose(
     for name, form in smaller:
         if (
             form.bytes < plan[name].bytes
-            and foretold.rate({**plan, name: form}) >= (1 - SAME) * best
+            and prediction.rate({**plan, name: form}) >= (1 - SAME) * best
         ):
             plan[name] = form
 
     def either(name: str, form: StoredForm) -> tuple[float, float]:
-        return foretold.rate({**plan, name: form}), foretold.bytes({**plan, name: form})
+        return prediction.rate({**plan, name: form}), prediction.bytes({**plan, name: form})
 
     choices = []
     for name, (etl, *left) in forms.items():
@@ -170,8 +170,8 @@ def choose(
     return Outlook(
         choices=tuple(choices),
         plan=plan,
-        rows_per_s=foretold.rate(plan),
-        row_bytes=foretold.bytes(plan),
+        rows_per_s=prediction.rate(plan),
+        row_bytes=prediction.bytes(plan),
     )
 
 

@@ -11,7 +11,7 @@ from operator import mul
 import numpy as np
 
 from sluice.agent.simulator.physics import TrueCosts
-from sluice.ingest.knobs import SIZES, KnobError, Knobs, Limits
+from sluice.ingest.knobs import KnobError, Knobs, Limits
 from sluice.ingest.stats import Snapshot, StageStats
 
 CHUNK_S = 0.25  # noise, drift and the truth's changes are updated this often
@@ -209,8 +209,11 @@ class SimulatedPipeline:
             after = (
                 stages[i + 1].rows_per_item if i < last else float(self.truth.consumer.batch_rows)
             )
-            if stage.room in SIZES:
-                rows = getattr(self._knobs, stage.room) / max(1e-9, self._row_bytes[i])
+            width = max(1e-9, self._row_bytes[i])
+            if stage.buffer_limit == "read_ahead_bytes":
+                rows = self._knobs.read_ahead_bytes / width
+            elif stage.buffer_limit == "prefetch_bytes":
+                rows = self._knobs.prefetch_bytes / width
             else:
                 rows = stage.buffer_items * stage.rows_per_item
             self.queue_limits.append(max(rows, stage.rows_per_item, after))

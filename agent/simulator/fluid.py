@@ -1,7 +1,7 @@
 """A simulated pipeline: a `Tunable` with its own clock, for training and judging policies.
 
 `advance(seconds)` lets time pass. Rows flow as a fluid between events (a queue runs empty or full, a worker is ready,
-a burst begins): the rates of each stretch come from `sluice.agent.simulator.physics.flow`.
+a burst begins): the rates of each interval between events come from `sluice.agent.simulator.physics.flow`.
 `tests.agent.event_by_event` is its slower twin that moves every item. One seed gives one course.
 """
 
@@ -49,9 +49,9 @@ class Simulator(SimulatedPipeline):
             1 + self.truth.machine.timer_noise * self._random.standard_normal(2 * count)
         ).tolist()
         bursts = self._bursts()
-        stretches = 0
+        events = 0
         while self.now < end - 1e-9:
-            stretches += 1
+            events += 1
             overhead = self._start()
             admitted, room = self.governed()
             load = self._loaded(admitted, factors, bursts)
@@ -66,7 +66,7 @@ class Simulator(SimulatedPipeline):
             self._account(
                 current,
                 load,
-                self._stretch(current, limits, end, stretches),
+                self._seconds_to_event(current, limits, end, events),
                 limits,
                 noise,
                 admitted,
@@ -100,7 +100,9 @@ class Simulator(SimulatedPipeline):
             self._guess = self._flow[1].factors
         return self._flow[1]
 
-    def _stretch(self, current: Flow, limits: list[float], end: float, stretches: int) -> float:
+    def _seconds_to_event(
+        self, current: Flow, limits: list[float], end: float, events: int
+    ) -> float:
         """The seconds until the next event."""
         seconds = end - self.now
         for at, _, _ in self._starting:
@@ -109,9 +111,7 @@ class Simulator(SimulatedPipeline):
             spending = current.rates[i] - self.truth.stages[i].cap_rows_per_s
             if spending > 0:
                 seconds = min(seconds, max(1e-6, self._bucket[i] / spending))
-        if (
-            stretches > 12
-        ):  # a queue switches to and fro at its limit: finish the chunk at these rates
+        if events > 12:  # a queue switches to and fro at its limit: finish the chunk at these rates
             return seconds
         for i, waiting in enumerate(self.queue):
             gain = current.rates[i] - current.rates[i + 1]

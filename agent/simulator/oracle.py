@@ -75,7 +75,7 @@ class Oracle(Policy):
         return len({id(t) for t in moments}) == len(moments)
 
 
-class Clairvoyant(Oracle):
+class ForesightOracle(Oracle):
     name = "clairvoyant"
 
     def _look(self, at: float) -> tuple[TrueCosts, ...]:

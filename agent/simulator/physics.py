@@ -43,7 +43,7 @@ def _check(owner: object, low: float, *names: str, high: float = math.inf) -> No
 class SimStage(StageSpec):
     """One stage as it truly is: what a `StageSpec` says of the stages of all pipelines, and what its work costs."""
 
-    room: str = "stretch"
+    buffer_limit: str = "stretch"
     """What bounds the bytes that wait behind it; `TrueCosts` sets it for the first stage and for the last."""
     workers: int = 8
     workers_a_core: int = 1
@@ -210,12 +210,14 @@ class TrueCosts:
     consumer: Consumer
 
     def __post_init__(self) -> None:
-        rooms = {0: "read_ahead_bytes", len(self.stages) - 1: "prefetch_bytes"}
+        limits = {0: "read_ahead_bytes", len(self.stages) - 1: "prefetch_bytes"}
         object.__setattr__(
             self,
             "stages",
             tuple(
-                stage if stage.room == rooms.get(i, stage.room) else replace(stage, room=rooms[i])
+                stage
+                if stage.buffer_limit == limits.get(i, stage.buffer_limit)
+                else replace(stage, buffer_limit=limits[i])
                 for i, stage in enumerate(self.stages)
             ),
         )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from sluice.agent.costs.rates import rates
 from sluice.agent.simulator.fluid import Simulator
-from sluice.agent.simulator.oracle import Clairvoyant
+from sluice.agent.simulator.oracle import ForesightOracle
 from sluice.agent.simulator.scenario import Condition, Scenario
 from sluice.agent.tunable import Policy, Reason
 from sluice.ingest.knobs import Knobs
@@ -150,7 +150,7 @@ def reference(scenario: Scenario, *, seed: int = 0) -> Rollout:
 
     def go(fill: float) -> Rollout:
         simulator = _simulator(scenario, seed, True)
-        return _drive(scenario, simulator, Clairvoyant(simulator.true_at, fill=fill))
+        return _drive(scenario, simulator, ForesightOracle(simulator.true_at, fill=fill))
 
     careful = go(_FILL)
     if careful.peak_memory < _SHORT and not careful.killed:

@@ -384,7 +384,9 @@ def test_a_simulated_stage_has_the_limits_and_the_start_of_the_real_one():
     ]
     assert scenario.first_knobs.workers == {spec.name: spec.first_workers(3) for spec in specs}
     assert scenario.first_knobs.fused == {"shuffle"}
-    assert [s.room for s in scenario.truth_at(0.0).stages] == [spec.room for spec in specs]
+    assert [s.buffer_limit for s in scenario.truth_at(0.0).stages] == [
+        spec.buffer_limit for spec in specs
+    ]
 
 
 def test_the_fluid_ranks_settings_as_the_events_do():

@@ -181,10 +181,10 @@ def release(
     )  # perhaps our own threads slow us
     knobs = _lean(state, alone, ranges)
     now = state.last.at if state.last is not None else 0.0
-    if forecast.elsewhere:
+    if forecast.remote_stages:
         needed = {
             name: max(knobs.workers[name], state.needed.get(name, 0) if state.spare else 0)
-            for name in forecast.elsewhere
+            for name in forecast.remote_stages
         }
         state = replace(state, needed=needed, spare_at=state.spare_at if state.spare else now)
         knobs = knobs.with_workers(**needed)
@@ -214,7 +214,7 @@ def _keep_s(state: PlannerState, forecast: Forecast) -> float:
     """Returns the seconds for which idle remote workers are kept: as long as keeping one costs no more than starting it
     again. A start costs the worker's price and the rows that it would have brought meanwhile."""
     workers, core_rows_per_s = state.knobs.workers, forecast.core_rows_per_s
-    brought = forecast.rate(workers) / forecast.cores_elsewhere(workers)
+    brought = forecast.rate(workers) / forecast.remote_cores(workers)
     return (
         state.settings.regret * state.start_s * (1 + brought / core_rows_per_s)
         if core_rows_per_s > 0

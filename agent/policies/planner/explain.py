@@ -70,10 +70,10 @@ def details(forecast: Forecast, recent: PipelineRates, knobs: Knobs, rate: float
         "core_slowdown": forecast.slow,
         **(
             {
-                "cores_elsewhere": forecast.cores_elsewhere(knobs.workers),
+                "cores_elsewhere": forecast.remote_cores(knobs.workers),
                 "price_rows_per_s": forecast.price(knobs.workers),
             }
-            if forecast.elsewhere
+            if forecast.remote_stages
             else {}
         ),
         "stages": {

@@ -22,9 +22,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from sluice.agent.costs import stage_layouts
-from sluice.agent.costs.elsewhere import at_work
 from sluice.agent.costs.forecast import Forecast, what_if
 from sluice.agent.costs.rates import PipelineRates, StageRates, rates
+from sluice.agent.costs.remote_work import at_work
 from sluice.agent.costs.stage_cost import StageCost, between
 from sluice.agent.planner_settings import DEFAULT, PlannerSettings
 from sluice.agent.policies.planner.changes import (
@@ -164,10 +164,10 @@ def _count_remote_work(snapshot: Snapshot, state: PlannerState) -> tuple[Snapsho
     if not snapshot.elsewhere:
         return snapshot, state
     counted = snapshot
-    if state.told is not None and state.last is not None:
-        counted = at_work(snapshot, state.told, state.last)
+    if state.reported is not None and state.last is not None:
+        counted = at_work(snapshot, state.reported, state.last)
     start_s = snapshot.elsewhere.get("start_s") or state.start_s
-    return counted, replace(state, told=snapshot, start_s=start_s)
+    return counted, replace(state, reported=snapshot, start_s=start_s)
 
 
 def _begin(state: PlannerState, snapshot: Snapshot) -> tuple[Knobs, PlannerState, Reason]:
@@ -303,8 +303,8 @@ def forecast_of(state: PlannerState, latest: PipelineRates) -> Forecast:
         demand=max(state.demands, default=math.inf),
         settings=state.settings,
         requests_a_core=0.0
-        if state.told is None
-        else state.told.elsewhere.get("requests_a_core", 0.0),
+        if state.reported is None
+        else state.reported.elsewhere.get("requests_a_core", 0.0),
     )
 
 
@@ -481,12 +481,12 @@ def _plan(
         return faster
     if outlook.bottleneck not in ("consumer", "cores"):
         calm = outlook.reason(f"{cause}, and nothing better is known")
-        if not forecast.elsewhere:
+        if not forecast.remote_stages:
             return state.knobs, replace(state, spare=0), calm
         kept = {
             name: (count, count)
             for name, count in state.knobs.workers.items()
-            if name not in forecast.elsewhere and name in outlook.ranges
+            if name not in forecast.remote_stages and name in outlook.ranges
         }
         return release(state, forecast, recent, {**outlook.ranges, **kept}, calm)
     calm = outlook.reason(cause)

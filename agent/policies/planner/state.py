@@ -86,7 +86,7 @@ class PlannerState:
     services: Mapping[str, StageCost]
     settings: PlannerSettings = DEFAULT
     last: Snapshot | None = None
-    told: Snapshot | None = None
+    reported: Snapshot | None = None
     """`last` as it was reported, if remote workers do a part of the work."""
     start_s: float = 0.0
     """How long workers elsewhere take to start, as far as that was seen."""
@@ -129,7 +129,7 @@ class PlannerState:
             before,
             services=self.services,
             last=self.last,
-            told=self.told,
+            reported=self.reported,
             start_s=self.start_s,
             tick=self.tick,
             age=before.age + self.tick - before.tick,
