@@ -330,7 +330,7 @@ def test_it_is_a_tunable_and_refuses_what_is_outside_its_limits():
         (
             SimStage,
             {"name": "s", "cost_s": 1.0, "credit_rows": 9.0},
-            "credit_rows: 9.0 without cap_rows_per_s",
+            "credit_rows: 9.0 needs cap_rows_per_s",
         ),
         (SimStage, {"name": "s", "cost_s": 1.0, "backends": ("fibre",)}, "backends"),
         (SimMachine, {"cores": -1}, "cores"),
