@@ -297,7 +297,7 @@ def test_each_ends_where_the_next_begins_and_the_report_marks_them(tmp_path):
         ("B", 15.0, 15.0, "good"),
     ], "there was no dip"
     assert "What happened" in text
-    assert "what it would take without waiting" in text
+    assert "possible without waiting" in text
     assert f"B. {second.sentence}" in text
 
 

@@ -396,7 +396,8 @@ def test_what_was_held_back_for_memory_is_told_with_its_reasons(tmp_path):
             )
     text = report.write(tmp_path / "run").read_text()
     assert (
-        "work waited for it 12 times: 8 for the limit, 4 as the system was short of memory" in text
+        "work waited for memory 12 times: 8 for the limit, 4 because the system was short of memory"
+        in text
     )
 
 
@@ -419,10 +420,7 @@ def test_workers_elsewhere_are_drawn_with_their_price(tmp_path):
                 }
             )
     text = report.write(tmp_path / "run").read_text()
-    assert (
-        "3 GiB came from them for 1,234 core-seconds; 4 requests were made again, 1 to a second worker"
-        in text
-    )
+    assert "they sent 3 GiB for 1,234 core-seconds; 4 requests were repeated" in text
     assert [2, 5] in [
         panel["series"][0]["value"] for figure in data_of(text, "") for panel in figure["panels"]
     ]
