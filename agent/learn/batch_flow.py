@@ -10,36 +10,37 @@ from operator import attrgetter
 from typing import NamedTuple
 
 import numpy as np
+from numpy import ndarray
 
 from sluice.agent.simulator.base import CHUNK_S
 from sluice.agent.simulator.physics import UNBOUNDED, TrueCosts
 
-_STAGE = {
-    "cost_s": 0.0,
-    "rows_per_item": 1.0,
-    "bytes_per_row": 0.0,
-    "cpu": 0.0,
-    "lock": 0.0,
-    "memory_bound": 0.0,
-    "sigma": 0.0,
-    "kappa": 0.0,
-    "cliff_workers": 0.0,
-    "cliff_factor": 1.0,
-    "cap_rows_per_s": 0.0,
-    "credit_rows": 0.0,
-    "tail": 0.0,
-    "burst_factor": 1.0,
-    "burst_every_s": 0.0,
-    "burst_s": 0.0,
-    "drift": 0.0,
-    "held_bytes": 0.0,
-    "worker_bytes": 0.0,
-    "process_bytes": 0.0,
-    "start_s": 0.0,
-    "process_start_s": 0.0,
-    "process_cost_s": 0.0,
-    "buffer_items": 0.0,
-}
+_STAGE = dict.fromkeys(("rows_per_item", "cliff_factor", "burst_factor"), 1.0) | dict.fromkeys(
+    (
+        "cost_s",
+        "bytes_per_row",
+        "cpu",
+        "lock",
+        "memory_bound",
+        "sigma",
+        "kappa",
+        "cliff_workers",
+        "cap_rows_per_s",
+        "credit_rows",
+        "tail",
+        "burst_every_s",
+        "burst_s",
+        "drift",
+        "held_bytes",
+        "worker_bytes",
+        "process_bytes",
+        "start_s",
+        "process_start_s",
+        "process_cost_s",
+        "buffer_items",
+    ),
+    0.0,
+)
 """The properties of a stage, and their values where there is no stage."""
 _MACHINE = (
     "cores",
@@ -92,29 +93,29 @@ class BatchTruth:
 class _Factors(NamedTuple):
     """How many times slower each shared resource makes its users: cores, bandwidth, lock and second threads."""
 
-    cores: np.ndarray
-    memory: np.ndarray
-    lock: np.ndarray
-    smt: np.ndarray
+    cores: ndarray
+    memory: ndarray
+    lock: ndarray
+    smt: ndarray
 
 
 class _Costs(NamedTuple):
     """The seconds of an item in each stage and of the consumer's step, before any slow-down by a shared resource."""
 
-    cpu: np.ndarray
-    memory: np.ndarray
-    lock: np.ndarray
-    waiting: np.ndarray
-    handed: np.ndarray
+    cpu: ndarray
+    memory: ndarray
+    lock: ndarray
+    waiting: ndarray
+    handed: ndarray
     """Seconds to pass the item on to the next stage."""
-    traffic: np.ndarray
+    traffic: ndarray
     """Bytes that an item moves through memory."""
-    crowd: np.ndarray
+    crowd: ndarray
     """The factor on the cost while all workers are busy."""
-    cap: np.ndarray
+    cap: ndarray
     """The most rows a second."""
-    step_cpu: np.ndarray
-    step_wait: np.ndarray
+    step_cpu: ndarray
+    step_wait: ndarray
 
 
 class BatchFlow:
@@ -129,21 +130,21 @@ class BatchFlow:
         self._factors = _Factors(*(np.ones(count) for _ in _Factors._fields))
 
     @property
-    def slow(self) -> np.ndarray:
+    def slow(self) -> ndarray:
         """How many times slower a thread runs because others want the cores too."""
         return self._factors.cores
 
     def settle(
         self,
         *,
-        workers: np.ndarray,
-        process: np.ndarray,
-        starting: np.ndarray,
-        factors: np.ndarray,
-        bursts: np.ndarray,
-        credit_rows: np.ndarray,
-        queue: np.ndarray,
-        limits: np.ndarray,
+        workers: ndarray,
+        process: ndarray,
+        starting: ndarray,
+        factors: ndarray,
+        bursts: ndarray,
+        credit_rows: ndarray,
+        queue: ndarray,
+        limits: ndarray,
     ) -> None:
         """Computes the rates for these workers, on threads or in processes.
 
@@ -193,12 +194,12 @@ class BatchFlow:
 
     def _costs(  # noqa: PLR0917
         self,
-        n: np.ndarray,
-        cores: np.ndarray,
-        process: np.ndarray,
-        factors: np.ndarray,
-        bursts: np.ndarray,
-        credit_rows: np.ndarray,
+        n: ndarray,
+        cores: ndarray,
+        process: ndarray,
+        factors: ndarray,
+        bursts: ndarray,
+        credit_rows: ndarray,
     ) -> _Costs:
         """Returns the costs with `n` workers in each stage."""
         truth = self._truth
@@ -232,16 +233,14 @@ class BatchFlow:
             step_wait=consumer["step_s"] * (1 - consumer["cpu"]),
         )
 
-    def _capacity(self, costs: _Costs, rates: np.ndarray, slow: _Factors) -> np.ndarray:
+    def _capacity(self, costs: _Costs, rates: ndarray, slow: _Factors) -> ndarray:
         """Returns the rows a second that the stages and, last, the consumers can do with enough input."""
         step = costs.step_wait + costs.step_cpu * (slow.cores * slow.smt)
         batch_rows = self._truth.consumer["batch_rows"]
         taken = np.where(step > 0, batch_rows / np.maximum(step, 1e-12), UNBOUNDED)
         return np.concatenate([np.minimum(rates, costs.cap), taken[None]])
 
-    def _available_cores(
-        self, cores: np.ndarray, overhead: np.ndarray, runnable: np.ndarray
-    ) -> np.ndarray:
+    def _available_cores(self, cores: ndarray, overhead: ndarray, runnable: ndarray) -> ndarray:
         """Returns the cores for the pipelines' work, next to other programs and starting workers."""
         machine = self._truth.machine
         others = machine["neighbour_threads"]
@@ -257,9 +256,9 @@ class BatchFlow:
         self,
         slow: _Factors,
         costs: _Costs,
-        active: np.ndarray,
-        per_s: np.ndarray,
-        upper: np.ndarray,
+        active: ndarray,
+        per_s: ndarray,
+        upper: ndarray,
     ) -> _Factors:
         """Returns the factors that bandwidth, lock and second threads need now. `upper` is the used share of the second
         threads."""
@@ -280,7 +279,7 @@ class BatchFlow:
         )
 
 
-def _limit_by_queues(capacity: np.ndarray, arriving: np.ndarray, space: np.ndarray) -> np.ndarray:
+def _limit_by_queues(capacity: ndarray, arriving: ndarray, space: ndarray) -> ndarray:
     """Returns the rates that the queues before and after each stage allow."""
     rates = capacity.copy()
     for i in range(1, len(rates)):

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+from numpy import ndarray
 
 from sluice.agent.learn.pipeline_batch import BatchKnobs, PipelineBatch
 from sluice.agent.policies.opening.policy import Glimpse, Setting
@@ -31,11 +32,11 @@ class OracleSettings(NamedTuple):
 
     Arrays are pipeline × stage, or have one value for each pipeline. A pipeline's last stage is in the last column."""
 
-    workers: np.ndarray
-    process: np.ndarray
-    read_ahead_bytes: np.ndarray
-    prefetch_bytes: np.ndarray
-    rows_per_s: np.ndarray
+    workers: ndarray
+    process: ndarray
+    read_ahead_bytes: ndarray
+    prefetch_bytes: ndarray
+    rows_per_s: ndarray
 
     @classmethod
     def of(cls, scenarios: Sequence[Scenario], stages: int) -> OracleSettings:
@@ -72,12 +73,12 @@ class Episodes:
         return self._batch.knobs
 
     @property
-    def rows(self) -> np.ndarray:
+    def rows(self) -> ndarray:
         """The rows that each trainer took so far; 0 if the pipeline was killed."""
         return np.where(self._batch.killed, 0.0, self._batch.consumed)
 
     @property
-    def killed(self) -> np.ndarray:
+    def killed(self) -> ndarray:
         return self._batch.killed
 
     def pass_time(self, seconds: float) -> None:
@@ -129,7 +130,7 @@ class Episodes:
             )
         )
 
-    def _counters(self) -> dict[str, np.ndarray]:
+    def _counters(self) -> dict[str, ndarray]:
         return {
             **{name: getattr(self._batch, name).T.copy() for name in _OF_STAGES},
             **{name: getattr(self._batch, name).copy() for name in _OF_PIPELINES},
@@ -137,11 +138,11 @@ class Episodes:
         }
 
 
-def _foreknowledge(scenarios: Sequence[Scenario], stages: int, seed: int) -> dict[str, np.ndarray]:
+def _foreknowledge(scenarios: Sequence[Scenario], stages: int, seed: int) -> dict[str, ndarray]:
     """Returns what runs of these pipelines know before the first row. NaN: unknown."""
     draw = np.random.default_rng((8, seed))
 
-    def known(share: float, *shape: int) -> np.ndarray:
+    def known(share: float, *shape: int) -> ndarray:
         return np.where(draw.random(shape) < share, 1.0, np.nan)
 
     count = len(scenarios)

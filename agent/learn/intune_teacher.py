@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy import ndarray
 
 from sluice.agent.costs.rates import rates
 from sluice.agent.learn.adam import Adam
@@ -63,11 +64,11 @@ def hardware_of(scenario: Scenario) -> Hardware:
 class Replay:
     """The latest decisions."""
 
-    inputs: np.ndarray
-    steps: np.ndarray
-    rewards: np.ndarray
-    after: np.ndarray
-    present: np.ndarray
+    inputs: ndarray
+    steps: ndarray
+    rewards: ndarray
+    after: ndarray
+    present: ndarray
     count: int = 0
 
     @classmethod
@@ -81,7 +82,7 @@ class Replay:
         )
 
     def add(
-        self, inputs: np.ndarray, steps: np.ndarray, value: float, after: np.ndarray, stages: int
+        self, inputs: ndarray, steps: ndarray, value: float, after: ndarray, stages: int
     ) -> None:
         i = self.count % len(self.rewards)
         self.inputs[i] = inputs
@@ -92,7 +93,7 @@ class Replay:
         self.present[i, STAGES:] = 1
         self.count += 1
 
-    def sample(self, random: np.random.Generator) -> tuple[np.ndarray, ...]:
+    def sample(self, random: np.random.Generator) -> tuple[ndarray, ...]:
         """Draws decisions. The stages' places are shuffled because their order has no meaning."""
         rows = random.integers(min(self.count, len(self.rewards)), size=(_BATCH, 1))
         stages = random.permuted(np.tile(np.arange(STAGES), (_BATCH, 1)), axis=1)
@@ -175,7 +176,7 @@ def _learn(
     )
 
 
-def _descend(network: Any, target: Any, optimiser: Adam, batch: Iterable[np.ndarray]) -> None:
+def _descend(network: Any, target: Any, optimiser: Adam, batch: Iterable[ndarray]) -> None:
     """Runs one step of Q-learning, and moves the target network towards the trained one."""
     import torch
 
@@ -240,7 +241,7 @@ class _Episode:
         self.inputs = np.zeros(INPUTS, np.float32)
         self.last_reward = self.step(np.full(PLACES, STEPS.index(0)))
 
-    def step(self, chosen: np.ndarray) -> float:
+    def step(self, chosen: ndarray) -> float:
         simulator = self._simulator
         simulator.apply(
             move(

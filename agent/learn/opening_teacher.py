@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
+from numpy import ndarray
 
 from sluice.agent.learn.episodes import Episodes, OracleSettings
 from sluice.agent.learn.student import Arrays, Student
@@ -44,9 +45,7 @@ _SPREAD = 0.3  # standard deviation of attempts around the student's setting
 _IMITATION_RATE, _GRADIENT_RATE = 2e-3, 3e-4
 
 
-def lessons(
-    weights: Mapping[str, np.ndarray] | None, numbers: range, seed: int
-) -> Iterator[Arrays]:
+def lessons(weights: Mapping[str, ndarray] | None, numbers: range, seed: int) -> Iterator[Arrays]:
     """Runs these training pipelines, and yields each look with the oracle's setting.
 
     The student with these weights acts. Without weights, the settings are near the oracle's."""
@@ -155,8 +154,8 @@ def imitate(
 
 
 def initial_gains(
-    weights: Mapping[str, np.ndarray], numbers: Sequence[int], units: np.ndarray, seed: int
-) -> np.ndarray:
+    weights: Mapping[str, ndarray], numbers: Sequence[int], units: ndarray, seed: int
+) -> ndarray:
     """Returns the rate after the student's initial settings in their first seconds, in units of the best rate."""
     episodes = Episodes([pipeline("training", n) for n in numbers], seed=seed)
     look = episodes.look(_LOOKS_S[0])
@@ -170,16 +169,16 @@ class Attempts(NamedTuple):
     """Initial settings around the student's, and their results. Each pipeline's first attempt is the student's own
     setting. Arrays are pipeline × attempt, and stage or buffer."""
 
-    workers: np.ndarray
-    process: np.ndarray
-    sizes: np.ndarray
-    brought: np.ndarray
+    workers: ndarray
+    process: ndarray
+    sizes: ndarray
+    brought: ndarray
     """The rows of the first seconds, in units of the best rate; 0 if the pipeline was killed."""
-    pace: np.ndarray
+    pace: ndarray
     """The rate that the first attempt reached, as a share of the bound. One value for each pipeline."""
 
     @property
-    def advantage(self) -> np.ndarray:
+    def advantage(self) -> ndarray:
         """The result of each attempt, compared with the others of its pipeline."""
         spread = self.brought.std(axis=1, keepdims=True)
         return np.where(
@@ -195,13 +194,13 @@ def attempt(
     inputs: Inputs,
     answers: Answers,
     *,
-    units: np.ndarray,
+    units: ndarray,
     draw: np.random.Generator,
 ) -> Attempts:
     """Sets the knobs of each pipeline: `answers` in its first episode, settings around them in the others."""
     first = np.arange(len(units) * GROUP) % GROUP == 0
 
-    def around(values: np.ndarray, tried: int) -> np.ndarray:
+    def around(values: ndarray, tried: int) -> ndarray:
         values = values.repeat(GROUP, axis=0)
         noise = _SPREAD * draw.standard_normal(values.shape) * (np.arange(values.shape[1]) < tried)
         return np.where(first[:, None], values, values + noise)
@@ -224,7 +223,7 @@ def attempt(
     return Attempts(tried[0], tried[1], tried[2], brought.reshape(-1, GROUP), pace[::GROUP])
 
 
-def improve(student: Student, anchor: Student, units: np.ndarray, seed: int, step: int) -> float:
+def improve(student: Student, anchor: Student, units: ndarray, seed: int, step: int) -> float:
     """Runs a step of policy gradient. Returns the mean result of the student's own settings.
 
     `units` are the best rates of the training pipelines."""

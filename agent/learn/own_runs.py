@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy import ndarray
 
 from sluice.agent.learn.episodes import OracleSettings
 from sluice.agent.learn.opening_judgement import mean_between
@@ -154,9 +155,9 @@ def _lesson(one: OpeningRecord, best_rows_per_s: float) -> Arrays:
     assert settled is not None, "the run has ended"
     assert rate is not None, "and its rate is known"
     look = Glimpse.of(one.given)
-    own = [stage.name for stage in one.given.seen.stages if stage.name not in one.given.knobs.fused]
+    own = one.given.own_stages
 
-    def wide(values: Sequence[float]) -> np.ndarray:
+    def wide(values: Sequence[float]) -> ndarray:
         return np.pad(np.array([values], float), [(0, 0), (STAGES - len(own), 0)])
 
     goal = OracleSettings(
@@ -181,7 +182,7 @@ def train(weights: Arrays, taught: Arrays, steps: int, seed: int) -> Arrays:
     return student.arrays()
 
 
-def errors(weights: Mapping[str, np.ndarray], some: Arrays) -> np.ndarray:
+def errors(weights: Mapping[str, ndarray], some: Arrays) -> ndarray:
     """Returns for each record how far the policy's setting is from the settled knobs.
 
     The error is the mean difference of the stages' log workers, plus half the share of wrong back ends, plus a tenth of
@@ -196,7 +197,7 @@ def errors(weights: Mapping[str, np.ndarray], some: Arrays) -> np.ndarray:
     return np.asarray(workers + 0.5 * wrong + 0.1 * sizes)
 
 
-def _answers(weights: Mapping[str, np.ndarray], some: Arrays) -> Answers:
+def _answers(weights: Mapping[str, ndarray], some: Arrays) -> Answers:
     nothing = np.zeros(len(some["unit"]))
     return answer(
         weights, Inputs(some["stages"], some["pipelines"], nothing, nothing), some["real"] > 0
@@ -206,7 +207,7 @@ def _answers(weights: Mapping[str, np.ndarray], some: Arrays) -> Answers:
 def widen(ranges: Mapping[str, Any], taught: Arrays) -> dict[str, Any]:
     """Returns the training ranges, extended by these lessons."""
 
-    def more(old: Sequence[Sequence[float]], new: np.ndarray) -> list[list[float]]:
+    def more(old: Sequence[Sequence[float]], new: ndarray) -> list[list[float]]:
         return [
             [min(low, float(least)), max(high, float(most))]
             for (low, high), least, most in zip(old, new.min(axis=0), new.max(axis=0), strict=True)

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy import ndarray
 
 from sluice.agent.learn.batch_flow import BatchFlow, BatchTruth
 from sluice.agent.simulator.base import CHUNK_S, GOVERNOR_FILLS
@@ -27,11 +28,11 @@ from sluice.ingest.stats import Snapshot, StageStats
 class BatchKnobs:
     """The knobs of all pipelines."""
 
-    workers: np.ndarray
-    process: np.ndarray
+    workers: ndarray
+    process: ndarray
     """Whether a stage runs in processes."""
-    read_ahead_bytes: np.ndarray
-    prefetch_bytes: np.ndarray
+    read_ahead_bytes: ndarray
+    prefetch_bytes: ndarray
 
 
 class PipelineBatch:
@@ -97,15 +98,15 @@ class PipelineBatch:
         self.peak = self.memory.copy()
 
     @property
-    def cores(self) -> np.ndarray:
+    def cores(self) -> ndarray:
         return self._machine["cores"]
 
     @property
-    def memory_limit(self) -> np.ndarray:
+    def memory_limit(self) -> ndarray:
         return self._machine["memory_limit"]
 
     @property
-    def rows_per_item(self) -> np.ndarray:
+    def rows_per_item(self) -> ndarray:
         return self._stage["rows_per_item"]
 
     def knobs_of(self, each: Sequence[Knobs]) -> BatchKnobs:
@@ -196,23 +197,21 @@ class PipelineBatch:
             held_back=int(self.held_back[b]),
         )
 
-    def _drawn(self, mean: np.ndarray) -> np.ndarray:
+    def _drawn(self, mean: ndarray) -> ndarray:
         return np.asarray(mean * self._draw_for_stages(self._random.standard_exponential))
 
-    def _draw_for_stages(
-        self, draw: Callable[[tuple[int, ...]], np.ndarray], *times: int
-    ) -> np.ndarray:
+    def _draw_for_stages(self, draw: Callable[[tuple[int, ...]], ndarray], *times: int) -> ndarray:
         """Draws a number for each stage. Pipelines of one group get the same."""
         rows, count = self._shape
         return np.repeat(draw((*times, rows, count // self._alike)), self._alike, axis=-1)
 
-    def _leave(self, some: np.ndarray) -> None:
+    def _leave(self, some: ndarray) -> None:
         """Removes the workers of these stages that are still starting."""
         if (some & (self._coming > 0)).any():
             self._joining[:, some] = 0.0
             self._coming[some] = 0.0
 
-    def queue_limits(self) -> np.ndarray:
+    def queue_limits(self) -> ndarray:
         """How many rows may wait behind each stage. A queue takes at least one item of either neighbour."""
         rows, first = self._stage["rows_per_item"], self._truth.first
         limits = self._stage["buffer_items"] * rows
@@ -222,13 +221,13 @@ class PipelineBatch:
         after = np.concatenate([rows[1:], self._truth.consumer["batch_rows"][None]])
         return np.asarray(np.where(self.real, np.maximum(np.maximum(limits, rows), after), 0.0))
 
-    def _own_bytes(self) -> np.ndarray:
+    def _own_bytes(self) -> ndarray:
         """The bytes that a worker of each stage holds for itself."""
         return np.where(
             self.knobs.process, self._stage["process_bytes"], self._stage["worker_bytes"]
         )
 
-    def _memory_wanted(self) -> np.ndarray:
+    def _memory_wanted(self) -> ndarray:
         held = (
             self.active * self._item_bytes
             + self.queue * self._row_bytes
@@ -236,7 +235,7 @@ class PipelineBatch:
         )
         return np.asarray(self._machine["base_bytes"] + (held * self.real).sum(axis=0))
 
-    def _governed(self, limits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def _governed(self, limits: ndarray) -> tuple[ndarray, ndarray]:
         """Returns the workers that the governor admits, and the share of the queues' limits that it allows."""
         everything = np.ones(self._shape[1])
         if not self._governor:
@@ -292,7 +291,7 @@ class PipelineBatch:
         self._account(admitted, limits)
         self.now += CHUNK_S
 
-    def _draw_costs(self) -> tuple[np.ndarray, np.ndarray]:
+    def _draw_costs(self) -> tuple[ndarray, ndarray]:
         """Draws the factors on each stage's cost (tails, drift) and on its waiting (bursts)."""
         stage, normal = self._stage, self._draw_for_stages(self._random.standard_normal, 2)
         self._walk += stage["drift"] * math.sqrt(CHUNK_S) * normal[0]
@@ -309,7 +308,7 @@ class PipelineBatch:
             )
         return factors, np.where(self.now < self._burst_until, stage["burst_factor"], 1.0)
 
-    def _account(self, admitted: np.ndarray, limits: np.ndarray) -> None:
+    def _account(self, admitted: ndarray, limits: ndarray) -> None:
         stage = self._stage
         real = self.real
         alive = ~self.killed

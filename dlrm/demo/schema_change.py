@@ -262,11 +262,11 @@ def compared(tuned: Run, frozen: Run) -> tuple[str, dict[str, Any]]:
     )
     headline = _headline(incidents)
     rows = [
-        [escape(name), tables.verdict(one.result or "too short to say"), escape(one.sentence)]
+        [escape(name), tables.verdict(one.result or "too short to judge"), escape(one.sentence)]
         for name, one in incidents.items()
     ]
     what = tables.table(
-        ("run", "result", "what came of it"), rows, kind="story", row="occasion", classes=("m", "v")
+        ("run", "result", "effect"), rows, kind="story", row="occasion", classes=("m", "v")
     )
     page = filled(
         title="New columns while it trains",

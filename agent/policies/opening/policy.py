@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy import ndarray
 
 from sluice.agent.policies.opening.contract import InitialSetting, PolicyInput
 from sluice.agent.policies.opening.weights import in_use, read
@@ -104,36 +105,36 @@ class Glimpse:
     """What pipelines did between two snapshots, and what else is known of them. NaN: unknown."""
 
     seconds: float
-    real: np.ndarray
+    real: ndarray
     """Where there is a stage. A pipeline's last stage is in the last column."""
-    rows: np.ndarray
-    busy_s: np.ndarray
-    cpu_s: np.ndarray
-    core_wait_s: np.ndarray
-    in_s: np.ndarray
-    out_s: np.ndarray
-    item_bytes: np.ndarray
-    row_bytes: np.ndarray
-    fill: np.ndarray
-    workers: np.ndarray
-    most: np.ndarray
-    process: np.ndarray
-    movable: np.ndarray
-    read_ahead_bytes: np.ndarray
-    prefetch_bytes: np.ndarray
-    python: np.ndarray
-    consumed: np.ndarray
-    wait_s: np.ndarray
-    compute_s: np.ndarray
-    used_s: np.ndarray
-    cores: np.ndarray
-    memory_used: np.ndarray
-    memory_limit: np.ndarray
-    batch_rows: np.ndarray
-    remote: np.ndarray
-    known_row_bytes: np.ndarray
-    group_rows: np.ndarray
-    process_bytes: np.ndarray
+    rows: ndarray
+    busy_s: ndarray
+    cpu_s: ndarray
+    core_wait_s: ndarray
+    in_s: ndarray
+    out_s: ndarray
+    item_bytes: ndarray
+    row_bytes: ndarray
+    fill: ndarray
+    workers: ndarray
+    most: ndarray
+    process: ndarray
+    movable: ndarray
+    read_ahead_bytes: ndarray
+    prefetch_bytes: ndarray
+    python: ndarray
+    consumed: ndarray
+    wait_s: ndarray
+    compute_s: ndarray
+    used_s: ndarray
+    cores: ndarray
+    memory_used: ndarray
+    memory_limit: ndarray
+    batch_rows: ndarray
+    remote: ndarray
+    known_row_bytes: ndarray
+    group_rows: ndarray
+    process_bytes: ndarray
 
     @classmethod
     def of(cls, given: PolicyInput) -> Glimpse:
@@ -207,11 +208,11 @@ def _pipeline_numbers(given: PolicyInput) -> dict[str, float | None]:
 class Inputs(NamedTuple):
     """The network's inputs for each stage (STAGE_INPUTS) and pipeline, and the plain estimate that it corrects."""
 
-    stages: np.ndarray
-    pipelines: np.ndarray
-    workers: np.ndarray
+    stages: ndarray
+    pipelines: ndarray
+    workers: ndarray
     """The logarithm of the workers that each stage needs if costs stay the same and the cores are the limit."""
-    bound: np.ndarray
+    bound: ndarray
     """Rows a second that the cores and the trainer allow."""
 
 
@@ -239,12 +240,12 @@ def observe(look: Glimpse) -> Inputs:
 
 def _stage_inputs(  # noqa: PLR0917
     look: Glimpse,
-    worked: np.ndarray,
-    cpu: np.ndarray,
-    use: np.ndarray,
-    bound: np.ndarray,
-    estimate: np.ndarray,
-) -> list[np.ndarray]:
+    worked: ndarray,
+    cpu: ndarray,
+    use: ndarray,
+    bound: ndarray,
+    estimate: ndarray,
+) -> list[ndarray]:
     """Returns STAGE_INPUTS. `cpu` and `use` are processor seconds and worker seconds a row."""
     workers = np.maximum(look.workers, 1.0)
     capacity = np.where(worked, workers / np.maximum(use, 1e-12) / bound[:, None], 1.0)
@@ -278,8 +279,8 @@ def _stage_inputs(  # noqa: PLR0917
 
 
 def _pipeline_inputs(
-    look: Glimpse, computes: np.ndarray, demand: np.ndarray, bound: np.ndarray
-) -> list[np.ndarray]:
+    look: Glimpse, computes: ndarray, demand: ndarray, bound: ndarray
+) -> list[ndarray]:
     """Returns PIPELINE_INPUTS."""
     real, seconds = look.real, look.seconds
     return [
@@ -303,30 +304,30 @@ def _pipeline_inputs(
     ]
 
 
-def _scaled_log(value: np.ndarray, low: float = 1e-4, high: float = 1e4) -> np.ndarray:
+def _scaled_log(value: ndarray, low: float = 1e-4, high: float = 1e4) -> ndarray:
     return np.asarray(np.log(np.clip(value, low, high)) / 3)
 
 
-def _stack(inputs: Sequence[np.ndarray]) -> np.ndarray:
+def _stack(inputs: Sequence[ndarray]) -> ndarray:
     return np.stack([np.asarray(one, np.float32) for one in inputs], axis=-1)
 
 
 class Answers(NamedTuple):
     """The network's output. `workers` is added to the logarithm of the plain estimate."""
 
-    workers: np.ndarray
-    process: np.ndarray
+    workers: ndarray
+    process: ndarray
     """The logit of the probability that the stage should run in processes."""
-    pipelines: np.ndarray
+    pipelines: ndarray
     """Pipeline × 3. The first two are added to the logarithms of both buffers' plain sizes. The third is added to the
     logarithm of the bound, which gives the promised rate."""
 
 
-def answer(weights: Mapping[str, np.ndarray], inputs: Inputs, real: np.ndarray) -> Answers:
-    def layer(name: str, values: np.ndarray) -> np.ndarray:
+def answer(weights: Mapping[str, ndarray], inputs: Inputs, real: ndarray) -> Answers:
+    def layer(name: str, values: ndarray) -> ndarray:
         return np.asarray(values @ weights[f"{name}.weight"].T + weights[f"{name}.bias"])
 
-    def mean_and_maximum(state: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def mean_and_maximum(state: ndarray) -> tuple[ndarray, ndarray]:
         mean = (state * mask).sum(axis=1, keepdims=True) / mask.sum(axis=1, keepdims=True)
         return mean, (state * mask).max(axis=1, keepdims=True)  # states are never below 0
 
@@ -365,14 +366,14 @@ def answer(weights: Mapping[str, np.ndarray], inputs: Inputs, real: np.ndarray) 
 class Setting(NamedTuple):
     """The knobs of pipelines before their limits are applied, and the promised rate."""
 
-    workers: np.ndarray
-    process: np.ndarray
-    read_ahead_bytes: np.ndarray
-    prefetch_bytes: np.ndarray
-    rows_per_s: np.ndarray
+    workers: ndarray
+    process: ndarray
+    read_ahead_bytes: ndarray
+    prefetch_bytes: ndarray
+    rows_per_s: ndarray
 
 
-def buffers(look: Glimpse, workers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def buffers(look: Glimpse, workers: ndarray) -> tuple[ndarray, ndarray]:
     """Returns the plain sizes of the read-ahead and prefetch buffers for these workers.
 
     They are at least the present sizes, and large enough to smooth variation. Each takes at most an eighth of the
@@ -411,7 +412,7 @@ def setting(look: Glimpse, inputs: Inputs, answers: Answers) -> Setting:
 class NetworkPolicy:
     """Chooses the initial setting with the learned weights."""
 
-    def __init__(self, weights: Mapping[str, np.ndarray], record: Mapping[str, Any]) -> None:
+    def __init__(self, weights: Mapping[str, ndarray], record: Mapping[str, Any]) -> None:
         """`record` describes the training: seed, date, command, lives, table. Its `ranges` are the training ranges of
         the inputs."""
         self._weights, self.record = weights, record
