@@ -244,7 +244,7 @@ class Pipeline:
 
     def _limit_bytes(self, stage: str) -> int:
         """Returns how many bytes may wait after a stage."""
-        limit = self._specs[stage].room
+        limit = self._specs[stage].buffer_limit
         if limit == "window":  # all streams may come to the end of their window at the same time
             return len(self._streams) * self._block_bytes
         if limit == "read_ahead_bytes":

@@ -85,7 +85,7 @@ def test_a_report_without_room_costs_no_result(tmp_path, capsys):
     with no_more_than(100):
         assert page.written(tmp_path / "run", say) is None
     assert (
-        "the report cannot be written (File too large); make room, then `sluice report"
+        "the report cannot be written (File too large); free some disk space, then run `sluice report"
         in capsys.readouterr().err
     )
     assert sorted(p.name for p in (tmp_path / "run").glob("report*")) == []

@@ -140,7 +140,7 @@ class Forecast:
         )
 
     @property
-    def elsewhere(self) -> list[str]:
+    def remote_stages(self) -> list[str]:
         """The stages whose workers hold cores of other hosts."""
         return [
             name
@@ -148,8 +148,8 @@ class Forecast:
             if self.requests_a_core and self.knobs.backend.get(name) == REMOTE
         ]
 
-    def cores_elsewhere(self, workers: Mapping[str, int]) -> float:
-        return sum(workers[name] for name in self.elsewhere) / (self.requests_a_core or 1)
+    def remote_cores(self, workers: Mapping[str, int]) -> float:
+        return sum(workers[name] for name in self.remote_stages) / (self.requests_a_core or 1)
 
     @property
     def core_rows_per_s(self) -> float:
@@ -161,7 +161,7 @@ class Forecast:
 
     def price(self, workers: Mapping[str, int]) -> float:
         """The price of the cores that so many workers hold elsewhere, in rows a second."""
-        held = self.cores_elsewhere(workers)
+        held = self.remote_cores(workers)
         return held * self.core_rows_per_s if held else 0.0
 
     def bottleneck(self) -> str:
@@ -196,7 +196,7 @@ class Forecast:
             )
             if leaner[1] >= self.settings.worth_lean * chosen[1]:
                 chosen = leaner
-        if not self.elsewhere:
+        if not self.remote_stages:
             return chosen
         return max(
             [chosen, *self._cheaper(chosen, ranges, fewest=fewest, tight=tight)],
@@ -212,7 +212,7 @@ class Forecast:
         tight: bool,
     ) -> Iterator[tuple[Knobs, float]]:
         """The best knobs for fewer rows: the last of them may cost more elsewhere than they are worth."""
-        for name in self.elsewhere:
+        for name in self.remote_stages:
             least, most = ranges[name][0], chosen[0].workers[name]
             for count in range(least, most, max(1, (most - least) // self.settings.cheaper)):
                 aim = self.capacity(name, count) / self.settings.headroom

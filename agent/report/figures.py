@@ -1,4 +1,4 @@
-"""The charts of a run's page: `hero`, the main one, `stages`, `training` and `machine`."""
+"""The charts of a run's page: `hero` (the overview), `stages`, `training` and `machine`."""
 
 from __future__ import annotations
 
@@ -15,15 +15,24 @@ from sluice.agent.report.run_folder import Run
 from sluice.agent.report.tables import TONES, verdict
 from sluice.ingest.knobs import format_bytes
 
-_OFF_SCALE = 3.0  # times the highest use: a limit above that would flatten the curves
-_BUSY = 0.9  # of its workers' time: the bottleneck, where the trainer waits
+_OFF_SCALE = 3.0  # times the highest use: a higher limit would flatten the curves
+_BUSY = 0.9  # of its workers' time: a stage is the bottleneck if the trainer waits
 
 
 def hero(
     run: Run, figures: RunOutcome, story: Sequence[DecisionEffect], incidents: Sequence[Incident]
 ) -> str:
-    """The main chart, after the decisions and incidents that all charts show."""
+    """Returns the overview chart, after the decisions and incidents that all charts show."""
     looks, end = run.looks() or run.of("loader"), _last(run.of("loader"), figures)
+    rate, decisions = figures.rows_per_s_first, run.of("decision")
+    before = Series(name="before tuning", points=[])
+    if figures.changes_faster and rate is not None:
+        one_each = set((decisions[0].get("before") or {}).get("workers", {}).values()) == {1}
+        before = Series(
+            name="with one worker a stage" if one_each else "before tuning",
+            style="level",
+            points=[(0.0, rate), (end, rate)],
+        )
     moments = {
         "decisions": [
             {"at": c.at, "label": str(c.number), "text": f"{c.number}. {c.moves}: {c.effect}"}
@@ -47,150 +56,156 @@ def hero(
             name="rows a second",
             axis=charts.ROWS,
             series=[
-                _series("taken by the trainer", _points(looks, "rows_per_s"), "area"),
-                _series("what it would take without waiting", _headroom(looks), "limit"),
-                _rate_before(run, figures, end),
+                _series("taken by the trainer", "area", looks, "rows_per_s"),
+                Series(name="possible without waiting", points=_headroom(looks), style="limit"),
+                before,
             ],
         ),
         Panel(
             name="time that the trainer waits for input",
             axis=charts.SHARE,
-            series=[_series("waiting", _points(looks, "stall"), "area")],
+            series=[_series("waiting", "area", looks, "stall")],
         ),
         end=end,
         kind="hero",
-        note=_ranks_counted(run),
+        note=_whose(run),
     )
 
 
-def _rate_before(run: Run, figures: RunOutcome, end: float) -> Series:
-    """A level at the rate before the first change, if the changes made the run faster."""
-    rate, decisions = figures.rows_per_s_first, run.of("decision")
-    if not figures.changes_faster or rate is None:
-        return _series("before tuning", [])
-    workers = (decisions[0].get("before") or {}).get("workers", {}).values()
-    name = "with one worker a stage" if set(workers) == {1} else "before tuning"
-    return _series(name, [(0.0, rate), (end, rate)], "level")
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _StageCourse:
-    """The course of one stage: its number of workers, and the share of their time at work."""
-
+class _Stage:
+    name: str
     workers: Points
     shares: Points
+    """The share of its workers' time at useful work."""
     busy: float | None
-    """The mean share in the last third of the run."""
-
-    @classmethod
-    def of(cls, name: str, run: Run, knobs: Sequence[Mapping[str, Any]]) -> _StageCourse:
-        looks, loader = run.looks(), run.of("loader")
-        busy = _points(loader, "stages", name, "busy")
-        counts = _points(loader, "stages", name, "workers")
-        shares = [
-            (at, min(1.0, value / count))
-            for (at, value), (_, count) in zip(busy, counts, strict=False)
-            if count
-        ]
-        settled_at = looks[-max(1, len(looks) // 3)]["at"] if looks else float("inf")
-        last = [{"busy": share} for at, share in shares if at >= settled_at]
-        workers = _points(knobs, "knobs", "workers", name)
-        return cls(workers=workers, shares=shares, busy=mean(last, "busy"))
-
-    def note(self, name: str, last: Mapping[str, Any]) -> str:
-        """Describes the workers at the end, by the `last` knobs."""
-        first, now = int(self.workers[0][1]), int(self.workers[-1][1])
-        unit = "process" if (last.get("backend") or {}).get(name) == "process" else "worker"
-        if now != 1:
-            unit += "es" if unit == "process" else "s"
-        count = f"{first} → {now} {unit}" if first != now else f"{now} {unit}"
-        if name in (last.get("fused") or ()):
-            count = "by the workers before it"
-        return count if self.busy is None else f"{count}, busy {percent(self.busy)}"
+    """The mean of `shares` in the settled part of the run. None: not measured."""
 
 
 def stages(run: Run, figures: RunOutcome) -> str:
-    """A small chart for each stage: its workers, and the share of their time at work."""
-    end = _last(run.of("loader"), figures)
+    """Returns a small chart for each stage: its workers, and the share of their time at useful work."""
     knobs = _knobs_over_time(run)
     last = (knobs[-1].get("knobs") or {}) if knobs else {}
     names = dict.fromkeys(
         name for line in knobs for name in (line.get("knobs") or {}).get("workers", ())
     )
-    courses = {name: _StageCourse.of(name, run, knobs) for name in names}
-    busiest = max(((one.busy or 0.0, name) for name, one in courses.items()), default=None)
+    found = [_stage(run, knobs, name) for name in names]
     waits = figures.stall_last is not None and figures.stall_last > HARDLY
-    bottleneck = busiest[1] if busiest and waits and busiest[0] >= _BUSY else None
-    drawn = [
-        chart(
-            name,
-            Panel(axis=charts.WHOLE, series=[_series("workers", course.workers, "step")]),
-            Panel(axis=charts.SHARE, series=[_series("at work", course.shares)]),
-            end=end,
-            kind="part",
-            note=course.note(name, last),
-            aside=verdict("the bottleneck", "bad") if name == bottleneck else " ",
-        )
-        for name, course in courses.items()
-        if course.workers
-    ]
-    if not drawn:
-        return ""
+    busiest = max(((one.busy or 0.0, one.name) for one in found), default=(0.0, ""))
+    bottleneck = busiest[1] if waits and busiest[0] >= _BUSY else ""
+    end = _last(run.of("loader"), figures)
+    drawn = [_stage_chart(one, last, end, one.name == bottleneck) for one in found if one.workers]
     about = "Top: number of workers. Bottom: share of time spent working"
     about = ", ".join(filter(None, [about, _of_each(run)]))
     return (
-        f'<section class="bare"><h2>Workers of each stage</h2><p class="empty">{about}</p>'
-        f'<div class="small">{"".join(drawn)}</div></section>'
+        (
+            f'<section class="bare"><h2>Workers of each stage</h2><p class="empty">{about}</p>'
+            f'<div class="small">{"".join(drawn)}</div></section>'
+        )
+        if drawn
+        else ""
+    )
+
+
+def _stage(run: Run, knobs: Sequence[Mapping[str, Any]], name: str) -> _Stage:
+    loader, looks = run.of("loader"), run.looks()
+    shares = [
+        (at, min(1.0, value / n))
+        for (at, value), (_, n) in zip(
+            _points(loader, "stages", name, "busy"),
+            _points(loader, "stages", name, "workers"),
+            strict=False,
+        )
+        if n
+    ]
+    settled = looks[-max(1, len(looks) // 3) :]
+    late = [{"busy": share} for at, share in shares if settled and at >= settled[0]["at"]]
+    workers = _points(knobs, "knobs", "workers", name)
+    return _Stage(name=name, workers=workers, shares=shares, busy=mean(late, "busy"))
+
+
+def _stage_chart(stage: _Stage, knobs: Mapping[str, Any], end: float, bottleneck: bool) -> str:
+    first, now = int(stage.workers[0][1]), int(stage.workers[-1][1])
+    unit = "process" if (knobs.get("backend") or {}).get(stage.name) == "process" else "worker"
+    if now != 1:
+        unit += "es" if unit == "process" else "s"
+    if stage.name in (knobs.get("fused") or ()):
+        note = "by the workers before it"
+    else:
+        note = f"{first} → {now} {unit}" if first != now else f"{now} {unit}"
+    return chart(
+        stage.name,
+        Panel(
+            axis=charts.WHOLE, series=[Series(name="workers", points=stage.workers, style="step")]
+        ),
+        Panel(axis=charts.SHARE, series=[Series(name="at work", points=stage.shares)]),
+        end=end,
+        kind="part",
+        note=note if stage.busy is None else f"{note}, busy {percent(stage.busy)}",
+        corner=verdict("the bottleneck", "bad") if bottleneck else " ",
     )
 
 
 def training(run: Run, figures: RunOutcome) -> str:
     evaluations = run.of("eval")
     end = _last([*run.of("train"), *evaluations], figures)
-    by_split: dict[str, list[Mapping[str, Any]]] = {}
-    for evaluation in evaluations:
-        by_split.setdefault(str(evaluation.get("split", "")), []).append(evaluation)
-    scores = [
-        _series(split or "AUC", _points(lines, "auc"), "dots") for split, lines in by_split.items()
-    ]
-    loss = _series("loss", _points(run.of("train"), "loss"))
+    splits = dict.fromkeys(str(e.get("split", "")) for e in evaluations)
     return _side_by_side(
         "Training",
         [
-            chart("Training loss", Panel(axis=charts.SCORE, series=[loss]), end=end),
-            chart("AUC", Panel(axis=charts.SCORE, series=scores), end=end),
+            chart(
+                "Training loss",
+                Panel(
+                    axis=charts.SCORE,
+                    series=[_series("loss", "line", run.of("train"), "loss")],
+                ),
+                end=end,
+            ),
+            chart(
+                "AUC",
+                Panel(
+                    axis=charts.SCORE,
+                    series=[
+                        _series(
+                            split or "AUC",
+                            "dots",
+                            [e for e in evaluations if str(e.get("split", "")) == split],
+                            "auc",
+                        )
+                        for split in splits
+                    ],
+                ),
+                end=end,
+            ),
         ],
     )
 
 
 def machine(run: Run, figures: RunOutcome) -> str:
-    """The loader's use of memory, buffers, cores and remote workers."""
-    end = _last(run.of("loader"), figures)
-    loader = run.of("loader")
-    knobs = _knobs_over_time(run)
-    each = _of_each(run)
+    """Returns the charts of memory, buffers, cores and remote workers."""
+    loader, knobs, each = run.of("loader"), _knobs_over_time(run), _of_each(run)
+    end = _last(loader, figures)
     buffers = [
-        _series("read-ahead", _points(knobs, "knobs", "read_ahead_bytes"), "step"),
-        _series("prefetch", _points(knobs, "knobs", "prefetch_bytes"), "step"),
+        _series("read-ahead", "step", knobs, "knobs", "read_ahead_bytes"),
+        _series("prefetch", "step", knobs, "knobs", "prefetch_bytes"),
     ]
     cores = [
-        _series("in use", _points(loader, "cpu"), "area"),
-        _series("at hand", _points(loader, "cpu_quota"), "limit"),
+        _series("in use", "area", loader, "cpu"),
+        _series("available", "limit", loader, "cpu_quota"),
     ]
     drawn = [
-        _memory(loader, end),
+        _memory_chart(loader, end),
         chart("Buffers", Panel(axis=charts.BYTES, series=buffers), end=end, note=each),
         chart("Cores", Panel(axis=charts.WHOLE, series=cores), end=end, note=each),
     ]
     if remote := loader[-1].get("elsewhere") if loader else None:
         workers = [
-            _series(name, _points(loader, "elsewhere", name), "step")
-            for name in ("workers", "starting")
+            _series(name, "step", loader, "elsewhere", name) for name in ("workers", "starting")
         ]
         note = (
-            f"{format_bytes(remote['bytes'])} came from them for {remote['core_s']:,.0f} core-seconds; "
-            f"{remote['retries']:,} requests were repeated, {remote['hedges']:,} went to a second worker because "
-            "the first was slow"
+            f"they sent {format_bytes(remote['bytes'])} for {remote['core_s']:,.0f} core-seconds; "
+            f"{remote['retries']:,} requests were repeated, and {remote['hedges']:,} also went to a second worker "
+            "because the first was slow"
         )
         drawn.append(
             chart("Remote workers", Panel(axis=charts.WHOLE, series=workers), end=end, note=note)
@@ -198,33 +213,33 @@ def machine(run: Run, figures: RunOutcome) -> str:
     return _side_by_side("Memory and cores", drawn)
 
 
-def _memory(loader: Sequence[Mapping[str, Any]], end: float) -> str:
+def _memory_chart(loader: Sequence[Mapping[str, Any]], end: float) -> str:
     used, limit = _points(loader, "memory_used"), _points(loader, "memory_limit")
-    series, notes = [_series("in use", used, "area")], []
+    memory, notes = [Series(name="in use", points=used, style="area")], []
     if limit and used and limit[-1][1] <= _OFF_SCALE * max(y for _, y in used):
-        series.append(_series("limit", limit, "limit"))
+        memory.append(Series(name="limit", points=limit, style="limit"))
     elif limit:
         notes.append(f"limit {format_bytes(limit[-1][1])}, beyond the scale")
     if held_back := loader[-1].get("held_back") if loader else 0:
         pressed = loader[-1].get("held_back_pressure", 0)
         notes.append(
-            f"work waited for it {held_back} times: {held_back - pressed} for the limit, {pressed} because the "
+            f"work waited for memory {held_back} times: {held_back - pressed} for the limit, {pressed} because the "
             "system was short of memory"
         )
-    return chart("Memory", Panel(axis=charts.BYTES, series=series), end=end, note="; ".join(notes))
+    return chart("Memory", Panel(axis=charts.BYTES, series=memory), end=end, note="; ".join(notes))
 
 
-def _series(name: str, points: Points, style: str = "line") -> Series:
-    return Series(name=name, points=points, style=style)
+def _series(name: str, style: str, lines: Sequence[Mapping[str, Any]], *path: str) -> Series:
+    return Series(name=name, style=style, points=_points(lines, *path))
 
 
 def _last(lines: Sequence[Mapping[str, Any]], figures: RunOutcome) -> float:
-    """The moment of the last of these lines, where the axis of their charts ends."""
+    """Returns the time of the last of these lines, at which their charts end."""
     return max((float(line["at"]) for line in lines), default=figures.seconds)
 
 
 def _points(lines: Sequence[Mapping[str, Any]], *path: str) -> Points:
-    """The points (at, value) of all lines that have a value at this path."""
+    """Returns a point (at, value) for each line that has a value at this path."""
     points = []
     for line in lines:
         value: Any = line
@@ -236,7 +251,8 @@ def _points(lines: Sequence[Mapping[str, Any]], *path: str) -> Points:
 
 
 def _headroom(loader: Sequence[Mapping[str, Any]]) -> Points:
-    """The rate that the trainer would take, from its latest computing times. Empty if that is far above its rate."""
+    """Returns the rate that the trainer could take, from its latest computing times. Empty if that is far above the
+    present rate."""
     demand = _points(loader, "demand_rows_per_s")
     most = max((rate for _, rate in _points(loader, "rows_per_s")), default=0.0)
     if not demand or demand[-1][1] > _OFF_SCALE * most:
@@ -248,23 +264,23 @@ def _headroom(loader: Sequence[Mapping[str, Any]]) -> Points:
 
 
 def _lasting(incidents: Sequence[Incident], end: float) -> list[tuple[Incident, float]]:
-    """Each incident with its end: the moment when the rate was back, or the next incident. An incident without a result
-    ends at once."""
+    """Returns each incident with its end: when the rate recovered, or at the next incident. Without a result, an
+    incident ends at once."""
     following = [*(one.at for one in incidents[1:]), end]
     found = []
     for one, until in zip(incidents, following, strict=False):
         if not one.result:
-            ends_at = one.at
+            until_s = one.at
         elif one.result in WELL and one.recovered_s is not None:
-            ends_at = min(until, one.at + one.recovered_s)
+            until_s = min(until, one.at + one.recovered_s)
         else:
-            ends_at = until
-        found.append((one, ends_at))
+            until_s = until
+        found.append((one, until_s))
     return found
 
 
 def _knobs_over_time(run: Run) -> list[Mapping[str, Any]]:
-    """The knobs over time. A decision changes them at once; measurements show them one tick later."""
+    """Returns the knobs over time. A decision changes them at once, and measurements show them a tick later."""
     return sorted(
         [
             *run.of("loader"),
@@ -274,8 +290,8 @@ def _knobs_over_time(run: Run) -> list[Mapping[str, Any]]:
     )
 
 
-def _ranks_counted(run: Run) -> str:
-    """The ranks whose rows are counted. A Loader records only its own rank."""
+def _whose(run: Run) -> str:
+    """Returns whose rows are counted. A Loader records only its own rank."""
     ranks = run.config.get("ranks")
     if run.ranks > 1:
         return f"of all {run.ranks} ranks"

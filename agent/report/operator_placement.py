@@ -38,7 +38,7 @@ class Move:
 
 
 def moves(run: Run) -> list[Move]:
-    """The moves that would help, the best first; none where operators or stages were not measured."""
+    """Returns the moves that would help, the best first. None if operators or stages were not measured."""
     recorded, costs = run.of("operators"), RowCosts.of_looks(run.of("loader"))
     if not recorded or costs is None:
         return []
@@ -79,7 +79,7 @@ def placement(run: Run) -> list[str]:
         rest = [m.sentence for m in suggestions if not m.to_etl]
         return [
             (
-                "The operators left to the loader cost no rows now: in the ETL they would bring nothing."
+                "The operators in the loader do not limit the rate. Moving them into the ETL would bring nothing."
             ),
             *rest,
         ]

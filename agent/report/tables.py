@@ -14,7 +14,7 @@ from sluice.agent.report.narrative import DecisionEffect
 from sluice.agent.report.run_folder import Run
 from sluice.ingest.knobs import format_bytes
 
-_GLANCE = 15  # rows of a table that are shown at once
+_GLANCE = 15  # the most rows of a table that is not folded
 _BAR = 120  # width of a ladder's longest bar
 _LADDER = (
     "lever",
@@ -74,13 +74,11 @@ def occasions(incidents: Sequence[Incident]) -> str:
     if not incidents:
         return ""
     rows = [
-        [one.label, verdict(one.result or "too short to say"), escape(one.sentence)]
+        [one.label, verdict(one.result or "too short to judge"), escape(one.sentence)]
         for one in incidents
     ]
-    inside = table(
-        ("", "result", "what came of it"), rows, kind="story", row="occasion", classes=("o", "v")
-    )
-    results = [one.result or "too short to say" for one in incidents]
+    inside = table(("", "result", "effect"), rows, kind="story", row="occasion", classes=("o", "v"))
+    results = [one.result or "too short to judge" for one in incidents]
     return f"<section><h2>What happened</h2>{_folded(inside, results)}</section>"
 
 
@@ -98,7 +96,7 @@ def decisions(story: Sequence[DecisionEffect]) -> str:
     ]
     inside = (
         table(
-            ("", "when", "result", "change", "why", "what came of it"),
+            ("", "when", "result", "change", "why", "effect"),
             rows,
             kind="story",
             row="decision",
@@ -203,7 +201,7 @@ def config(run: Run) -> str:
 
 
 def _folded(rows: str, results: Sequence[str]) -> str:
-    """The table, behind its sum if it is long."""
+    """Returns the table. A long one is folded under its totals."""
     if len(results) <= _GLANCE:
         return rows
     words = " ".join(
@@ -214,7 +212,7 @@ def _folded(rows: str, results: Sequence[str]) -> str:
 
 
 def _text(value: Any, name: str = "") -> str:
-    """A setting as a person reads it."""
+    """Returns a setting for display."""
     if value is None or value in ("", []):
         return "–"
     if isinstance(value, bool):

@@ -197,11 +197,11 @@ class Comparison:
     def page(self) -> str:
         story = changes(self._runs[AGENT])
         rows = [
-            [escape(name), tables.verdict(one.result or "too short to say"), escape(one.sentence)]
+            [escape(name), tables.verdict(one.result or "too short to judge"), escape(one.sentence)]
             for name, one in self.incidents.items()
         ]
         table = tables.table(
-            ("run", "result", "what happened"),
+            ("run", "result", "effect"),
             rows,
             kind="story",
             row="occasion",

@@ -550,12 +550,12 @@ def test_a_new_transform_of_the_loader_is_tuned_while_the_trainer_runs_on(tmp_pa
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=60)
     (followed,) = (one for one in occasions(Run.read(folder / "run")) if one.what == "schema")
-    assert followed.text == "version 1 of the table was taken up (new C17, I2, I5)"
+    assert followed.text == "version 1 of the table was adopted (new C17, I2, I5)"
     assert any("clipped 1 → " in turned for turned in followed.did), followed
     report = (folder / "run" / "report.html").read_text()
     assert f"{followed.label}. At " in report
     assert f'"text":"{followed.label}. At ' in report, "in the charts"
-    assert "version 1 of the table was taken up" in report
+    assert "version 1 of the table was adopted" in report
 
 
 def test_one_pass_over_the_parts_evaluates_each_before_it_trains_on_it(tmp_path, forks):

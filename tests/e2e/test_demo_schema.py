@@ -168,6 +168,6 @@ def test_two_trainings_take_up_new_columns_and_one_page_tells_of_both(tmp_path):
     }
     assert len(knobs) == 2, "the new stage came with one worker, and nothing was turned"
     assert not Run.read(tmp_path / "out" / "run-frozen").of("decision")
-    assert page.count("version 1 of the table was taken up") >= 2
+    assert page.count("version 1 of the table was adopted") >= 2
     assert f"Open {last['report']}" in result.stderr
     assert "Traceback" not in result.stderr
