@@ -203,7 +203,8 @@ class BatchFlow:
     ) -> _Costs:
         """Returns the costs with `n` workers in each stage."""
         truth = self._truth
-        stage, machine, consumer = truth.stage, truth.machine, truth.consumer
+        stage = truth.stage
+        machine, consumer = truth.machine, truth.consumer
         beyond = (stage["cliff_workers"] > 0) & (n > stage["cliff_workers"])
         dearer = np.where(beyond, stage["cliff_factor"], 1.0) * factors
         cost = (stage["cost_s"] + process * stage["process_cost_s"]) * dearer

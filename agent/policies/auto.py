@@ -57,6 +57,10 @@ class AutoState:
     """The setting that is tried once against the knobs of an earlier run."""
 
 
+_Decision = tuple[Knobs, AutoState, Reason]
+"""The knobs from now on, the next state, and why."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _FirstLook:
     """What is known when the learned policy is asked."""
@@ -120,7 +124,7 @@ class Auto(Policy):
         asking = state.record is None and planner.age == planner.tick < self._settings.patience
         return self._settings.glance_s if asking else self._planner.next_look_s(planner)
 
-    def decide(self, snapshot: Snapshot, state: AutoState) -> tuple[Knobs, AutoState, Reason]:
+    def decide(self, snapshot: Snapshot, state: AutoState) -> _Decision:
         before = state.planner
         knobs, after, reason = self._planner.decide(snapshot, before)
         if before.last is None:
@@ -150,7 +154,7 @@ class Auto(Policy):
             return knobs, state, reason
         return self._ask(state, look)
 
-    def _ask(self, state: AutoState, look: _FirstLook) -> tuple[Knobs, AutoState, Reason]:
+    def _ask(self, state: AutoState, look: _FirstLook) -> _Decision:
         """Asks the learned policy. Its setting goes on trial, unless the planner's choice is preferred."""
         given = self._policy_input(state, look)
         setting = self._learned.choose(given)
@@ -218,7 +222,7 @@ class Auto(Policy):
         recent: PipelineRates,
         knobs: Knobs,
         reason: Reason,
-    ) -> tuple[Knobs, AutoState, Reason]:
+    ) -> _Decision:
         """Tries the learned policy's setting once against the knobs of an earlier run.
 
         It is tried when the planner makes no change although the trainer waits, and only if the setting promises more
@@ -244,7 +248,7 @@ class Auto(Policy):
         setting: InitialSetting,
         recent: PipelineRates,
         own: tuple[Knobs, float] | None = None,
-    ) -> tuple[Knobs, AutoState, Reason]:
+    ) -> _Decision:
         """Puts the setting in force, on trial against the recent rate and against the planner's `own` choice with the
         rate that it promises."""
         assert setting.rows_per_s is not None, "the input is within the training range"
@@ -282,9 +286,7 @@ class Auto(Policy):
         )
 
 
-def _keep_own_choice(
-    state: AutoState, look: _FirstLook, text: str
-) -> tuple[Knobs, AutoState, Reason]:
+def _keep_own_choice(state: AutoState, look: _FirstLook, text: str) -> _Decision:
     """Returns the planner's own choice, and why the learned policy's setting is not tried."""
     reason = replace(look.reason, text=f"{look.reason.text} ({text})")
     return look.knobs, replace(state, explanation=text), reason

@@ -11,7 +11,7 @@ from sluice.agent.report.charts import Panel, Points, Series, chart
 from sluice.agent.report.format import percent
 from sluice.agent.report.incidents import WELL, Incident
 from sluice.agent.report.narrative import HARDLY, DecisionEffect, RunOutcome, mean
-from sluice.agent.report.run_folder import Run
+from sluice.agent.report.run_folder import Line, Run
 from sluice.agent.report.tables import TONES, verdict
 from sluice.ingest.knobs import format_bytes
 
@@ -107,7 +107,7 @@ def stages(run: Run, figures: RunOutcome) -> str:
     )
 
 
-def _stage(run: Run, knobs: Sequence[Mapping[str, Any]], name: str) -> _Stage:
+def _stage(run: Run, knobs: Sequence[Line], name: str) -> _Stage:
     loader, looks = run.of("loader"), run.looks()
     shares = [
         (at, min(1.0, value / n))
@@ -124,7 +124,7 @@ def _stage(run: Run, knobs: Sequence[Mapping[str, Any]], name: str) -> _Stage:
     return _Stage(name=name, workers=workers, shares=shares, busy=mean(late, "busy"))
 
 
-def _stage_chart(stage: _Stage, knobs: Mapping[str, Any], end: float, bottleneck: bool) -> str:
+def _stage_chart(stage: _Stage, knobs: Line, end: float, bottleneck: bool) -> str:
     first, now = int(stage.workers[0][1]), int(stage.workers[-1][1])
     unit = "process" if (knobs.get("backend") or {}).get(stage.name) == "process" else "worker"
     if now != 1:
@@ -183,7 +183,8 @@ def training(run: Run, figures: RunOutcome) -> str:
 
 def machine(run: Run, figures: RunOutcome) -> str:
     """Returns the charts of memory, buffers, cores and remote workers."""
-    loader, knobs, each = run.of("loader"), _knobs_over_time(run), _of_each(run)
+    loader, each = run.of("loader"), _of_each(run)
+    knobs = _knobs_over_time(run)
     end = _last(loader, figures)
     buffers = [
         _series("read-ahead", "step", knobs, "knobs", "read_ahead_bytes"),
@@ -213,7 +214,7 @@ def machine(run: Run, figures: RunOutcome) -> str:
     return _side_by_side("Memory and cores", drawn)
 
 
-def _memory_chart(loader: Sequence[Mapping[str, Any]], end: float) -> str:
+def _memory_chart(loader: Sequence[Line], end: float) -> str:
     used, limit = _points(loader, "memory_used"), _points(loader, "memory_limit")
     memory, notes = [Series(name="in use", points=used, style="area")], []
     if limit and used and limit[-1][1] <= _OFF_SCALE * max(y for _, y in used):
@@ -229,16 +230,16 @@ def _memory_chart(loader: Sequence[Mapping[str, Any]], end: float) -> str:
     return chart("Memory", Panel(axis=charts.BYTES, series=memory), end=end, note="; ".join(notes))
 
 
-def _series(name: str, style: str, lines: Sequence[Mapping[str, Any]], *path: str) -> Series:
+def _series(name: str, style: str, lines: Sequence[Line], *path: str) -> Series:
     return Series(name=name, style=style, points=_points(lines, *path))
 
 
-def _last(lines: Sequence[Mapping[str, Any]], figures: RunOutcome) -> float:
+def _last(lines: Sequence[Line], figures: RunOutcome) -> float:
     """Returns the time of the last of these lines, at which their charts end."""
     return max((float(line["at"]) for line in lines), default=figures.seconds)
 
 
-def _points(lines: Sequence[Mapping[str, Any]], *path: str) -> Points:
+def _points(lines: Sequence[Line], *path: str) -> Points:
     """Returns a point (at, value) for each line that has a value at this path."""
     points = []
     for line in lines:
@@ -250,7 +251,7 @@ def _points(lines: Sequence[Mapping[str, Any]], *path: str) -> Points:
     return points
 
 
-def _headroom(loader: Sequence[Mapping[str, Any]]) -> Points:
+def _headroom(loader: Sequence[Line]) -> Points:
     """Returns the rate that the trainer could take, from its latest computing times. Empty if that is far above the
     present rate."""
     demand = _points(loader, "demand_rows_per_s")
@@ -279,7 +280,7 @@ def _lasting(incidents: Sequence[Incident], end: float) -> list[tuple[Incident, 
     return found
 
 
-def _knobs_over_time(run: Run) -> list[Mapping[str, Any]]:
+def _knobs_over_time(run: Run) -> list[Line]:
     """Returns the knobs over time. A decision changes them at once, and measurements show them a tick later."""
     return sorted(
         [

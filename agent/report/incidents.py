@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sluice.agent.report.format import count, moves, percent, seconds
-from sluice.agent.report.run_folder import Run
+from sluice.agent.report.run_folder import Line, Run
 
 RECOVERED = 0.95  # of the rate that a run settles at afterwards
 _AS_BEFORE = 0.9  # of the rate before: a smaller loss counts as noise
@@ -33,8 +33,6 @@ _WHAT = {
 }
 
 WELL = ("recovered", "the input keeps up")
-
-Line = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,7 +209,7 @@ def _merged(events: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return merged
 
 
-def _occasion(run: Run, event: Mapping[str, Any], label: str, begin: float, end: float) -> Incident:
+def _occasion(run: Run, event: Line, label: str, begin: float, end: float) -> Incident:
     at = event["at"]
     metrics = [metric for metric in run.looks() if metric.get("rows_per_s") is not None]
     before = [metric for metric in metrics if begin < metric["at"] <= at][-5:]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -16,7 +16,7 @@ from sluice.agent.report.incidents import (
     settled_of,
 )
 from sluice.agent.report.operator_placement import placement
-from sluice.agent.report.run_folder import Run
+from sluice.agent.report.run_folder import Line, Run
 
 HARDLY = 0.1  # up to this stall, the input is not the bottleneck
 _SAME = 0.05  # of the rate: a smaller difference counts as none
@@ -112,7 +112,7 @@ def outcome(run: Run) -> RunOutcome:
     evaluations = [m for m in run.of("eval") if m.get("auc") is not None]
     ends = run.of("end")
     # A resumed run with nothing left to train also ends, but has no figures.
-    counted: Mapping[str, Any] = next(
+    counted: Line = next(
         (e for e in reversed(ends) if e.get("samples_per_s", e.get("rows_per_s"))), {}
     )
     of_rank = counted if run.ranks == 1 else {}  # looks are of one rank, these sums of all ranks
@@ -145,7 +145,7 @@ def outcome(run: Run) -> RunOutcome:
     )
 
 
-def _rates(run: Run, decisions: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _rates(run: Run, decisions: Sequence[Line]) -> dict[str, Any]:
     """Returns the fields of `RunOutcome` that come from the rates of the loader."""
     faults = fault_times(run)
     loader, fault = started(run.looks()), min(faults, default=float("inf"))
@@ -179,7 +179,7 @@ def _rates(run: Run, decisions: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-def summary(run: Run, end: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def summary(run: Run, end: Line | None = None) -> dict[str, Any]:
     """Returns the outcome, the incidents and the headline for a program's last line.
 
     `end` is the run's last event, if it is not yet written."""
@@ -192,7 +192,7 @@ def summary(run: Run, end: Mapping[str, Any] | None = None) -> dict[str, Any]:
     }
 
 
-def started(loader: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+def started(loader: Sequence[Line]) -> Sequence[Line]:
     """Returns the looks at the loader after its first rows, for each start of the run."""
     begin = next((n for n, look in enumerate(loader) if look.get("rows_per_s")), len(loader))
     return [
@@ -303,12 +303,12 @@ def tell(run: Run) -> str:
     return "\n".join(lines)
 
 
-def mean(lines: Sequence[Mapping[str, Any]], name: str) -> float | None:
+def mean(lines: Sequence[Line], name: str) -> float | None:
     values = [float(line[name]) for line in lines if line.get(name) is not None]
     return sum(values) / len(values) if values else None
 
 
-def _effect(effect: Mapping[str, Any] | None, disturbance: str | None) -> str:
+def _effect(effect: Line | None, disturbance: str | None) -> str:
     if effect is None:
         return "not measured"
     if disturbance is not None:
@@ -332,7 +332,7 @@ def _effect(effect: Mapping[str, Any] | None, disturbance: str | None) -> str:
     )
 
 
-def _result(effect: Mapping[str, Any] | None, disturbance: str | None) -> str:
+def _result(effect: Line | None, disturbance: str | None) -> str:
     """Returns the result of a change in a word or two."""
     if effect is None:
         return "not measured"
@@ -372,7 +372,7 @@ def advice(run: Run, rate: float | None) -> list[str]:
     ]
 
 
-def _cases(cases: Mapping[str, Any], proposed: bool, rate: float | None) -> list[str]:
+def _cases(cases: Line, proposed: bool, rate: float | None) -> list[str]:
     """Returns the effect of other resources, compared with the present or with a `proposed` setting."""
     present_rate = (cases.get("as it is") or {}).get("rows_per_s")
     if not present_rate:
@@ -390,7 +390,7 @@ def _cases(cases: Mapping[str, Any], proposed: bool, rate: float | None) -> list
     return lines
 
 
-def _models(stages: Mapping[str, Any]) -> list[str]:
+def _models(stages: Line) -> list[str]:
     lines = []
     for name, model in stages.items():
         old = f"; last seen {model['age']:.0f} looks ago" if model["age"] > 1 else ""

@@ -31,6 +31,10 @@ _OF_ONE_RANK = ("loader", "effect")
 _RATES = ("rows_per_s", "demand_rows_per_s", "rows_per_s_before", "rows_per_s_after")
 
 
+Line = Mapping[str, Any]
+"""An event, a measurement or a part of one, as JSON."""
+
+
 class RunError(UsageError):
     """A run folder that cannot be used or read. The message names the path and what to do."""
 
@@ -54,7 +58,7 @@ class RunFolder:
     def create(
         cls,
         path: str | os.PathLike[str],
-        config: Mapping[str, Any],
+        config: Line,
         resume: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> RunFolder:
@@ -104,15 +108,15 @@ class RunFolder:
         """Counts the time from now on, before anything is written."""
         self._begun = self._clock()
 
-    def event(self, event: Mapping[str, Any]) -> None:
+    def event(self, event: Line) -> None:
         """Writes a line in events.jsonl, with `at` (seconds since the start) added."""
         self._write("events", event)
 
-    def metric(self, metric: Mapping[str, Any]) -> None:
+    def metric(self, metric: Line) -> None:
         """Writes a line in metrics.jsonl, with `at` added."""
         self._write("metrics", metric)
 
-    def _write(self, name: str, line: Mapping[str, Any]) -> None:
+    def _write(self, name: str, line: Line) -> None:
         with self._mutex:
             stamped = {"at": round(self._clock() - self._begun, 3), **_plain(line)}
             _append(self._files[name], json.dumps(stamped) + "\n")
@@ -136,9 +140,9 @@ class Run:
     """A run folder to read: finished, interrupted or still being written. Rates are of all ranks together."""
 
     path: Path
-    config: Mapping[str, Any]
-    events: tuple[Mapping[str, Any], ...]
-    metrics: tuple[Mapping[str, Any], ...]
+    config: Line
+    events: tuple[Line, ...]
+    metrics: tuple[Line, ...]
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> Run:
@@ -172,11 +176,11 @@ class Run:
         """The number of ranks of a training run; 1 for any other run."""
         return _ranks(self.config)
 
-    def looks(self) -> list[Mapping[str, Any]]:
+    def looks(self) -> list[Line]:
         """Returns the looks at the loader without those during an evaluation."""
         return [look for look in self.of("loader") if look.get("away", 0.0) <= _AWAY]
 
-    def of(self, kind: str) -> list[Mapping[str, Any]]:
+    def of(self, kind: str) -> list[Line]:
         """Returns the events and metrics of one kind, in order of time."""
         return sorted(
             (line for line in (*self.events, *self.metrics) if line.get("kind") == kind),
@@ -184,12 +188,12 @@ class Run:
         )
 
 
-def _ranks(config: Mapping[str, Any]) -> int:
+def _ranks(config: Line) -> int:
     ranks = config.get("ranks")
     return ranks if config.get("kind") == "train" and isinstance(ranks, int) else 1
 
 
-def _of_all(line: Mapping[str, Any], ranks: int) -> Mapping[str, Any]:
+def _of_all(line: Line, ranks: int) -> Line:
     """Returns the line with the rates of all ranks. The agent measures the mean of its host; the trainer counts all."""
     if ranks == 1 or line.get("kind") not in _OF_ONE_RANK:
         return line

@@ -250,7 +250,8 @@ class Load:
         self.handover = [
             machine.handover_s / machine.speed * (i > 0) for i in range(len(truth.stages))
         ]
-        self.cpu, self.memory, self.lock, self.waiting = [], [], [], []
+        self.cpu, self.memory = [], []
+        self.lock, self.waiting = [], []
         self.shares = [[(i, 1.0, 1.0)] for i in range(len(truth.stages))]
         """For each stage's workers: the stages whose work they do, with their shares of the time and of the processor
         time."""
@@ -356,7 +357,8 @@ def flow(
     capacity, share, cpu_item = ([0.0] * (len(stages) + 1) for _ in range(3))
     from_before = [i for i in range(1, len(stages) + 1) if empty[i - 1]]
     from_behind = [i for i in range(len(stages) - 1, -1, -1) if full[i]]
-    used, stride, rising = 0.0, 0.65, True
+    used, stride = 0.0, 0.65
+    rising = True
     slow, slow_memory, slow_lock, smt = guess
     rates = capacity
     for _ in range(60):
@@ -396,7 +398,8 @@ def flow(
         )
         off = abs(wanted - slow) + abs(wanted_memory - slow_memory) + abs(wanted_lock - slow_lock)
         settled = off + abs(wanted_smt - smt) < 2e-3 * slow
-        slow, slow_memory, slow_lock = wanted, wanted_memory, wanted_lock
+        slow = wanted
+        slow_memory, slow_lock = wanted_memory, wanted_lock
         smt += 0.5 * (wanted_smt - smt) if load.machine.smt < 1 else 0.0
         if settled:
             break

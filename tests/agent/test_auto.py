@@ -251,7 +251,7 @@ def test_one_process_comes_before_many_and_they_are_as_many_as_their_weight_allo
         assert not outcome.killed
         opened = [(count, text) for _, backend, count, text in seen if backend == "process"]
         assert opened[0][0] == 1
-        assert "one process of udf is weighed before others follow" in opened[0][1]
+        assert "one process of udf is measured before others follow" in opened[0][1]
         count, text = next((count, text) for count, text in opened if count > 1)
         assert f"a process takes {process_bytes // MIB} MiB in udf" in text
         assert count == fits
@@ -323,7 +323,7 @@ def test_what_an_openings_processes_took_of_the_cores_while_they_started_is_forg
         ),
     )
     assert states[-2].planner.trial.start_up
-    assert reason.text == "looking at how the present knobs do"
+    assert reason.text == "measuring the present knobs"
     assert len(states[-1].planner.window) == 1
 
 

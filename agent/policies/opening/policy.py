@@ -155,7 +155,8 @@ class Glimpse:
 
 def _stage_numbers(given: PolicyInput, own: Sequence[str]) -> dict[str, list[float]]:
     """Returns the fields of a `Glimpse` that have a number for each of the stages `own`."""
-    seen, begun, knobs, limits = given.seen, given.begun, given.knobs, given.limits
+    seen, begun = given.seen, given.begun
+    knobs, limits = given.knobs, given.limits
     heads = [limits.head(knobs, stage.name) for stage in seen.stages]
     spent = {
         name: [
@@ -185,7 +186,8 @@ def _stage_numbers(given: PolicyInput, own: Sequence[str]) -> dict[str, list[flo
 
 def _pipeline_numbers(given: PolicyInput) -> dict[str, float | None]:
     """Returns the fields of a `Glimpse` that have one number. None: unknown."""
-    seen, begun, knobs, known = given.seen, given.begun, given.knobs, given.known
+    seen, begun = given.seen, given.begun
+    knobs, known = given.knobs, given.known
     last = seen.stages[-1]
     return {
         "consumed": seen.rows - begun.rows,

@@ -4,15 +4,15 @@ trial. Pure."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
 
 from sluice.agent.costs.contention import Contention
-from sluice.agent.costs.forecast import Forecast
+from sluice.agent.costs.forecast import Forecast, Ranges
 from sluice.agent.costs.rates import PipelineRates
 from sluice.agent.costs.stage_layouts import Restructuring
 from sluice.agent.policies.planner.explain import details, moves
-from sluice.agent.policies.planner.state import PlannerState, WorkerCap
+from sluice.agent.policies.planner.state import Decision, PlannerState, WorkerCap
 from sluice.agent.policies.planner.trial_change import TrialChange
 from sluice.agent.tunable import Reason
 from sluice.ingest.knobs import Knobs, format_bytes
@@ -23,7 +23,7 @@ def reshape(
     forecast: Forecast,
     recent: PipelineRates,
     candidates: Iterable[Restructuring],
-) -> tuple[Knobs, PlannerState, Reason] | None:
+) -> Decision | None:
     """Moves a stage to its other back end, fuses it or splits it: the first candidate that promises enough."""
     # No stage's curve includes waits for a lock.
     present_rate = min(forecast.rate(state.knobs.workers), recent.rows_per_s)
@@ -123,8 +123,8 @@ def thin(
     state: PlannerState,
     forecast: Forecast,
     recent: PipelineRates,
-    ranges: Mapping[str, tuple[int, int]],
-) -> tuple[Knobs, PlannerState, Reason] | None:
+    ranges: Ranges,
+) -> Decision | None:
     """Removes workers if our own threads may crowd the cores. The threads that run now keep the remaining workers
     busy."""
     if not forecast.contended or recent.wanting < state.settings.crowd * recent.running:
@@ -157,7 +157,7 @@ def thin(
     )
 
 
-def _lean(state: PlannerState, forecast: Forecast, ranges: Mapping[str, tuple[int, int]]) -> Knobs:
+def _lean(state: PlannerState, forecast: Forecast, ranges: Ranges) -> Knobs:
     """Returns the present knobs without workers that the best rate does not need."""
     lean, _ = forecast.best(ranges, fewest=True)
     return replace(
@@ -170,9 +170,9 @@ def release(
     state: PlannerState,
     forecast: Forecast,
     recent: PipelineRates,
-    ranges: Mapping[str, tuple[int, int]],
+    ranges: Ranges,
     calm: Reason,
-) -> tuple[Knobs, PlannerState, Reason]:
+) -> Decision:
     """Removes workers that are not needed, once the trainer or the cores have been the bottleneck for a while."""
     knobs_before, settings = state.knobs, state.settings
     alone = (
@@ -223,7 +223,7 @@ def _keep_s(state: PlannerState, forecast: Forecast) -> float:
 
 def change(
     state: PlannerState, knobs: Knobs, kind: str | None, recent: PipelineRates, reason: Reason
-) -> tuple[Knobs, PlannerState, Reason]:
+) -> Decision:
     """Puts `knobs` in force; with a `kind`, on trial.
 
     If a stage gets processes and none of its processes was measured, one process starts first. This is skipped if the
@@ -271,7 +271,7 @@ def unmeasured_processes(state: PlannerState, knobs: Knobs) -> dict[str, int]:
 
 def continue_after_first_process(
     state: PlannerState, trial: TrialChange, forecast: Forecast
-) -> tuple[Knobs, PlannerState, Reason] | None:
+) -> Decision | None:
     """Returns the rest of the change once the first process of each stage was measured.
 
     As many processes start as fit into their share of the free memory. None if these promise too little, or if no

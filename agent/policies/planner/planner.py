@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from sluice.agent.costs import stage_layouts
-from sluice.agent.costs.forecast import Forecast, what_if
+from sluice.agent.costs.forecast import Forecast, Ranges, what_if
 from sluice.agent.costs.rates import PipelineRates, StageRates, rates
 from sluice.agent.costs.remote_work import at_work
 from sluice.agent.costs.stage_cost import StageCost, between
@@ -37,7 +37,14 @@ from sluice.agent.policies.planner.changes import (
     unmeasured_processes,
 )
 from sluice.agent.policies.planner.explain import details, moves, why
-from sluice.agent.policies.planner.state import Look, PlannerState, caps_after_failure, seen, ticks
+from sluice.agent.policies.planner.state import (
+    Decision,
+    Look,
+    PlannerState,
+    caps_after_failure,
+    seen,
+    ticks,
+)
 from sluice.agent.policies.planner.trial_change import TrialChange
 from sluice.agent.tunable import Policy, Reason
 from sluice.ingest.knobs import Knobs, Limits, format_bytes
@@ -97,7 +104,7 @@ class Planner(Policy):
             start_s=learned.get("start_s", 0.0),
         )
 
-    def decide(self, snapshot: Snapshot, state: PlannerState) -> tuple[Knobs, PlannerState, Reason]:
+    def decide(self, snapshot: Snapshot, state: PlannerState) -> Decision:
         snapshot, state = _count_remote_work(snapshot, state)
         if state.last is None:
             return _begin(state, snapshot)
@@ -169,7 +176,7 @@ def _count_remote_work(snapshot: Snapshot, state: PlannerState) -> tuple[Snapsho
     return counted, replace(state, reported=snapshot, start_s=start_s)
 
 
-def _begin(state: PlannerState, snapshot: Snapshot) -> tuple[Knobs, PlannerState, Reason]:
+def _begin(state: PlannerState, snapshot: Snapshot) -> Decision:
     watched = {
         stage.name: state.services[stage.name].observe(stage, False)
         for stage in snapshot.stages
@@ -224,7 +231,7 @@ def _take_in(state: PlannerState, snapshot: Snapshot, latest: PipelineRates) -> 
 
 def _follow_first_process(
     state: PlannerState, trial: TrialChange, latest: PipelineRates
-) -> tuple[Knobs, PlannerState, Reason]:
+) -> Decision:
     """Continues a change whose first process is being measured, or undoes it."""
     assert trial.then is not None, "the change was waiting for a first process"
     known = replace(state, services={n: cost.anywhere for n, cost in state.services.items()})
@@ -241,7 +248,7 @@ def _follow_first_process(
 
 def _switch_instead(
     state: PlannerState, trial: TrialChange, latest: PipelineRates, recent: PipelineRates
-) -> tuple[Knobs, PlannerState, Reason] | None:
+) -> Decision | None:
     """Returns a move to processes in place of a growth that failed, if the workers may wait for a lock."""
     growing = trial.kind in ("opening", "own", "grow", "probe")
     if not growing or recent.stall <= state.settings.smooth:
@@ -366,7 +373,7 @@ def resting(state: PlannerState, recent: PipelineRates) -> set[str]:
 
 def _undo(
     state: PlannerState, trial: TrialChange, recent: PipelineRates, obstacle: str = ""
-) -> tuple[Knobs, PlannerState, Reason]:
+) -> Decision:
     """Goes back to the setting before, and keeps what was learned. An `obstacle` has stopped it half-way."""
     if trial.own not in (None, trial.before):
         return _give_way(state, trial, recent)
@@ -401,9 +408,7 @@ def _undo(
     )
 
 
-def _give_way(
-    state: PlannerState, trial: TrialChange, recent: PipelineRates
-) -> tuple[Knobs, PlannerState, Reason]:
+def _give_way(state: PlannerState, trial: TrialChange, recent: PipelineRates) -> Decision:
     """Tries the planner's own choice in place of an opening that brings less than that promises. It is on trial like
     any other, against the better of the initial setting and what was before."""
     assert trial.own is not None, "the planner would have chosen something"
@@ -437,7 +442,7 @@ class _Outlook:
     rate: float
     """The rows a second that the forecast gives the present knobs."""
     bottleneck: str
-    ranges: Mapping[str, tuple[int, int]]
+    ranges: Ranges
     """The fewest and most workers of each stage to consider now."""
 
     def reason(self, text: str) -> Reason:
@@ -445,9 +450,7 @@ class _Outlook:
         return Reason(text=text, bottleneck=self.bottleneck, predicted_rows_per_s=self.rate)
 
 
-def _plan(
-    state: PlannerState, latest: PipelineRates, recent: PipelineRates
-) -> tuple[Knobs, PlannerState, Reason]:
+def _plan(state: PlannerState, latest: PipelineRates, recent: PipelineRates) -> Decision:
     """Chooses the next change, or none."""
     forecast, settings = forecast_of(state, latest), state.settings
     unknown = state.services.keys() - forecast.each.keys() - resting(state, recent)
@@ -503,9 +506,7 @@ def _ease_caps(state: PlannerState, forecast: Forecast) -> PlannerState:
     return replace(state, caps=caps, quiet_until=0, failures=0)
 
 
-def _save_memory(
-    state: PlannerState, outlook: _Outlook
-) -> tuple[Knobs, PlannerState, Reason] | None:
+def _save_memory(state: PlannerState, outlook: _Outlook) -> Decision | None:
     """Returns a change to less memory if memory is short."""
     forecast, latest = outlook.forecast, outlook.latest
     needed = forecast.memory(state.knobs)
@@ -542,9 +543,7 @@ def _doubtful_stages(state: PlannerState, recent: PipelineRates) -> list[str]:
     ]
 
 
-def _go_faster(
-    state: PlannerState, outlook: _Outlook, cause: str
-) -> tuple[Knobs, PlannerState, Reason] | None:
+def _go_faster(state: PlannerState, outlook: _Outlook, cause: str) -> Decision | None:
     """Returns the first change that promises more rows: fewer threads that crowd the cores, more workers, another
     layout of stages, or a number of workers that has not been seen yet."""
     forecast, recent = outlook.forecast, outlook.recent
@@ -582,9 +581,7 @@ def _go_faster(
     )
 
 
-def _grow(
-    state: PlannerState, outlook: _Outlook, cause: str
-) -> tuple[Knobs, PlannerState, Reason] | None:
+def _grow(state: PlannerState, outlook: _Outlook, cause: str) -> Decision | None:
     """Returns the best numbers of workers, if they promise enough for their price."""
     forecast, recent = outlook.forecast, outlook.recent
     knobs, best = forecast.best(outlook.ranges, fewest=False)

@@ -10,6 +10,7 @@ from sluice.agent.costs.rates import PipelineRates
 from sluice.agent.costs.stage_cost import StageCost, between
 from sluice.agent.planner_settings import DEFAULT, PlannerSettings
 from sluice.agent.policies.planner.trial_change import TrialChange
+from sluice.agent.tunable import Reason
 from sluice.ingest.knobs import Knobs, Limits
 from sluice.ingest.stats import Snapshot
 
@@ -152,3 +153,7 @@ def seen(
     return tuple(
         look for look in (*window, Look(tick, snapshot)) if look.tick > tick - settings.window
     )
+
+
+Decision = tuple[Knobs, PlannerState, Reason]
+"""The knobs from now on, the next state, and why."""
