@@ -312,9 +312,7 @@ def _noted_rows(taken: list[int], table: pa.Table) -> pa.Table:
 
 def test_no_more_is_collected_than_a_stated_number_of_rows(spark, raw, tmp_path, monkeypatch):
     monkeypatch.setattr("sluice.etl.spark.fit.MAX_VALUES", 50)
-    with pytest.raises(
-        InputError, match=r"more than 50 values to keep in all; give the largest a min_count"
-    ):
+    with pytest.raises(InputError, match=r"more than 50 values to keep in all; .*min_count"):
         fitted(spark, tmp_path, raw[0], HEAD + LABEL + COUNTED)
 
 
