@@ -166,9 +166,9 @@ class _Ranges:
     def merge(self, world: Ranks) -> None:
         """Combines the ranges of all ranks."""
         ranks = world.gather_objects((self.largest, self.low, self.high, self.logits))
-        largest, low, high, logits = map(torch.stack, zip(*ranks, strict=True))
-        self.largest, self.low = largest.amax(0), low.amin(0)
-        self.high, self.logits = high.amax(0), logits.sum(0)
+        stacked = [torch.stack(parts) for parts in zip(*ranks, strict=True)]
+        self.largest, self.low = stacked[0].amax(0), stacked[1].amin(0)
+        self.high, self.logits = stacked[2].amax(0), stacked[3].sum(0)
 
 
 class _Counted(NamedTuple):

@@ -163,7 +163,8 @@ class VersionRun:
     def _restore(self, *, knobs_known: bool) -> None:
         """Gives model and loader the state of the checkpoint, if there is one. `knobs_known`: the registry had the
         loader's knobs."""
-        start, journal, loader = self._start, self._journal, self._loader
+        start, journal = self._start, self._journal
+        loader = self._loader
         if start.seen:
             self._warn(start.seen)
         if start.resume is None:
@@ -220,7 +221,8 @@ class VersionRun:
 
     def _train_and_tune(self) -> tuple[TrainingOutcome, Controller | None]:
         """Trains with the agent until the epochs are over or the run is ended early."""
-        config, journal, loader = self._config, self._journal, self._loader
+        config, journal = self._config, self._journal
+        loader = self._loader
         with (
             self._conditions.inject_faults(loader, journal.event),
             assemble.tuned(

@@ -712,11 +712,11 @@ def test_nothing_ends_the_taking_over_and_health_says_what_fails(folder, tmp_pat
             (leaves, "SystemExit: a user's module"),
             (vanishes, "No such file or directory"),
         ):
-            reload._load = load
+            reload.load = load
             assert not await reload.look(service)
             assert error in (await http.get("/health")).json()["reload"]["last_failure"]["error"]
         shutil.move(tmp_path / "away", newest)
-        reload._load = load_newest
+        reload.load = load_newest
         # The same checkpoint, saved once more, is another one.
         assert await reload.look(service)
         assert not await reload.look(service)
