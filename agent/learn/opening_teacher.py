@@ -10,7 +10,7 @@ student before this phase is the anchor. The curriculum decides everything, and 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -45,7 +45,7 @@ _SPREAD = 0.3  # standard deviation of attempts around the student's setting
 _IMITATION_RATE, _GRADIENT_RATE = 2e-3, 3e-4
 
 
-def lessons(weights: Mapping[str, ndarray] | None, numbers: range, seed: int) -> Iterator[Arrays]:
+def lessons(weights: Arrays | None, numbers: range, seed: int) -> Iterator[Arrays]:
     """Runs these training pipelines, and yields each look with the oracle's setting.
 
     The student with these weights acts. Without weights, the settings are near the oracle's."""
@@ -153,9 +153,7 @@ def imitate(
     return float(np.mean(losses[-100:]))
 
 
-def initial_gains(
-    weights: Mapping[str, ndarray], numbers: Sequence[int], units: ndarray, seed: int
-) -> ndarray:
+def initial_gains(weights: Arrays, numbers: Sequence[int], units: ndarray, seed: int) -> ndarray:
     """Returns the rate after the student's initial settings in their first seconds, in units of the best rate."""
     episodes = Episodes([pipeline("training", n) for n in numbers], seed=seed)
     look = episodes.look(_LOOKS_S[0])

@@ -182,11 +182,11 @@ def train(weights: Arrays, taught: Arrays, steps: int, seed: int) -> Arrays:
     return student.arrays()
 
 
-def errors(weights: Mapping[str, ndarray], some: Arrays) -> ndarray:
+def errors(weights: Arrays, some: Arrays) -> ndarray:
     """Returns for each record how far the policy's setting is from the settled knobs.
 
-    The error is the mean difference of the stages' log workers, plus half the share of wrong back ends, plus a tenth of
-    the differences of the logarithms of the buffers and of the rate."""
+    The error has three parts: the mean difference of the stages' log workers, half the share of wrong back ends, and a
+    tenth of the differences of the logarithms of buffers and rate."""
     answers = _answers(weights, some)
     real, movable = some["real"] > 0, some["movable"] > 0
     workers = (abs(answers.workers - some["workers"]) * real).sum(axis=1) / real.sum(axis=1)
@@ -197,7 +197,7 @@ def errors(weights: Mapping[str, ndarray], some: Arrays) -> ndarray:
     return np.asarray(workers + 0.5 * wrong + 0.1 * sizes)
 
 
-def _answers(weights: Mapping[str, ndarray], some: Arrays) -> Answers:
+def _answers(weights: Arrays, some: Arrays) -> Answers:
     nothing = np.zeros(len(some["unit"]))
     return answer(
         weights, Inputs(some["stages"], some["pipelines"], nothing, nothing), some["real"] > 0

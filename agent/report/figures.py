@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from sluice.agent.report import charts
 from sluice.agent.report.charts import Panel, Points, Series, chart
@@ -72,8 +71,7 @@ def hero(
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Stage:
+class _Stage(NamedTuple):
     name: str
     workers: Points
     shares: Points
@@ -121,7 +119,7 @@ def _stage(run: Run, knobs: Sequence[Line], name: str) -> _Stage:
     settled = looks[-max(1, len(looks) // 3) :]
     late = [{"busy": share} for at, share in shares if settled and at >= settled[0]["at"]]
     workers = _points(knobs, "knobs", "workers", name)
-    return _Stage(name=name, workers=workers, shares=shares, busy=mean(late, "busy"))
+    return _Stage(name, workers, shares, mean(late, "busy"))
 
 
 def _stage_chart(stage: _Stage, knobs: Line, end: float, bottleneck: bool) -> str:

@@ -32,6 +32,7 @@ _WHAT = {
     "corrupt": "store",
 }
 
+Waits = tuple[float, float, float]
 WELL = ("recovered", "the input keeps up")
 
 
@@ -52,7 +53,7 @@ class Incident:
     before: float | None
     """Rows a second before the event; `after` is the rate at which they settled."""
     after: float | None
-    waited: tuple[float, float, float] | None
+    waited: Waits | None
     """Share of its time that the trainer waited for input: before the event, at its worst after it, and once settled.
     None if the run is too short."""
     recovered_s: float | None
@@ -247,9 +248,7 @@ def _occasion(run: Run, event: Line, label: str, begin: float, end: float) -> In
     )
 
 
-def _waited(
-    before: Sequence[float], following: Sequence[float], last: int
-) -> tuple[float, float, float]:
+def _waited(before: Sequence[float], following: Sequence[float], last: int) -> Waits:
     """Returns the share of waiting before an event, at its worst, and in the last looks."""
     return (
         _mean(before),
@@ -265,7 +264,7 @@ def _mean(values: Sequence[float]) -> float:
 def _result(
     before: float | None,
     after: float | None,
-    waited: tuple[float, float, float] | None,
+    waited: Waits | None,
     last: Sequence[Line],
 ) -> str:
     """Returns what became of the rate. `last` are the looks at which it had settled."""

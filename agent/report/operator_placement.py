@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from sluice.agent.report.format import percent
-from sluice.agent.report.run_folder import Run
+from sluice.agent.report.run_folder import Line, Run
 from sluice.ingest.row_costs import RowCosts
 
 _MOST = 3  # at most so many columns are named
@@ -45,7 +43,7 @@ def moves(run: Run) -> list[Move]:
     present_rate, measured = costs.rate(costs), recorded[-1]
     stored = measured["row_bytes"]
 
-    def move(operators: list[Mapping[str, Any]], what: str, to_etl: bool) -> Move:
+    def move(operators: list[Line], what: str, to_etl: bool) -> Move:
         more_s: dict[str, float] = {}
         for operator in operators:
             stage, cpu_s = operator["stage"], operator["cpu_s"]

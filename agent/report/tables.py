@@ -11,7 +11,7 @@ from typing import Any
 from sluice.agent.report.format import count, seconds
 from sluice.agent.report.incidents import Incident
 from sluice.agent.report.narrative import DecisionEffect
-from sluice.agent.report.run_folder import Run
+from sluice.agent.report.run_folder import Line, Run
 from sluice.ingest.knobs import format_bytes
 
 _GLANCE = 15  # the most rows of a table that is not folded
@@ -151,7 +151,7 @@ def ladder(run: Run) -> str:
     events = run.of("ladder")
     if not events:
         return ""
-    steps: Sequence[Mapping[str, Any]] = events[-1]["steps"]
+    steps: Sequence[Line] = events[-1]["steps"]
     most = max((s["samples_per_s"] for s in steps if s.get("samples_per_s")), default=1.0)
     note = escape(
         "One lever a step. A step that is kept stays for those below it; each of the others is tried alone."
@@ -162,7 +162,7 @@ def ladder(run: Run) -> str:
     )
 
 
-def _cells(step: Mapping[str, Any], most: float) -> list[str]:
+def _cells(step: Line, most: float) -> list[str]:
     rate = step.get("samples_per_s")
     bar = f'<div class="bar" style="width:{_BAR * rate / most:.0f}px"></div>' if rate else ""
     return [
@@ -180,7 +180,7 @@ def _cells(step: Mapping[str, Any], most: float) -> list[str]:
 
 
 def config(run: Run) -> str:
-    def flat(settings: Mapping[str, Any], before: str = "") -> list[list[str]]:
+    def flat(settings: Line, before: str = "") -> list[list[str]]:
         return [
             row
             for name, value in settings.items()

@@ -21,6 +21,10 @@ MIB = 2**20
 UNBOUNDED = 1e15  # rows/s of a consumer without a limit
 
 
+Factors = tuple[float, float, float, float]
+"""The slow-down by cores, bandwidth, lock and second threads."""
+
+
 class MechanismError(ValueError):
     """An invalid part of a pipeline. The message names the field and the value."""
 
@@ -250,8 +254,10 @@ class Load:
         self.handover = [
             machine.handover_s / machine.speed * (i > 0) for i in range(len(truth.stages))
         ]
-        self.cpu, self.memory = [], []
-        self.lock, self.waiting = [], []
+        self.cpu: list[float] = []
+        self.memory: list[float] = []
+        self.lock: list[float] = []
+        self.waiting: list[float] = []
         self.shares = [[(i, 1.0, 1.0)] for i in range(len(truth.stages))]
         """For each stage's workers: the stages whose work they do, with their shares of the time and of the processor
         time."""
@@ -338,8 +344,8 @@ class Flow:
     """Share of the workers that are at work, 0 to 1."""
     cpu_per_item: list[float]
     used_cores: float
-    factors: tuple[float, float, float, float]
-    """The slow-down by cores, bandwidth, lock and second threads. The next call starts its search from them."""
+    factors: Factors
+    """The next call starts its search from them."""
 
 
 def flow(
@@ -347,7 +353,7 @@ def flow(
     empty: Sequence[bool],
     full: Sequence[bool],
     overhead_cores: float = 0.0,
-    guess: tuple[float, float, float, float] = (1.0, 1.0, 1.0, 1.0),
+    guess: Factors = (1.0, 1.0, 1.0, 1.0),
 ) -> Flow:
     """Returns the rates of all stages.
 

@@ -286,7 +286,12 @@ def pipeline(
     shape = FAMILIES[split][family](draw, 2 + draw.one_of(most_stages - 1))
     width = draw.between(20, 4000)
     parts = _drawn_parts(draw, shape, cores=cores, rows=rows, width=width)
-    names = _apply_mechanisms(draw, parts)
+    chosen = sorted(draw.random.choice(len(MECHANISMS), size=1 + draw.one_of(4), replace=False))
+    names = [list(MECHANISMS)[i] for i in chosen]
+    if any(stage.lock for stage in parts.stages) and "processes" not in names:
+        names.insert(0, "processes")
+    for name in names:
+        MECHANISMS[name](draw, parts)
     batch = int(2 ** draw.random.integers(11, 15))
     takes_all = draw.chance(0.4) and not parts.consumer
     consumer = Consumer(
@@ -329,17 +334,6 @@ def _drawn_parts(draw: Draw, shape: _Stages, *, cores: float, rows: int, width: 
     machine = SimMachine(cores=cores, switch_cost=draw.between(0.01, 0.15))
     bound = cores / sum(s.cost_s * s.cpu / s.rows_per_item for s in stages)
     return _Parts(stages, machine, bound)
-
-
-def _apply_mechanisms(draw: Draw, parts: _Parts) -> list[str]:
-    """Applies one to four mechanisms, and returns their names."""
-    chosen = sorted(draw.random.choice(len(MECHANISMS), size=1 + draw.one_of(4), replace=False))
-    names = [list(MECHANISMS)[i] for i in chosen]
-    if any(stage.lock for stage in parts.stages) and "processes" not in names:
-        names.insert(0, "processes")
-    for name in names:
-        MECHANISMS[name](draw, parts)
-    return names
 
 
 def _drawn_memory(draw: Draw, parts: _Parts, batch_bytes: float) -> float:
