@@ -126,7 +126,7 @@ def test_the_placed_table_gives_the_same_batches_and_an_append_lies_as_it_does(t
     table = FeatureTable.open(tmp_path / "placed")
     assert {f.name: [step["op"] for step in f.online] for f in table.fields if f.online} == left
     assert placement_of(table.record.spec) == found["placement"]
-    assert "# loader: as fast, and " in table.record.spec
+    assert "# loader: equally fast, and " in table.record.spec
     assert sum(f.bytes for f in table.files) < sum(
         f.bytes for f in FeatureTable.open(tmp_path / "etl").files
     )
